@@ -151,7 +151,7 @@ def build(
         return Agent(
             folder=state_dir / FLEET_FOLDER,
             booted=booted,
-            host=BundleHost(lambda: parts, factory, settings, model_dirs, model_temperature, restart),
+            host=BundleHost(lambda: parts, factory, settings, model_dirs, restart),
             clock=clock,
             member=fleet.member,
             source=fleet.source,

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 import msgspec
 
-from models.catalog.artifact import Manifest
 from router.bundle.manifest import BundleManifest, GoldenPrompt
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import (
@@ -33,18 +31,16 @@ from router.bundle.refusals import (
     UpdateRefused,
     Withdrawn,
 )
-from router.bundle.rollout import RolloutPlan, assigned_bundle
-from router.policy.compiled import ModelTemperature, Policy
-from router.types import DecisionRecord
+from router.bundle.rollout import RolloutPlan
 
 from ..clock import Clock
 from ..observability.logs import redacted
 from ..observability.traffic import BoxCondition, Traffic
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
-from .dry_run import check_cases, check_fit, check_policy, compare, describe
+from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
 from .journal import TRANSITIONS, Event, JournalRow, quarantine
-from .source import Download, DownloadBounds, Source, disk_refusal, from_thread
+from .source import Download, DownloadBounds, Source, disk_refusal
 from .store import InstalledBundle
 from .trial import Trial, TrialSettings
 
@@ -55,7 +51,7 @@ BUILT_AT = 1_735_689_600.0
 _UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
 _KEPT_BUNDLES = 2  # the running one and the one before
 _SPARE_BYTES = 64 * 1024 * 1024  # of the disk, for everything else
-_REPLAYED_RECORDS = 500
+_REPLAYED_S = 86400.0
 _T = TypeVar("_T")
 
 
@@ -79,27 +75,19 @@ class Host(Protocol):
     def daemon_version(self) -> str: ...
 
     @property
-    def policy(self) -> Policy:
-        """The active policy."""
+    def policy_file(self) -> Path:
+        """Of the active policy."""
         ...
+
+    @property
+    def model_dirs(self) -> Sequence[Path]: ...
 
     @property
     def memory_bytes(self) -> int:
         """All memory of this box that models can take."""
         ...
 
-    @property
-    def model_temperature(self) -> ModelTemperature: ...
-
     def condition(self) -> BoxCondition: ...
-
-    async def records(self, limit: int) -> Sequence[DecisionRecord]:
-        """Return the newest decisions."""
-        ...
-
-    def known_model(self, name: str) -> Manifest | None:
-        """Return the description of a model that this box has; None: it has none of this name."""
-        ...
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         """Whether the daemon must start anew to run this bundle; None: the factory's files."""
@@ -165,6 +153,7 @@ class Agent:
         host: The daemon.
         clock: Both clocks.
         disk: How files are changed.
+        inspector: Verifies what the fleet publishes; by default in a child process.
         may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
         on_change: Called after each change of `state` or of `row`.
         chance: Spreads retries; from 0 to 1.
@@ -181,6 +170,7 @@ class Agent:
         clock: Clock,
         settings: AgentSettings | None = None,
         disk: Disk | None = None,
+        inspector: Inspector | None = None,
         may_change: Callable[[str], Awaitable[float]] = at_once,
         on_change: Callable[[], None] = lambda: None,
         chance: Callable[[], float] = random.random,
@@ -195,12 +185,14 @@ class Agent:
         self._clock = clock
         self._settings = settings or AgentSettings()
         self._disk = disk or Disk()
+        self._inspector = inspector or ChildInspector()
         self._may_change = may_change
         self._on_change = on_change
         self._chance = chance
         self._woken = asyncio.Event()
         self._wanted: str | None = None
         self._manifest: BundleManifest | None = None
+        self._report: BundleReport | None = None
         self._staged: InstalledBundle | None = None
         self._trial: Trial | None = None
         self._looked_at = -math.inf
@@ -329,7 +321,7 @@ class Agent:
     # --- before anything changes -------------------------------------------------------------------------------------
 
     async def _idle(self) -> float:
-        self._manifest = self._staged = self._trial = None
+        self._manifest = self._report = self._staged = self._trial = None
         self._undone = False
         self._earlier = [*self._earlier[-3:], self._host.condition().traffic]
         self._enter(Event.BEGIN, written=False)
@@ -361,30 +353,23 @@ class Agent:
     async def _look(self) -> RolloutPlan | None:
         """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
         member, running = self._member(), self.running
-        known = (running, *self._row.quarantined)
         self._looked_at = self._clock.monotonic()
-
-        def look() -> tuple[RolloutPlan | None, str | None, BundleManifest | None]:
-            # Imported on demand: a daemon that never joined a fleet does not need it.
-            from .verifier import UpdateVerifier
-
-            update = UpdateVerifier(
-                self._folder / "tuf",
-                member.root.encode(),
-                from_thread(self._source),
-                self._clock.monotonic,
+        looked = await self._inspector.look(
+            LookRequest(
+                folder=str(self._folder / "tuf"),
+                root=member.root.encode(),
+                device=member.device,
+                cohort=member.cohort,
+                running=running,
+                known=(*self._row.quarantined, *([running] if running else [])),
+                daemon_version=self._host.daemon_version,
                 not_before=self._floor(),
-            )
-            update.refresh()
-            plan = update.plan(member.cohort)
-            wanted = None if plan is None else assigned_bundle(plan, member.device, running)
-            if wanted is None or wanted in known:
-                return plan, wanted, None
-            return plan, wanted, update.manifest(wanted, self._host.daemon_version)
-
-        plan, self._wanted, manifest = await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
-        self._manifest = manifest or self._manifest
-        return plan
+            ),
+            self._source,
+        )
+        self._wanted = looked.wanted
+        self._manifest = looked.manifest or self._manifest
+        return looked.plan
 
     def _floor(self) -> float:
         """It is at least so late, whatever the clock says: Unix seconds."""
@@ -414,26 +399,37 @@ class Agent:
 
     async def _dry_run(self) -> float:
         manifest, _ = self._update()
-        records = await self._host.records(_REPLAYED_RECORDS)
-        old = self._host.policy
-
-        def dry_run() -> None:
-            policy = check_policy(self._store.blob(manifest.policy), self._host.model_temperature)
-            check_cases(policy, [self._store.blob(case) for case in manifest.cases])
-            for model in manifest.models:
-                check_fit(model, self._store.blob(model.blob), self._host.memory_bytes)
-            compare(records, policy, old)
-
-        await _in_thread(dry_run)
+        self._report = report = await self._inspector.examine(
+            BundleRequest(
+                policy=str(self._store.blob(manifest.policy)),
+                cases=tuple(str(self._store.blob(case)) for case in manifest.cases),
+                models=tuple(ModelFile(model, str(self._store.blob(model.blob))) for model in manifest.models),
+                running_policy=str(self._host.policy_file),
+                model_dirs=tuple(map(str, self._host.model_dirs)),
+                memory_bytes=self._host.memory_bytes,
+                state_dir=str(self._folder.parent),
+                since=self._clock.unix() - _REPLAYED_S,
+            )
+        )
+        log.info(
+            "fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown, %d would leave the device",
+            report.cases,
+            report.replayed,
+            report.unchanged,
+            report.unknown,
+            report.leaving,
+        )
         self._enter(Event.DONE, must=True)
         return 0.0
 
     async def _stage(self) -> float:
         manifest, bundle = self._update()
         if self._staged is None:
+            assert self._report is not None
+            models = {model.name: model for model in self._report.models}
 
             def stage() -> InstalledBundle:
-                self._store.stage(bundle, manifest, lambda model, path: describe(model, path, self._host.known_model))
+                self._store.stage(bundle, manifest, models)
                 return self._store.load(bundle)
 
             self._staged = await _in_thread(stage)

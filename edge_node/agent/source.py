@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Protocol
 
-import anyio.from_thread
 import msgspec
 
 from router.bundle.manifest import Blob
@@ -112,7 +111,7 @@ class Download:
             return
         path, began, received = f"blobs/{blob.sha256}", self._monotonic(), 0
         bounds = self._bounds
-        async with aclosing(_generator(self._source.fetch(path, offset))) as chunks:
+        async with aclosing(generator(self._source.fetch(path, offset))) as chunks:
             while True:
                 slow_at = began + bounds.grace_s + received / bounds.least_bytes_per_s
                 left_s = min(slow_at, self._deadline) - self._monotonic()
@@ -132,26 +131,12 @@ class Download:
                 yield chunk
 
 
-def from_thread(source: Source) -> Callable[[str], Iterator[bytes]]:
-    """Return the source as a verifier reads it, from a thread that `anyio.to_thread` started."""
-
-    def fetch(path: str) -> Iterator[bytes]:
-        chunks = _generator(source.fetch(path))
-        try:
-            while chunk := anyio.from_thread.run(anext, chunks, b""):
-                yield chunk
-        finally:
-            anyio.from_thread.run(chunks.aclose)
-
-    return fetch
-
-
 def disk_refusal(error: OSError, where: str) -> DiskFull:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return DiskFull(f"{where}: {'the disk is full' if full else error.strerror or error}")
 
 
-async def _generator(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+async def generator(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """Yield nothing empty, so that b"" means the end; `aclose` closes the source's own generator."""
     try:
         async for chunk in chunks:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from models.catalog.artifact import MANIFEST, Manifest, load_artifact, sha256_of
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, encode_manifest, read_manifest
+from router.bundle.manifest import Blob, BundleManifest, encode_manifest, read_manifest
 from router.bundle.refusals import BundleAltered, UpdateRefused
 
 from .disk import Disk
@@ -110,11 +110,11 @@ class BundleStore:
 
     # --- bundles -----------------------------------------------------------------------------------------------------
 
-    def stage(self, bundle: str, manifest: BundleManifest, describe: Callable[[BundleModel, Path], Manifest]) -> None:
+    def stage(self, bundle: str, manifest: BundleManifest, models: Mapping[str, Manifest]) -> None:
         """Make the bundle's folder, whole or not at all.
 
         Args:
-            describe: Returns the description that the engine reads beside a model's weights.
+            models: How the engine reads each model.
         """
         folder = self._bundles / bundle
         partial = self._bundles / f"{bundle}{_PARTIAL}"
@@ -122,16 +122,15 @@ class BundleStore:
         self._disk.remove(partial)
         self._disk.remove(folder)
         self._disk.make_folder(partial)
-        models = partial / "models"
-        self._disk.make_folder(models)
+        artifacts = partial / "models"
+        self._disk.make_folder(artifacts)
         for model in manifest.models:
-            place = models / model.name
+            place = artifacts / model.name
             self._disk.make_folder(place)
             self._disk.link(place / _WEIGHTS, f"../../../../store/blobs/{model.blob.sha256}")
-            described = describe(model, self.blob(model.blob))
-            self._write(place / MANIFEST, msgspec.json.encode(described))
+            self._write(place / MANIFEST, msgspec.json.encode(models[model.name]))
             self._disk.sync_folder(place)
-        self._disk.sync_folder(models)
+        self._disk.sync_folder(artifacts)
         self._write(partial / MANIFEST, encode_manifest(manifest))
         self._disk.sync_folder(partial)
         self._disk.rename(partial, folder)

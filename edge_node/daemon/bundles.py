@@ -16,30 +16,25 @@ import anyio
 import msgspec
 import psutil
 
-from models.catalog.artifact import ArtifactError, Manifest, find_artifact
-from models.catalog.fit import estimate_memory
-from models.catalog.gguf import read_gguf
+from models.catalog.artifact import ArtifactError, find_artifact
 from router.bundle.manifest import GoldenPrompt
 from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
 from router.bundle.settings import SettingValue
 from router.errors import CausewayError, PolicyError
-from router.policy.compiled import ModelTemperature, Policy
-from router.types import DecisionRecord, Message, Request, Sampling, Target
+from router.policy.compiled import Policy
+from router.types import Message, Request, Sampling, Target
 
-from ..agent.dry_run import check_policy
 from ..agent.store import InstalledBundle
 from ..backends.backend import Backend, BackendRequest
 from ..config.schema import Config
 from ..observability.traffic import BoxCondition
-from ..storage.decisions import DecisionQuery
 from ..storage.policies import DEFAULT_POLICY
 from .components import Components
 
 _GOLDEN_S = 180.0  # of one prompt, loading the model included
 _GOLDEN_TOKENS = 256
 _LOAD_S = 300.0
-_BESIDE_TOKENS = 4096
-_BESIDE_SHARE = 0.8  # of the memory that is available now, for a model beside the others
+_BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +119,12 @@ class BundleHost:
         config: Config,
         settings: Mapping[str, SettingValue],
         model_dirs: list[Path],
-        model_temperature: ModelTemperature,
         restart: Callable[[], None],
     ) -> None:
         self._parts = parts
         self._config = config
         self._running = with_settings(config, settings)
         self._model_dirs = model_dirs
-        self._model_temperature = model_temperature
         self._restart = restart
 
     @property
@@ -139,16 +132,16 @@ class BundleHost:
         return daemon_version()
 
     @property
-    def policy(self) -> Policy:
-        return self._parts().policies.active
+    def policy_file(self) -> Path:
+        return Path(self._parts().policies.report.file)
+
+    @property
+    def model_dirs(self) -> Sequence[Path]:
+        return self._model_dirs
 
     @property
     def memory_bytes(self) -> int:
         return int(psutil.virtual_memory().total)
-
-    @property
-    def model_temperature(self) -> ModelTemperature:
-        return self._model_temperature
 
     def condition(self) -> BoxCondition:
         parts = self._parts()
@@ -161,15 +154,6 @@ class BundleHost:
         problem = "" if readiness.ready else f"no target can answer: {', '.join(readiness.waiting_for)}"
         return BoxCondition(traffic, problem, device.temperature_c, device.throttled)
 
-    async def records(self, limit: int) -> Sequence[DecisionRecord]:
-        return await self._parts().decisions.find(DecisionQuery(limit=limit))
-
-    def known_model(self, name: str) -> Manifest | None:
-        try:
-            return find_artifact(name, self._model_dirs).manifest
-        except ArtifactError:
-            return None
-
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         settings = {} if bundle is None else bundle.manifest.settings
         return with_settings(self._config, settings) != self._running
@@ -180,7 +164,7 @@ class BundleHost:
         before = list(self._model_dirs)
         self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
         try:
-            policy = await asyncio.to_thread(check_policy, path, self._model_temperature)
+            policy = await asyncio.to_thread(self._parts().policies.check, path)
             try:
                 await self._load_models(policy, bundle)
             except UpdateRefused as refusal:
@@ -221,10 +205,10 @@ class BundleHost:
     def _fits_beside(self, model: str) -> bool:
         try:
             weights = find_artifact(model, self._model_dirs).path
-            need = estimate_memory(read_gguf(weights), context=_BESIDE_TOKENS, batch=1)
-        except ArtifactError:
+            need = weights.stat().st_size * _BESIDE_SHARE + _BESIDE_BYTES
+        except (ArtifactError, OSError):
             return True  # loading it says what is wrong
-        return need.total_bytes < _BESIDE_SHARE * psutil.virtual_memory().available
+        return bool(need < psutil.virtual_memory().available)
 
     async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
         engines = self._parts().engines

@@ -134,6 +134,10 @@ class PolicyStore:
             self._activate(loaded)
             await asyncio.to_thread(self._persist, loaded.text)
 
+    def check(self, path: Path) -> Policy:
+        """Return a policy file as this box would compile it. Raises PolicyError."""
+        return self._read(path).policy
+
     async def follow(self, path: Path) -> None:
         """Activate another policy file, and watch it from now on.
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
+import anyio.from_thread
+import anyio.to_thread
 import msgspec
 
 from edge_node.agent.agent import Agent, AgentSettings, at_once
 from edge_node.agent.boot import Booted, boot
+from edge_node.agent.child.dry_run import examine
+from edge_node.agent.child.look import look
 from edge_node.agent.disk import Disk
-from edge_node.agent.source import DownloadBounds, FolderSource, Source
+from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
+from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
 from edge_node.agent.store import InstalledBundle
 from edge_node.agent.trial import TrialSettings
 from edge_node.clock import Clock
@@ -21,13 +27,11 @@ from fleet.trust.offline import sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
 from fleet.trust.trust_file import Trust, read_trust
-from models.catalog.artifact import Manifest
 from router.bundle.manifest import BundleManifest, GoldenPrompt, bundle_id
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
 from router.bundle.rollout import WHOLE, RolloutPlan
 from router.policy.compiled import Policy, parse_policy
-from router.types import DecisionRecord
 
 from ..fleet.trust.signed_fleet import NOW, TRUST
 
@@ -124,6 +128,8 @@ class ScriptedHost:
         self.daemon_version = "0.1.0"
         self.memory_bytes = 1 << 33
         self.policy: Policy = parse_policy(FACTORY)
+        self.policy_file = Path("factory.yaml")
+        self.model_dirs: Sequence[Path] = ()
         self.bundle: str | None = None
         self.used: list[str | None] = []
         self.restarts = 0
@@ -132,17 +138,8 @@ class ScriptedHost:
         self.refusal: UpdateRefused | None = None
         self.settings: dict[str, object] = {}
 
-    def model_temperature(self, _: str) -> float | None:
-        return None
-
     def condition(self) -> BoxCondition:
         return self.now
-
-    async def records(self, limit: int) -> Sequence[DecisionRecord]:
-        return ()
-
-    def known_model(self, name: str) -> Manifest | None:
-        return None
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         return (dict(bundle.manifest.settings) if bundle else {}) != self.settings
@@ -171,6 +168,21 @@ class ScriptedHost:
             was.requests + requests, was.errors + errors, was.degraded + degraded, tuple(latency), was.restarts
         )
         self.now = msgspec.structs.replace(self.now, traffic=traffic)
+
+
+class InProcess:
+    """Inspects as the child process does, without its start."""
+
+    async def look(self, request: LookRequest, source: Source) -> Looked:
+        def fetch(path: str) -> Iterator[bytes]:
+            chunks = generator(source.fetch(path))
+            while chunk := anyio.from_thread.run(anext, chunks, b""):
+                yield chunk
+
+        return await anyio.to_thread.run_sync(look, request, fetch, time.monotonic)
+
+    async def examine(self, request: BundleRequest) -> BundleReport:
+        return await anyio.to_thread.run_sync(examine, request)
 
 
 class Time:
@@ -230,6 +242,7 @@ class TestBox:
             clock=self.time.clock,
             settings=self.settings,
             disk=self.disk,
+            inspector=InProcess(),
             may_change=self.may_change,
             chance=lambda: 0.5,
         )

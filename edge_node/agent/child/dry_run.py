@@ -1,32 +1,73 @@
 """What a box can know of a bundle before it runs it: its cases on this box, its models' memory, and what it changes.
 
-All of it is pure but for the files that are read, and runs in a thread, away from requests.
+It reads files and changes nothing.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError, Manifest
+from models.catalog.artifact import ArtifactError, Manifest, find_artifact
 from models.catalog.fit import Device, largest_batch
 from models.catalog.gguf import read_gguf
 from router.bundle.manifest import BundleModel
 from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
-from router.checks.replay.report import ReplayReport
 from router.errors import PolicyError
 from router.policy.compiled import ModelTemperature, Policy, parse_policy
+from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 
-log = logging.getLogger(__name__)
+from ...storage.decisions import read_stored
+from ..inspection import BundleReport, BundleRequest
 
 _CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
+_REPLAYED_RECORDS = 500
 _USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
+
+
+def examine(request: BundleRequest) -> BundleReport:
+    """Try everything that can be tried without running the bundle.
+
+    Raises:
+        UpdateRefused: It does not pass on this box; the class says why.
+    """
+    dirs = [Path(folder) for folder in request.model_dirs]
+    models = []
+    for file in request.models:
+        check_fit(file.model, Path(file.path), request.memory_bytes)
+        models.append(describe(file.model, Path(file.path), dirs))
+    described = {model.name: model for model in models}
+
+    def temperature(name: str) -> float | None:
+        manifest = described.get(name) or _known(name, dirs)
+        if manifest is None:
+            return None
+        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
+
+    policy = check_policy(Path(request.policy), temperature)
+    cases = check_cases(policy, [Path(case) for case in request.cases])
+    report = BundleReport(tuple(models), cases)
+    records = last_records(Path(request.state_dir), request.since)
+    if not records:
+        return report
+    try:
+        running = check_policy(Path(request.running_policy), temperature)
+    except PolicyUnusable:
+        return report
+    replayed = replay(records, policy, running)
+    return msgspec.structs.replace(
+        report,
+        replayed=replayed.requests,
+        unchanged=replayed.unchanged,
+        unknown=sum(row.requests for row in replayed.unknown),
+        leaving=len(replayed.leaving),
+    )
 
 
 def check_policy(path: Path, model_temperature: ModelTemperature) -> Policy:
@@ -59,19 +100,12 @@ def check_cases(policy: Policy, cases: Sequence[Path]) -> int:
     return count
 
 
-def compare(records: Sequence[DecisionRecord], new: Policy, old: Policy) -> ReplayReport:
-    """Replay this box's own last decisions, and log what would have been different."""
-    report = replay(records, new, old)
-    unknown = sum(row.requests for row in report.unknown)
-    log.info(
-        "dry run of policy %s over the last %d decisions: %d unchanged, %d unknown, %d would leave the device",
-        report.policy,
-        report.requests,
-        report.unchanged,
-        unknown,
-        len(report.leaving),
-    )
-    return report
+def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
+    """Return the box's newest decisions on disk; none if they cannot be read."""
+    try:
+        return list(deque(read_stored(state_dir, since=since).records, maxlen=_REPLAYED_RECORDS))
+    except OSError:
+        return []
 
 
 def check_fit(model: BundleModel, weights: Path, total_bytes: int) -> None:
@@ -93,11 +127,7 @@ def check_fit(model: BundleModel, weights: Path, total_bytes: int) -> None:
         raise ModelTooLarge(f"{model.name}: does not fit into {device.usable_bytes} of {total_bytes} bytes of memory")
 
 
-def describe(
-    model: BundleModel,
-    weights: Path,
-    known: Callable[[str], Manifest | None],
-) -> Manifest:
+def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
     """Describe a model for the engine.
 
     A model that this box knows by its name keeps how it is used (how it refuses, its temperature, what it answers):
@@ -124,7 +154,7 @@ def describe(
         refuse_token=found.refuse_token,
         tokenizer_sha256=found.tokenizer_sha256,
     )
-    old = known(model.name)
+    old = _known(model.name, model_dirs)
     if old is None:
         return fresh
     return msgspec.structs.replace(
@@ -134,3 +164,10 @@ def describe(
         answer_tokens=old.answer_tokens,
         answers=old.answers,
     )
+
+
+def _known(name: str, model_dirs: Sequence[Path]) -> Manifest | None:
+    try:
+        return find_artifact(name, model_dirs).manifest
+    except ArtifactError:
+        return None

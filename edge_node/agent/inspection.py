@@ -1,0 +1,214 @@
+"""What is looked at outside the daemon: signatures and bundles, in a child process that ends with its answer.
+
+python-tuf and the policy tools take 30 MB, and reading a large model's header takes seconds of one core: a daemon that
+answers requests has room for neither. The child asks the daemon for files, because the daemon knows the way to the
+fleet; all bytes between them are frames of msgpack with their length before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from models.catalog.artifact import Manifest
+from router.bundle import refusals
+from router.bundle.manifest import BundleManifest, BundleModel
+from router.bundle.refusals import DownloadTooSlow, UpdateRefused
+from router.bundle.rollout import RolloutPlan
+
+from .source import Source, generator
+
+log = logging.getLogger(__name__)
+
+_PACKAGES = Path(__file__).parents[2]
+_LENGTH = struct.Struct(">I")
+_LOOK_S = 180.0
+_EXAMINE_S = 1800.0
+
+
+class LookRequest(msgspec.Struct, frozen=True, tag=True):
+    """Read the plan, and the manifest of the assigned bundle unless it is known.
+
+    Attributes:
+        folder: Of the metadata that was verified before.
+        root: The fleet's root metadata.
+        running: The bundle that the box runs; None: the factory's files.
+        known: Bundles whose manifest is not needed.
+        not_before: It is at least so late, Unix seconds.
+    """
+
+    folder: str
+    root: bytes
+    device: str
+    cohort: str
+    running: str | None
+    known: tuple[str, ...]
+    daemon_version: str
+    not_before: float
+
+
+class Looked(msgspec.Struct, frozen=True, tag=True):
+    """The verified plan, None if the cohort has none; the bundle that it assigns; its manifest if it is not known."""
+
+    plan: RolloutPlan | None
+    wanted: str | None
+    manifest: BundleManifest | None
+
+
+class ModelFile(msgspec.Struct, frozen=True):
+    model: BundleModel
+    path: str
+
+
+class BundleRequest(msgspec.Struct, frozen=True, tag=True):
+    """Try a bundle without running it.
+
+    Attributes:
+        policy, cases, models: Verified files of the bundle.
+        running_policy: The policy that the box runs.
+        model_dirs: Where the box finds models now.
+        memory_bytes: Of this box.
+        state_dir: With the records of past decisions.
+        since: The oldest record to replay, Unix seconds.
+    """
+
+    policy: str
+    cases: tuple[str, ...]
+    models: tuple[ModelFile, ...]
+    running_policy: str
+    model_dirs: tuple[str, ...]
+    memory_bytes: int
+    state_dir: str
+    since: float
+
+
+class BundleReport(msgspec.Struct, frozen=True, tag=True):
+    """How the engine reads each model, and what a replay of the box's own decisions says: requests by their fate."""
+
+    models: tuple[Manifest, ...]
+    cases: int
+    replayed: int = 0
+    unchanged: int = 0
+    unknown: int = 0
+    leaving: int = 0
+
+
+class FetchFile(msgspec.Struct, frozen=True, tag=True):
+    """The child asks for a file. Frames of bytes follow, an empty one at the end, or a `FetchFailed`."""
+
+    path: str
+
+
+class FetchFailed(msgspec.Struct, frozen=True, tag=True):
+    not_there: bool
+    message: str
+
+
+class Refusal(msgspec.Struct, frozen=True, tag=True):
+    code: str
+    message: str
+
+
+Request = LookRequest | BundleRequest
+Reply = FetchFile | Looked | BundleReport | Refusal
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_KINDS: dict[str, type[UpdateRefused]] = {
+    kind.code: kind for kind in vars(refusals).values() if isinstance(kind, type) and issubclass(kind, UpdateRefused)
+}
+
+
+class Inspector(Protocol):
+    """Raises UpdateRefused for what is not right."""
+
+    async def look(self, request: LookRequest, source: Source) -> Looked: ...
+
+    async def examine(self, request: BundleRequest) -> BundleReport: ...
+
+
+class ChildInspector:
+    """Inspects in a child process."""
+
+    async def look(self, request: LookRequest, source: Source) -> Looked:
+        result = await _inspect(request, source, _LOOK_S)
+        assert isinstance(result, Looked)
+        return result
+
+    async def examine(self, request: BundleRequest) -> BundleReport:
+        result = await _inspect(request, None, _EXAMINE_S)
+        assert isinstance(result, BundleReport)
+        return result
+
+
+async def _inspect(request: Request, source: Source | None, limit_s: float) -> Looked | BundleReport:
+    try:
+        async with asyncio.timeout(limit_s), _child() as process:
+            return await _converse(process, request, source)
+    except TimeoutError as error:
+        raise DownloadTooSlow(f"the inspection was not complete after {limit_s:g} s") from error
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        raise UpdateRefused("the inspection ended early; the daemon's error output says why") from error
+
+
+async def _converse(
+    process: asyncio.subprocess.Process, request: Request, source: Source | None
+) -> Looked | BundleReport:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(frame(request))
+    while True:
+        (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
+        reply = _replies.decode(await process.stdout.readexactly(length))
+        if isinstance(reply, FetchFile):
+            assert source is not None
+            await _send(source, reply.path, process.stdin)
+        elif isinstance(reply, Refusal):
+            raise _KINDS.get(reply.code, UpdateRefused)(reply.message)
+        else:
+            return reply
+
+
+@asynccontextmanager
+async def _child() -> AsyncIterator[asyncio.subprocess.Process]:
+    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "edge_node.agent.child",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await asyncio.shield(process.wait())
+
+
+async def _send(source: Source, path: str, out: asyncio.StreamWriter) -> None:
+    try:
+        async with aclosing(generator(source.fetch(path))) as chunks:
+            async for chunk in chunks:
+                out.write(frame(chunk))
+                await out.drain()
+        out.write(frame(b""))
+    except OSError as error:
+        if out.is_closing():
+            raise
+        out.write(frame(FetchFailed(isinstance(error, FileNotFoundError), str(error))))
+    await out.drain()
+
+
+def frame(message: Request | Reply | FetchFailed | bytes) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _LENGTH.pack(len(body)) + body

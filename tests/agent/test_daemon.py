@@ -1,0 +1,93 @@
+"""A real daemon on real sockets takes bundles of a real signed fleet; inspections run in a real child process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from edge_node.agent.agent import AgentSettings, FleetLink
+from edge_node.agent.source import FolderSource
+from edge_node.agent.trial import TrialSettings
+from edge_node.app import App, build
+from router.bundle.protocol import BoxState
+
+from ..edge.box import config
+from ..edge.scripted import ScriptedEngine
+from .fleet import FACTORY, Member, Publisher
+
+pytestmark = pytest.mark.slow
+
+TRIAL = TrialSettings(least_s=0.1, least_requests=5, longest_s=3600.0, poll_s=0.05)
+
+
+@asynccontextmanager
+async def daemon(tmp_path: Path, publisher: Publisher, engine: ScriptedEngine) -> AsyncIterator[App]:
+    settings = config(tmp_path / "box", policy=FACTORY)
+    (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
+    link = FleetLink(
+        member=lambda: Member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
+    )
+    app = build(settings, make_engine=lambda _: engine, environ={}, fleet=link)
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+async def ask(app: App) -> tuple[int, str]:
+    """Return the status of an answer, and the policy that routed it."""
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{app.port}/v1/chat/completions", json=body) as response,
+    ):
+        await response.read()
+        return response.status, response.headers.get("x-causeway-policy", "").partition("@")[0]
+
+
+async def wait_for(app: App, state: BoxState, running: str | None) -> None:
+    agent = app.parts.agent
+    assert agent is not None
+    async with asyncio.timeout(60.0):
+        while (agent.state, agent.running) != (state, running):  # noqa: ASYNC110 -- nothing tells of both
+            await asyncio.sleep(0.02)
+
+
+async def test_a_policy_is_taken_while_requests_are_answered(tmp_path: Path, publisher: Publisher) -> None:
+    async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
+        assert await ask(app) == (200, "kiosk-0")
+        bundle = publisher.release()
+        await wait_for(app, BoxState.TRIAL, bundle)
+        for _ in range(6):
+            assert await ask(app) == (200, "kiosk-1")
+        await wait_for(app, BoxState.IDLE, bundle)
+    async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
+        assert await ask(app) == (200, "kiosk-1")
+
+
+async def test_a_policy_that_breaks_answers_is_undone_by_itself(tmp_path: Path, publisher: Publisher) -> None:
+    """It passes every check: its target names a model that this box's engine cannot run."""
+    engine = ScriptedEngine()
+    async with daemon(tmp_path, publisher, engine) as app:
+        for _ in range(25):
+            assert await ask(app) == (200, "kiosk-0")
+        bundle = publisher.release()
+        await wait_for(app, BoxState.TRIAL, bundle)
+        engine.fault = "refuse"
+        answers = [await ask(app) for _ in range(4)]
+        engine.fault = "none"
+        assert [status for status, _ in answers] == [503] * 4
+        await wait_for(app, BoxState.IDLE, None)
+        agent = app.parts.agent
+        assert agent is not None
+        assert agent.row.code == "errors_rose"
+        assert list(agent.row.quarantined) == [bundle]
+        assert await ask(app) == (200, "kiosk-0")
