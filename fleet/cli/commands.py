@@ -24,10 +24,10 @@ from router.types import NowSignals
 
 from ..repository.folder import check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
+from ..repository.records import RecordReader, record_files
 from ..repository.template import new_fleet
 from . import serving, signing
 from .output import Checked, lint_report, print_lint, print_problems, print_run
-from .records import RecordReader, record_files
 from .replay_output import print_bad_lines, print_replay, replay_document
 
 OK, FOUND, USAGE = 0, 1, 2

@@ -13,7 +13,7 @@ from rich.text import Text
 from router.checks.replay.latency import LEAST_OBSERVED, Interval
 from router.checks.replay.report import Cause, LeavingRequest, ReplayReport
 
-from .records import BadLine, RecordReader
+from ..repository.records import BadLine, RecordReader
 
 _CAUSES: dict[Cause, str] = {
     "leaves": "goes to the cloud",

@@ -15,6 +15,7 @@ from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
 from ..rollout.membership import stage_share
 from ..rollout.rollout import Rollout
 from ..rollout.verdict import Observations
+from ..store.rollouts import ReportedPlan
 
 METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
 _BUCKETS = len(LATENCY_BOUNDS_S) + 1
@@ -28,8 +29,6 @@ class BoxView(msgspec.Struct, frozen=True):
         heard: 0: never.
         running: The bundle that serves; None: the factory's files.
         running_since: When that was first heard.
-        rollout: The id of the plan that the box follows.
-        code: Of its last refusal.
         left_out: Pinned, held, cloned or revoked: its plan is not the rollout's, or its reports are not to be trusted.
         weekday: ISO weekday at the box when it was heard; `minute`: of its day.
     """
@@ -39,8 +38,6 @@ class BoxView(msgspec.Struct, frozen=True):
     running: str | None
     running_since: float = 0.0
     quarantined: frozenset[str] = frozenset()
-    rollout: str = ""
-    code: str = ""
     left_out: bool = False
     weekday: int = 1
     minute: int = 0
@@ -117,23 +114,25 @@ def still_to_revert(rollout: Rollout, boxes: Iterable[BoxView], now: float) -> i
     )
 
 
-def boxes_ahead(rollout: Rollout, boxes: Iterable[BoxView], known: frozenset[str]) -> list[str]:
-    """Return the devices that know more than the store does, as after a restored backup.
+def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
+    """Return how many boxes of a cohort know more than the store does, as after a restored backup.
 
-    1. The box follows a plan of a rollout that the store does not know.
-    2. The box refuses the published metadata as older than what it verified before.
+    1. They follow a plan of a rollout that the store does not know.
+    2. They refuse the published metadata as older than what they verified before.
+    3. A single box cannot stop a fleet: fewer than two of them, or than a twentieth of the boxes, are not counted.
 
     Args:
-        rollout: The newest of the cohort.
-        boxes: Of the cohort.
-        known: Ids of rollouts that the store has, or that an operator has acknowledged.
+        reports: Of one cohort.
+        known: Ids of rollouts that the store has; ids and `METADATA_ROLLBACK` that an operator has acknowledged.
     """
-    return sorted(
-        box.device
-        for box in boxes
-        if box.heard >= rollout.entered
-        and ((box.rollout and box.rollout not in known) or (box.code == METADATA_ROLLBACK and box.code not in known))
+    reports = list(reports)
+    total = sum(report.boxes for report in reports)
+    ahead = sum(
+        report.boxes
+        for report in reports
+        if (report.rollout and report.rollout not in known) or (report.refuses and METADATA_ROLLBACK not in known)
     )
+    return ahead if ahead >= max(2, total / 20) else 0  # (3)
 
 
 def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: float) -> bool:

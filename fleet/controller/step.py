@@ -10,6 +10,7 @@ from router.bundle.rollout import RolloutPlan
 
 from ..rollout.life import RolloutEvent, RolloutState
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
+from ..rollout.settings import RolloutSettings
 from ..rollout.verdict import Verdict
 from .observed import Situation, least_share, observe, still_to_revert
 
@@ -36,9 +37,14 @@ def checked(rollout: Rollout, problems: Sequence[str], boxes: Situation, now: fl
     return apply(rollout, E.CHECK_PASSED, now, least_share=least)
 
 
+def has_begun(rollout: Rollout) -> bool:
+    """Whether it has ever reached its first stage, so that its plan is the cohort's."""
+    return rollout.began > 0
+
+
 def needs_boxes(rollout: Rollout, now: float) -> bool:
     """Whether `step` would look at the boxes now; without, it needs none of them."""
-    return look_due(rollout, now) or rollout.state is S.REVERTING
+    return look_due(rollout, now) or (rollout.state is S.REVERTING and has_begun(rollout))
 
 
 def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, now: float) -> Step:
@@ -47,7 +53,7 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
     1. Its plan was published further than the store knows, so the store was restored from a backup: see `caught_up`.
     2. A look is due: the verdict.
     3. The stage's or the soak's time is over: PAUSED.
-    4. ABORTED and published so: REVERTING.
+    4. ABORTED and published so, or never published: REVERTING.
     5. REVERTING, and no box that can be reached runs the bundle: REVERTED.
     6. Else nothing.
 
@@ -66,7 +72,7 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
         return Step(*look(rollout, canary, control, now, least))  # (2)
     if rollout.state in (S.STAGE, S.SOAK):
         return Step(expire(rollout, now))  # (3)
-    if rollout.state is S.ABORTED and _is_published(rollout, published):
+    if rollout.state is S.ABORTED and (not has_begun(rollout) or _is_published(rollout, published)):
         return Step(apply(rollout, E.REVERT, now, reason=rollout.reason))  # (4)
     if rollout.state is S.REVERTING and not still_to_revert(rollout, situation.boxes, now):
         return Step(apply(rollout, E.ALL_REVERTED, now, reason=rollout.reason))  # (5)
@@ -82,9 +88,9 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
     1. Published with a share of 0 while the store says it runs: it had been aborted.
     2. Published with a larger share: the share is taken over, at the stage that it fits, and the rollout is paused.
     """
-    if published is None or published.rollout != rollout.id or rollout.state not in (*UNPUBLISHED, *RUNNING):
+    if published is None or published.rollout != rollout.id or rollout.state not in (*UNPUBLISHED, *RUNNING, S.DONE):
         return rollout
-    if published.share == 0 and rollout.share > 0:
+    if published.share == 0:
         return apply(rollout, E.ABORT, now, reason="aborted before the store was restored from a backup")  # (1)
     if published.share <= rollout.share:
         return rollout
@@ -105,13 +111,17 @@ def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Ro
     )
 
 
-def paused_behind(rollout: Rollout, devices: Sequence[str], now: float) -> Rollout:
+def paused_behind(rollout: Rollout, boxes: int, now: float) -> Rollout:
     """Return the rollout paused because boxes know more than the store; unchanged if it does not run."""
     if rollout.state not in (S.STAGE, S.SOAK):
         return rollout
-    shown = ", ".join(devices[:3]) + (" …" if len(devices) > 3 else "")
-    reason = f"{len(devices)} boxes are ahead of the control plane ({shown}): was it restored from a backup?"
-    return apply(rollout, E.PAUSE, now, reason=reason)
+    return apply(rollout, E.PAUSE, now, reason=f"{boxes} boxes are ahead of the control plane: was it restored?")
+
+
+def adopted(plan: RolloutPlan, settings: RolloutSettings, now: float) -> Rollout:
+    """Return the rollout of a published plan that the store does not know: it was restored from an older backup."""
+    known = Rollout(plan.rollout, plan.cohort, plan.to_bundle, plan.from_bundle, plan.salt, settings, began=now)
+    return caught_up(apply(known, E.SUBMIT, now), plan, now)
 
 
 def _is_published(rollout: Rollout, published: RolloutPlan | None) -> bool:

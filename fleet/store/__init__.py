@@ -9,6 +9,10 @@
     telemetry.py    counters of requests by device and bundle, and what changed since a look
     generations.py  what tells parked polls, and other processes, that something is new
     revocations.py  devices whose tokens are refused
+    rollouts.py     rollouts, their looks, pins and holds
+    audit.py        what operators and the controller did
+    operators.py    sessions
+    leadership.py   which process runs the controller
 
 Functions take the connection of the caller's transaction, so that several of them are one change.
 """

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from asyncpg import InterfaceError as AsyncpgInterfaceError
 from asyncpg import PostgresError
-from sqlalchemy import URL, Column, ColumnElement, Text, bindparam, event, func, make_url, select
+from sqlalchemy import URL, Column, ColumnElement, Text, bindparam, event, func, make_url, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from router.errors import CausewayError, ConfigError
 
+from .leadership import Still, file_lock, try_lock
 from .migrate import migrate
 
 _WRITES = "causeway_writes"
@@ -98,6 +99,37 @@ class Store:
                     connection = await plain.execution_options(**{_WRITES: True})
                     async with connection.begin():
                         yield connection
+
+    @asynccontextmanager
+    async def leadership(self) -> AsyncIterator[Still | None]:
+        """Try to become the process that runs the controller, for the block.
+
+        Yields:
+            None if another process is. Else a function that raises StoreUnavailable once the lock is lost.
+
+        Raises:
+            StoreUnavailable: The database is away.
+        """
+        if self.is_sqlite:
+            async with file_lock(f"{self._engine.url.database}.controller") as leads:
+                yield _nothing_lost if leads else None
+            return
+        with _translated():
+            async with self._engine.connect() as connection:
+
+                async def still() -> None:
+                    with _translated():
+                        await connection.scalar(text("SELECT 1"))
+
+                try:
+                    await connection.execution_options(isolation_level="AUTOCOMMIT")
+                    yield still if await try_lock(connection) else None
+                finally:
+                    await connection.invalidate()  # closing it is what gives the lock back
+
+
+async def _nothing_lost() -> None:
+    """A file's lock cannot be lost."""
 
 
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:

@@ -24,11 +24,13 @@ class CohortPace(msgspec.Struct, frozen=True):
         windows: None: always.
         per_site: Boxes of a site that change at once; 0: any number.
         reverting: The rollout is undone, which waits for no window and no site.
+        plan: sha256 of the published plan that the boxes were told of.
     """
 
     windows: tuple[MaintenanceWindow, ...] = ()
     per_site: int = 0
     reverting: bool = False
+    plan: str = ""
 
 
 class Generation(msgspec.Struct, frozen=True):

@@ -126,7 +126,13 @@ rollouts = Table(
     metadata,
     Column("id", _NAME, primary_key=True),
     Column("cohort", _NAME, nullable=False, index=True),
+    Column("state", String(16), nullable=False),  # as in the body
+    Column("begun", Boolean, nullable=False),  # it has reached its first stage: its plan is the cohort's
     Column("body_json", Text, nullable=False),  # fleet.rollout.rollout.Rollout
+    Column("version", Integer, nullable=False),  # grows with each change; two writers cannot both change one version
+    Column("author", String(256), nullable=False),
+    Column("allow_leaving", Boolean, nullable=False),  # requests may leave the device that stayed on it before
+    Column("acknowledged_json", Text, nullable=False),  # what boxes knew more than this store, after a restored backup
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),
 )

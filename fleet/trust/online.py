@@ -10,7 +10,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import Metadata, MetaFile, Snapshot, T, TargetFile, Targets, Timestamp
 
 from router.bundle.refusals import BundleNotSigned
-from router.bundle.rollout import RolloutPlan, encode_plan
+from router.bundle.rollout import RolloutPlan, encode_plan, read_plan
 from router.errors import ConfigError
 
 from .published import ROLLOUT, PublishedFolder
@@ -35,6 +35,7 @@ def publish_online(
     signers: Sequence[CryptoSigner],
     now: datetime,
     plans: Mapping[str, RolloutPlan] | None = None,
+    least_version: int = 0,
 ) -> int:
     """Make what is signed visible to the boxes: sign rollout, snapshot and timestamp anew.
 
@@ -44,6 +45,7 @@ def publish_online(
         signers: At least one key of each online role.
         now: The time, with a time zone.
         plans: The plan of each cohort that has one; None: the published plans stay.
+        least_version: Versions are at least this one: after a restored backup boxes know newer ones.
 
     Returns:
         The version of the timestamp.
@@ -61,28 +63,75 @@ def publish_online(
     signer = _signer(trust, ROLLOUT, signers)
     for role in ("snapshot", "timestamp"):
         _signer(trust, role, signers)  # all or nothing
-    _publish(folder, ROLLOUT, Metadata(_rollout(folder, artifacts.signed, plans, _expiry(trust, ROLLOUT, now))), signer)
-    return publish_freshness(trust, folder, signers, now)
+    rollout = _rollout(folder, artifacts.signed, plans, _expiry(trust, ROLLOUT, now))
+    rollout.version = max(rollout.version, least_version)
+    _publish(folder, ROLLOUT, Metadata(rollout), signer)
+    return publish_freshness(trust, folder, signers, now, least_version)
 
 
-def publish_freshness(trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime) -> int:
+def publish_freshness(
+    trust: Trust, folder: PublishedFolder, signers: Sequence[CryptoSigner], now: datetime, least_version: int = 0
+) -> int:
     """Sign snapshot and timestamp of the newest artifacts and rollout; return the version of the timestamp.
 
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.
     """
     newest = folder.newest("snapshot")
-    version = 1 if newest is None else newest[0] + 1
+    version = max(1 if newest is None else newest[0] + 1, least_version)
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
     snapshot = Snapshot(version=version, expires=_expiry(trust, "snapshot", now), meta=meta)
     _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
     timestamp = Timestamp(
-        version=folder.timestamp_version() + 1,
+        version=max(folder.timestamp_version() + 1, least_version),
         expires=_expiry(trust, "timestamp", now),
         snapshot_meta=_meta(folder, "snapshot"),
     )
     _publish(folder, "timestamp", Metadata(timestamp), _signer(trust, "timestamp", signers))
     return timestamp.version
+
+
+def published_plans(folder: PublishedFolder) -> dict[str, RolloutPlan]:
+    """Return the plan of each cohort in the newest rollout metadata, whether snapshot and timestamp name it or not.
+
+    Raises:
+        RepositoryInvalid: A file is missing or altered.
+        BundleInvalid: A plan is malformed.
+    """
+    metadata = folder.targets(ROLLOUT)
+    plans = {}
+    for path, target in ({} if metadata is None else metadata.signed.targets).items():
+        cohort = path.removeprefix("rollouts/").removesuffix(".json")
+        plans[cohort] = read_plan(folder.read_target(target), cohort)
+    return plans
+
+
+def signed_bundles(folder: PublishedFolder) -> frozenset[str]:
+    """Return the ids of the bundles that artifacts signed."""
+    metadata = folder.targets("targets")
+    paths = () if metadata is None else metadata.signed.targets
+    return frozenset(path.removeprefix("bundles/").removesuffix(".json") for path in paths)
+
+
+def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
+    """Whether to sign the online roles anew.
+
+    1. One of them is missing, or has used half of its time.
+    2. Snapshot or timestamp does not name the newest metadata: bundles were signed, or a publication was interrupted.
+    """
+    snapshot, timestamp = folder.snapshot(), folder.timestamp()
+    rollout, artifacts = folder.targets(ROLLOUT), folder.targets("targets")
+    if snapshot is None or timestamp is None or rollout is None or artifacts is None:
+        return True
+    for role, metadata in ((ROLLOUT, rollout), ("snapshot", snapshot), ("timestamp", timestamp)):
+        if metadata.signed.expires < now + timedelta(seconds=trust.roles[role].expires_s / 2):
+            return True  # (1)
+    named = snapshot.signed.meta
+    versions = {"targets.json": artifacts.signed.version, f"{ROLLOUT}.json": rollout.signed.version}
+    return (  # (2)
+        any(path not in named or named[path].version != version for path, version in versions.items())
+        or timestamp.signed.snapshot_meta.version != snapshot.signed.version
+    )
 
 
 def _expiry(trust: Trust, role: str, now: datetime) -> datetime:

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from tuf.api.exceptions import RepositoryError
-from tuf.api.metadata import Metadata, Root, T, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, Root, Snapshot, T, TargetFile, Targets, Timestamp
 from tuf.api.serialization.json import JSONSerializer
 
 from router.bundle.manifest import BundleManifest, blob_of
@@ -51,6 +51,18 @@ class PublishedFolder:
         """Return the newest metadata of `targets` or `rollout`; None if there is none."""
         return self._read(Metadata[Targets], self._newest(role, None))
 
+    def snapshot(self) -> Metadata[Snapshot] | None:
+        """Return the newest snapshot; None if there is none."""
+        return self._read(Metadata[Snapshot], self._newest("snapshot", None))
+
+    def timestamp(self) -> Metadata[Timestamp] | None:
+        """Return the timestamp; None if there is none."""
+        return self._read(Metadata[Timestamp], self._metadata / "timestamp.json")
+
+    def blob(self, sha256: str) -> Path:
+        """Return where a blob lies, whether it is there or not."""
+        return self.path / "blobs" / sha256
+
     def newest(self, role: str) -> tuple[int, bytes] | None:
         """Return version and bytes of the newest metadata of a role; None if there is none."""
         path = self._newest(role, None)
@@ -75,7 +87,7 @@ class PublishedFolder:
 
     def timestamp_version(self) -> int:
         """Return the version of the timestamp, 0 if there is none."""
-        metadata = self._read(Metadata[Timestamp], self._metadata / "timestamp.json")
+        metadata = self.timestamp()
         return 0 if metadata is None else metadata.signed.version
 
     def write_target(self, path: str, content: bytes) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fleet.controller.observed import BoxView, Situation, boxes_ahead, least_share, observe
-from fleet.controller.step import caught_up, checked, needs_boxes, paused_behind, step
+from fleet.controller.observed import BoxView, Situation, ahead_count, least_share, observe
+from fleet.controller.step import adopted, caught_up, checked, has_begun, needs_boxes, paused_behind, step
 from fleet.rollout.boxes import MaintenanceWindow
 from fleet.rollout.life import RolloutEvent, RolloutState
 from fleet.rollout.membership import plan_of
 from fleet.rollout.rollout import Rollout, apply
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Outcome
+from fleet.store.rollouts import ReportedPlan
 from router.bundle.rollout import WHOLE, position
 
 S, E = RolloutState, RolloutEvent
@@ -42,7 +43,7 @@ def late(rollout: Rollout) -> Rollout:
 def box(device: str, of: Rollout, **changes: object) -> BoxView:
     """A healthy box: it runs what the rollout's share gives it."""
     member = position(of.salt, device) < of.share
-    healthy = BoxView(device, NOW - 10, NEW if member else OLD, running_since=1100.0, rollout=of.id)
+    healthy = BoxView(device, NOW - 10, NEW if member else OLD, running_since=1100.0)
     return msgspec.structs.replace(healthy, **changes)
 
 
@@ -190,19 +191,32 @@ def test_a_plan_that_is_behind_the_store_is_the_normal_case() -> None:
 def test_boxes_ahead_of_the_store_pause_it() -> None:
     rollout = staged()
     known = frozenset({"r0", "r1"})
-    boxes = (
-        box("same", rollout),
-        box("before", rollout, rollout="r0"),
-        box("fresh", rollout, rollout=""),
-        box("later", rollout, rollout="r2"),
-        box("refuses", rollout, code="metadata_rollback"),
-        box("long-ago", rollout, rollout="r2", heard=START - 1),
-    )
-    ahead = boxes_ahead(rollout, boxes, known)
-    assert ahead == ["later", "refuses"]
-    paused = paused_behind(rollout, ahead, NOW)
-    assert (paused.state, "2 boxes are ahead of the control plane (later, refuses)" in paused.reason) == (
-        S.PAUSED,
-        True,
-    )
-    assert boxes_ahead(rollout, boxes, known | {"r2", "metadata_rollback"}) == []
+    usual = [
+        ReportedPlan("kiosk", "r1", False, 30),
+        ReportedPlan("kiosk", "r0", False, 8),
+        ReportedPlan("kiosk", "", False, 2),
+    ]
+    assert ahead_count(usual, known) == 0
+    assert ahead_count([*usual, ReportedPlan("kiosk", "r2", False, 1)], known) == 0, "one box stops no fleet"
+    assert ahead_count([*usual, ReportedPlan("kiosk", "r2", False, 3)], known) == 3
+    assert ahead_count([*usual, ReportedPlan("kiosk", "r1", True, 5)], known) == 5
+    both = [*usual, ReportedPlan("kiosk", "r2", True, 5)]
+    assert ahead_count(both, known | {"r2", "metadata_rollback"}) == 0, "acknowledged"
+    paused = paused_behind(rollout, 3, NOW)
+    assert paused.state is S.PAUSED
+    assert "3 boxes are ahead of the control plane" in paused.reason
+
+
+@pytest.mark.parametrize(("share", "state"), [(50_000, S.PAUSED), (0, S.ABORTED)])
+def test_a_published_rollout_that_the_store_lost_comes_back(share: int, state: RolloutState) -> None:
+    plan = msgspec.structs.replace(plan_of(staged(), {}, ()), share=share)
+    rollout = adopted(plan, SETTINGS, NOW)
+    assert (rollout.state, rollout.share, rollout.to_bundle, rollout.from_bundle) == (state, share, NEW, OLD)
+    assert msgspec.structs.replace(plan_of(rollout, {}, ())) == plan
+    assert has_begun(rollout)
+
+
+def test_a_rollout_that_is_aborted_before_its_first_stage_is_never_published() -> None:
+    rollout = apply(apply(Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS), E.SUBMIT, START), E.ABORT, START)
+    reverting = step(rollout, Situation(), None, NOW).rollout
+    assert step(reverting, Situation(), None, NOW).rollout.state is S.REVERTED

@@ -1,0 +1,351 @@
+"""The controller's loop: read, step, write, publish. Killed anywhere, it continues with the next tick.
+
+1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
+2. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
+3. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
+4. Boxes are told of a plan that they were not told of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+from anyio import to_thread
+
+from router.bundle.rollout import RolloutPlan, encode_plan
+from router.errors import CausewayError
+
+from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
+from ..repository.rollout_keys import RolloutDoc, maintenance_windows, rollout_settings
+from ..rollout.life import RolloutState
+from ..rollout.membership import plan_of
+from ..rollout.rollout import Rollout
+from ..store.audit import append_audit
+from ..store.database import Store, StoreUnavailable
+from ..store.devices import Device, cohort_devices
+from ..store.generations import CohortPace, advance, read_generations, set_pace
+from ..store.leadership import Still
+from ..store.rollouts import (
+    RolloutChanged,
+    RolloutRecord,
+    add_look,
+    change_rollout,
+    insert_rollout,
+    known_rollouts,
+    pins_and_holds,
+    reported_plans,
+    working_rollouts,
+)
+from ..store.telemetry import forget_mark, mark, since_mark
+from .checks import lint_bundle, replay_bundle
+from .observed import BoxView, Situation, ahead_count
+from .publisher import Publisher
+from .step import CHECKED, Step, adopted, checked, has_begun, needs_boxes, paused_behind, step
+
+S = RolloutState
+ACTOR = "controller"
+REVERTING = (S.ABORTED, S.REVERTING)
+_HEARD_S = 3600.0  # boxes report at least every few minutes
+_RETRY_S = 5.0
+_log = logging.getLogger("causeway.fleet.controller")
+
+
+class Controller:
+    """Drives the rollouts of one fleet. `run` it in every process; one of them works, the others wait.
+
+    Attributes:
+        leads: This process works.
+        problems: What keeps it from publishing, for operators; "" if nothing.
+        ahead: Boxes by cohort that are ahead of the store: nothing is published until an operator decides.
+
+    Args:
+        folder: The fleet's, with `fleet.yaml`.
+        published: Called after boxes were told of something new; wakes those that wait in this process.
+        clock: Unix seconds.
+        interval_s: Between ticks; `notify` begins one at once.
+        survey_s: Between looks at what boxes follow, at reverts, pins and holds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        folder: Path,
+        publisher: Publisher,
+        clock: Callable[[], float],
+        *,
+        published: Callable[[], Awaitable[None]] | None = None,
+        interval_s: float = 1.0,
+        survey_s: float = 10.0,
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._publisher = publisher
+        self._clock = clock
+        self._published = published
+        self._interval_s = interval_s
+        self._survey_s = survey_s
+        self._news = anyio.Event()
+        self._surveyed_at = float("-inf")
+        self._settled: object = None
+        self._fleet: FleetDoc | None = None
+        self.leads = False
+        self.problems: tuple[str, ...] = ()
+        self.ahead: Mapping[str, int] = {}
+
+    def notify(self) -> None:
+        """Begin a tick at once: an operator has decided something."""
+        self._surveyed_at = float("-inf")
+        self._news.set()
+
+    async def run(self) -> None:
+        """Work, or wait for the process that does, until cancelled. A lost database pauses it."""
+        away = False
+        while True:
+            try:
+                async with self._store.leadership() as still:
+                    away = False
+                    if still is not None:
+                        await self._work(still)
+            except StoreUnavailable as error:
+                if not away:
+                    _log.warning("the controller pauses: %s", error.message)
+                away = True
+            finally:
+                self.leads = False
+            await anyio.sleep(min(_RETRY_S, 5 * self._interval_s))
+
+    async def _work(self, still: Still) -> None:
+        self.leads = True
+        self._settled = None
+        self._surveyed_at = float("-inf")
+        while True:
+            await still()
+            news, self._news = self._news, anyio.Event()
+            del news
+            if await self.tick():
+                continue
+            with anyio.move_on_after(self._interval_s):
+                await self._news.wait()
+
+    async def tick(self) -> bool:
+        """Do what can be done now; return whether anything changed, so that there may be more to do.
+
+        Raises:
+            StoreUnavailable: The database is away.
+        """
+        now = self._clock()
+        surveys = now >= self._surveyed_at + self._survey_s or now < self._surveyed_at
+        try:
+            published = await to_thread.run_sync(self._publisher.published)
+            async with self._store.read() as connection:
+                records = await working_rollouts(connection)
+            if await self._take_over(records, published, now):
+                return True
+            if surveys:
+                await self._survey(records, now)
+                self._surveyed_at = now
+            changed = False
+            for record in records:
+                changed |= await self._advance(record, published.get(record.rollout.cohort), now, surveys)
+            if changed:
+                return True
+            await self._publish(records, now, surveys)
+        except StoreUnavailable:
+            raise
+        except (CausewayError, OSError) as error:
+            self._report((getattr(error, "message", str(error)),))
+        return False
+
+    # --- (1) ---------------------------------------------------------------------------------------------------------
+
+    async def _take_over(
+        self, records: Sequence[RolloutRecord], published: Mapping[str, RolloutPlan], now: float
+    ) -> bool:
+        have = {record.rollout.id for record in records}
+        lost = {plan.rollout: plan for plan in published.values() if plan.rollout not in have}
+        if lost:
+            async with self._store.read() as connection:
+                known = await known_rollouts(connection, lost)
+            lost = {rollout: plan for rollout, plan in lost.items() if rollout not in known}
+        if not lost:
+            return False
+        async with self._store.write() as connection:
+            for plan in lost.values():
+                rollout = adopted(plan, rollout_settings(self._rollout_doc(plan.cohort)), now)
+                await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
+                await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
+                _log.error("%s: the store did not know the published rollout %s: restored?", plan.cohort, rollout.id)
+        return True
+
+    async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
+        """Look for boxes that are ahead of the store, and pause their rollout."""
+        async with self._store.read() as connection:
+            reports = await reported_plans(connection, now - _HEARD_S)
+            known = await known_rollouts(connection, {report.rollout for report in reports})
+        ahead = {}
+        for record in _newest(records):
+            cohort = record.rollout.cohort
+            count = ahead_count((one for one in reports if one.cohort == cohort), known | record.acknowledged)
+            if not count:
+                continue
+            ahead[cohort] = count
+            following = paused_behind(record.rollout, count, now)
+            if following is not record.rollout:
+                await self._write(record, Step(following), now)
+        self.ahead = ahead
+
+    # --- (2) ---------------------------------------------------------------------------------------------------------
+
+    async def _advance(self, record: RolloutRecord, published: RolloutPlan | None, now: float, surveys: bool) -> bool:
+        """Make one step of a rollout; return whether it was one."""
+        rollout = record.rollout
+        if rollout.state in CHECKED:
+            problems = await self._check(record)
+            done = Step(checked(rollout, problems, await self._situation(rollout), now))
+        elif rollout.state is S.REVERTING and has_begun(rollout) and not surveys:
+            return False
+        else:
+            situation = await self._situation(rollout) if needs_boxes(rollout, now) else Situation()
+            done = await to_thread.run_sync(step, rollout, situation, published, now)
+        if done.rollout == rollout:
+            return False
+        await self._write(record, done, now)
+        return True
+
+    async def _check(self, record: RolloutRecord) -> list[str]:
+        rollout = record.rollout
+        if rollout.state is S.LINT:
+            return await to_thread.run_sync(lint_bundle, self._publisher, rollout.cohort, rollout.to_bundle)
+        if record.allow_leaving:
+            return []
+        return await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout.cohort, rollout.to_bundle)
+
+    async def _situation(self, rollout: Rollout) -> Situation:
+        async with self._store.read() as connection:
+            devices = await cohort_devices(connection, rollout.cohort)
+            counts = await since_mark(connection, rollout.id, rollout.cohort)
+        return Situation(
+            tuple(map(box_view, devices)),
+            {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts},
+            maintenance_windows(self._rollout_doc(rollout.cohort)),
+        )
+
+    async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
+        before, after = record.rollout, done.rollout
+        try:
+            async with self._store.write() as connection:
+                await change_rollout(connection, msgspec.structs.replace(record, rollout=after, updated=now))
+                if done.verdict is not None:
+                    await add_look(connection, after.id, now, before.stage, done.verdict)
+                if after.looked != before.looked:
+                    await mark(connection, after.id, after.cohort)
+                if after.state in (S.DONE, S.REVERTED):
+                    await forget_mark(connection, after.id)
+                if (before.state, before.stage, before.share) != (after.state, after.stage, after.share):
+                    await append_audit(connection, now, ACTOR, f"rollout.{after.state.value}", _summary(after))
+                    _log.info("%s: rollout %s: %s %s", after.cohort, after.id, after.state.value, after.reason)
+        except RolloutChanged:  # an operator was faster: the next tick starts from that decision
+            _log.info("rollout %s was changed meanwhile", after.id)
+
+    # --- (3) and (4) -------------------------------------------------------------------------------------------------
+
+    async def _publish(self, records: Sequence[RolloutRecord], now: float, surveys: bool) -> None:
+        settled = tuple((record.rollout.id, record.version) for record in records)
+        if settled == self._settled and not surveys:
+            return
+        if self.ahead:
+            boxes = ", ".join(f"{count} of {cohort}" for cohort, count in sorted(self.ahead.items()))
+            advice = "nothing is published until an operator resumes, accepts, aborts or applies a rollout"
+            self._report((f"boxes are ahead of the control plane ({boxes}), as after a restored backup: {advice}",))
+            return
+        newest = _newest(records)
+        async with self._store.read() as connection:
+            decided = await pins_and_holds(connection)
+        plans = {}
+        for record in newest:
+            pins, holds = decided.get(record.rollout.cohort, ({}, frozenset()))
+            plans[record.rollout.cohort] = plan_of(record.rollout, pins, holds)
+        least = int(now) if any(record.acknowledged for record in newest) else 0
+        if not plans and not await to_thread.run_sync(self._publisher.published):
+            return  # nothing was ever rolled out
+        done = await to_thread.run_sync(self._publisher.publish, plans, now, least)
+        self._report(done.problems)
+        await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
+        self._settled = settled
+
+    async def _tell(self, reverting: Mapping[str, bool]) -> None:
+        """Wake the boxes of cohorts whose published plan is another one than they were told of."""
+        published = await to_thread.run_sync(self._publisher.published)
+        async with self._store.read() as connection:
+            told = await read_generations(connection)
+        told_any = False
+        for cohort, plan in published.items():
+            doc = self._rollout_doc(cohort)
+            digest = hashlib.sha256(encode_plan(plan)).hexdigest()
+            pace = CohortPace(maintenance_windows(doc), doc.per_site, reverting.get(cohort, False), digest)
+            before = told[cohort].pace if cohort in told else None
+            if before == pace:
+                continue
+            async with self._store.write() as connection:
+                if before is not None and before.plan == digest:
+                    await set_pace(connection, cohort, pace)
+                else:
+                    await advance(connection, cohort, pace)
+            told_any = True
+        if told_any and self._published is not None:
+            await self._published()
+
+    def _rollout_doc(self, cohort: str) -> RolloutDoc:
+        """The cohort's keys as `fleet.yaml` has them now; while it has errors, as it had them before."""
+        try:
+            text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            self._report((f"{FLEET_FILE}: {error}",))
+        else:
+            self._fleet = read_fleet(text, FLEET_FILE)[0] or self._fleet
+        cohorts: Mapping[str, CohortDoc] = {} if self._fleet is None else self._fleet.cohorts
+        return cohorts[cohort].rollout if cohort in cohorts else RolloutDoc()
+
+    def _report(self, problems: tuple[str, ...]) -> None:
+        if problems != self.problems:
+            for problem in problems:
+                _log.error("%s", problem)
+        self.problems = problems
+
+
+def box_view(device: Device) -> BoxView:
+    """Return a device's row as the controller sees it."""
+    return BoxView(
+        device=device.id,
+        heard=device.heard,
+        running=device.running,
+        running_since=device.running_since,
+        quarantined=frozenset(device.quarantined),
+        left_out=device.held or device.pin is not None or device.cloned or device.revoked is not None,
+        weekday=device.weekday,
+        minute=device.minute,
+    )
+
+
+def _newest(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
+    """The newest of each cohort that has begun: its plan is the cohort's. `records` are newest first."""
+    found: dict[str, RolloutRecord] = {}
+    for record in records:
+        if has_begun(record.rollout):
+            found.setdefault(record.rollout.cohort, record)
+    return list(found.values())
+
+
+def _summary(rollout: Rollout) -> dict[str, object]:
+    return {
+        "rollout": rollout.id,
+        "cohort": rollout.cohort,
+        "stage": rollout.stage,
+        "share": rollout.share,
+        "reason": rollout.reason,
+    }

@@ -1,0 +1,42 @@
+"""The audit log: rows are only ever added, each in the transaction of the change that it records."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from ..operators.audit_chain import AuditRow, next_row
+from .tables import audit
+
+_LOCK = 0x61756474  # an advisory lock: rows are chained one after the other
+_COLUMNS = [audit.c[name] for name in ("n", "at", "actor", "action", "what_json", "previous", "hash")]
+
+
+async def append_audit(connection: AsyncConnection, at: float, actor: str, action: str, what: object) -> AuditRow:
+    """Add a row.
+
+    Args:
+        connection: Of the transaction that makes the change.
+        at: Unix seconds.
+        actor: An operator, or `controller`.
+        action: Such as `rollout.pause`.
+        what: Encoded as JSON.
+    """
+    if connection.dialect.name == "postgresql":
+        await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    row = next_row(await last_audit(connection), at, actor, action, what)
+    columns = dict(zip((column.name for column in _COLUMNS), msgspec.structs.astuple(row), strict=True))
+    await connection.execute(insert(audit).values(columns))
+    return row
+
+
+async def last_audit(connection: AsyncConnection) -> AuditRow | None:
+    row = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()
+    return None if row is None else AuditRow(*row)
+
+
+async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 500) -> list[AuditRow]:
+    """Return rows in order, beginning after row `after`."""
+    chosen = select(*_COLUMNS).where(audit.c.n > after).order_by(audit.c.n).limit(limit)
+    return [AuditRow(*row) for row in await connection.execute(chosen)]

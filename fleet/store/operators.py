@@ -1,0 +1,47 @@
+"""Operators' sessions. Only hashes of their secrets are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import msgspec
+from sqlalchemy import delete, insert, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from .tables import sessions
+
+PREFIX = "cwsession_"  # for secret scanners
+
+
+class SessionRecord(msgspec.Struct, frozen=True):
+    """Whose session it is. Times are unix seconds."""
+
+    operator: str
+    role: str
+    began: float
+    expires: float
+
+
+async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
+    """Begin a session and return its secret, which cannot be read again. Sessions that have ended are forgotten."""
+    secret = PREFIX + secrets.token_urlsafe(32)
+    row = {"hash": _hash(secret), "operator": operator, "role": role, "began": now, "expires": now + lifetime_s}
+    await connection.execute(delete(sessions).where(sessions.c.expires <= now))
+    await connection.execute(insert(sessions).values(row))
+    return secret
+
+
+async def find_session(connection: AsyncConnection, secret: str, now: float) -> SessionRecord | None:
+    columns = [sessions.c[name] for name in SessionRecord.__struct_fields__]
+    chosen = select(*columns).where(sessions.c.hash == _hash(secret), sessions.c.expires > now)
+    row = (await connection.execute(chosen)).first()
+    return None if row is None else SessionRecord(*row)
+
+
+async def end_session(connection: AsyncConnection, secret: str) -> None:
+    await connection.execute(delete(sessions).where(sessions.c.hash == _hash(secret)))
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,179 @@
+"""Rollouts as rows, their looks, and what boxes say they follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+from sqlalchemy import and_, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.errors import CausewayError
+
+from ..rollout.life import RolloutState
+from ..rollout.rollout import Rollout
+from ..rollout.verdict import Verdict
+from .tables import devices, looks, rollouts
+
+ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
+"""States that only an operator leaves."""
+_METADATA_ROLLBACK = "metadata_rollback"
+
+
+class RolloutChanged(CausewayError):
+    """The rollout was changed by another request or by the controller in the meantime."""
+
+    status = 409
+    code = "changed_meanwhile"
+    retryable = True
+
+
+class RolloutRecord(msgspec.Struct, frozen=True):
+    """A rollout as it is stored.
+
+    Attributes:
+        version: Grows with each change.
+        author: The operator that began it, or `controller`.
+        created: Unix seconds, like `updated`.
+        allow_leaving: An approver accepts that requests leave the device that stayed on it in the records.
+        acknowledged: Rollout ids and codes that boxes reported and this store did not know, which an operator has seen.
+    """
+
+    rollout: Rollout
+    version: int
+    author: str
+    created: float
+    updated: float
+    allow_leaving: bool = False
+    acknowledged: frozenset[str] = frozenset()
+
+
+class LookRecord(msgspec.Struct, frozen=True):
+    """One look: when (unix seconds), at which stage, and the verdict as JSON text."""
+
+    at: float
+    stage: int
+    verdict_json: str
+
+
+class ReportedPlan(msgspec.Struct, frozen=True):
+    """How many boxes of a cohort follow a rollout's plan. `refuses`: they know newer metadata than is published."""
+
+    cohort: str
+    rollout: str
+    refuses: bool
+    boxes: int
+
+
+_COLUMNS = [rollouts.c[name] for name in ("body_json", "version", "author", "created", "updated", "allow_leaving")]
+_COLUMNS += [rollouts.c.acknowledged_json]
+_NEWEST = (rollouts.c.created.desc(), rollouts.c.id)
+
+
+async def insert_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
+    """Store a new rollout.
+
+    Raises:
+        IntegrityError: The id is taken.
+    """
+    row = _values(record) | {"id": record.rollout.id, "author": record.author, "created": record.created}
+    await connection.execute(insert(rollouts).values(row))
+
+
+async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> None:
+    """Store a changed rollout; `record.version` is the one that was read.
+
+    Raises:
+        RolloutChanged: It has another version by now.
+    """
+    same = and_(rollouts.c.id == record.rollout.id, rollouts.c.version == record.version)
+    changed = msgspec.structs.replace(record, version=record.version + 1)
+    done = await connection.execute(update(rollouts).where(same).values(_values(changed)))
+    if not done.rowcount:
+        raise RolloutChanged(f"the rollout {record.rollout.id} was changed in the meantime: read it again")
+
+
+async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutRecord | None:
+    row = (await connection.execute(select(*_COLUMNS).where(rollouts.c.id == rollout))).first()
+    return None if row is None else _record(*row)
+
+
+async def list_rollouts(connection: AsyncConnection, cohort: str = "", limit: int = 200) -> list[RolloutRecord]:
+    """Return the newest rollouts, newest first; `cohort` "": of all cohorts."""
+    chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(limit)
+    if cohort:
+        chosen = chosen.where(rollouts.c.cohort == cohort)
+    return [_record(*row) for row in await connection.execute(chosen)]
+
+
+async def working_rollouts(connection: AsyncConnection) -> list[RolloutRecord]:
+    """Return the rollouts that go on by themselves and the newest of each cohort that has begun; newest first."""
+    newest = select(func.max(rollouts.c.created)).where(rollouts.c.begun).group_by(rollouts.c.cohort)
+    chosen = select(*_COLUMNS).where(or_(rollouts.c.state.not_in(ENDED), rollouts.c.created.in_(newest)))
+    return [_record(*row) for row in await connection.execute(chosen.order_by(*_NEWEST))]
+
+
+async def known_rollouts(connection: AsyncConnection, ids: Collection[str]) -> frozenset[str]:
+    """Return those of the ids that the store has."""
+    chosen = select(rollouts.c.id).where(rollouts.c.id.in_(list(ids)))
+    return frozenset(row.id for row in await connection.execute(chosen))
+
+
+async def add_look(connection: AsyncConnection, rollout: str, at: float, stage: int, verdict: Verdict) -> None:
+    text = msgspec.json.encode(verdict).decode()
+    await connection.execute(insert(looks).values(rollout=rollout, at=at, stage=stage, verdict_json=text))
+
+
+async def read_looks(connection: AsyncConnection, rollout: str, limit: int = 200) -> list[LookRecord]:
+    """Return the newest looks, oldest first."""
+    chosen = select(looks.c.at, looks.c.stage, looks.c.verdict_json).where(looks.c.rollout == rollout)
+    rows = await connection.execute(chosen.order_by(looks.c.n.desc()).limit(limit))
+    return [LookRecord(*row) for row in rows][::-1]
+
+
+async def reported_plans(connection: AsyncConnection, since: float) -> list[ReportedPlan]:
+    """Return which plans the boxes follow that were heard since then."""
+    refuses = devices.c.code == _METADATA_ROLLBACK
+    chosen = (
+        select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())
+        .where(devices.c.heard >= since, devices.c.revoked.is_(None))
+        .group_by(devices.c.cohort, devices.c.rollout, refuses)
+    )
+    return [ReportedPlan(row[0], row[1], bool(row[2]), row[3]) for row in await connection.execute(chosen)]
+
+
+async def pins_and_holds(connection: AsyncConnection) -> Mapping[str, tuple[dict[str, str], frozenset[str]]]:
+    """Return what operators decided for single boxes: cohort → (device → bundle, devices that keep what they run)."""
+    decided = and_(or_(devices.c.held, devices.c.pin.is_not(None)), devices.c.revoked.is_(None))
+    found: dict[str, tuple[dict[str, str], set[str]]] = {}
+    for row in await connection.execute(
+        select(devices.c.id, devices.c.cohort, devices.c.held, devices.c.pin).where(decided)
+    ):
+        pins, holds = found.setdefault(row.cohort, ({}, set()))
+        if row.pin is not None:
+            pins[row.id] = row.pin
+        elif row.held:
+            holds.add(row.id)
+    return {cohort: (pins, frozenset(holds)) for cohort, (pins, holds) in found.items()}
+
+
+def _values(record: RolloutRecord) -> dict[str, Any]:
+    return {
+        "cohort": record.rollout.cohort,
+        "state": record.rollout.state.value,
+        "begun": record.rollout.began > 0,
+        "body_json": msgspec.json.encode(record.rollout).decode(),
+        "version": record.version,
+        "updated": record.updated,
+        "allow_leaving": record.allow_leaving,
+        "acknowledged_json": msgspec.json.encode(sorted(record.acknowledged)).decode(),
+    }
+
+
+def _record(
+    body: str, version: int, author: str, created: float, updated: float, allow_leaving: bool, acknowledged: str
+) -> RolloutRecord:
+    rollout = msgspec.json.decode(body, type=Rollout)
+    known = msgspec.json.decode(acknowledged, type=frozenset[str])
+    return RolloutRecord(rollout, version, author, created, updated, allow_leaving, known)

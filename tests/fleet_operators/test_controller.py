@@ -1,0 +1,140 @@
+"""The controller over a real store and really signed plans, with boxes that follow them, and time as an argument."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from fleet.operators.audit_chain import first_fault
+from fleet.rollout.life import RolloutEvent
+from fleet.store.audit import read_audit
+from fleet.store.generations import read_generations
+from fleet.store.rollouts import read_looks
+from router.bundle.rollout import WHOLE
+
+from .bed import START, Bed
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> Bed:
+    return Bed(tmp_path)
+
+
+async def test_the_first_bundle_reaches_every_box(bed: Bed) -> None:
+    """From an enrolled fleet to DONE, by the stages, with an audit row for each and a chain that holds."""
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 20)
+        controller = bed.controller(store)
+        await bed.turn(store, controller)
+        await bed.begin(store, "r1", bundle, None)
+        done = await bed.until(store, controller, "r1", "done")
+        assert done.share == WHOLE
+        assert {device.running for device in await bed.devices(store)} == {bundle}
+        assert bed.shares == sorted(bed.shares)
+        assert bed.shares[-1] == WHOLE
+        async with store.read() as connection:
+            rows = await read_audit(connection)
+            looks = await read_looks(connection, "r1")
+            told = await read_generations(connection)
+        assert [row.action for row in rows] == [
+            *("rollout.replay", "rollout.stage", "rollout.stage", "rollout.stage", "rollout.soak", "rollout.done")
+        ]
+        assert first_fault(rows) == ""
+        assert len(looks) >= 4
+        assert told["kiosk"].counter == len(bed.shares)
+
+
+async def test_a_bad_bundle_is_stopped_at_its_first_stages_and_undone(bed: Bed) -> None:
+    good = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 60)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", good, None)
+        await bed.until(store, controller, "r1", "done")
+        bad = bed.new_policy("bad")
+        bed.errors[bad] = 40
+        await bed.begin(store, "r2", bad, good)
+        ended = await bed.until(store, controller, "r2", "reverted")
+        assert "errors: 40.00%" in ended.reason
+        assert {device.running for device in await bed.devices(store)} == {good}
+        assert max(bed.shares[bed.shares.index(WHOLE) + 1 :]) <= 50_000
+
+
+async def test_a_box_that_is_off_does_not_hold_up_a_revert(bed: Bed) -> None:
+    good = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 12)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", good, None)
+        await bed.until(store, controller, "r1", "done")
+        other = bed.new_policy("other")
+        await bed.begin(store, "r2", other, good)
+        while {device.running for device in await bed.devices(store)} == {good}:
+            await bed.turn(store, controller)
+        member = next(device.id for device in await bed.devices(store) if device.running == other)
+        bed.off.add(member)
+        await bed.decide(store, "r2", RolloutEvent.ABORT)
+        assert (await bed.until(store, controller, "r2", "reverted")).share == 0
+        bed.off.clear()
+        await bed.turn(store, controller, 2)
+        assert {device.running for device in await bed.devices(store)} == {good}
+
+
+async def test_what_expires_is_renewed_and_new_signatures_become_visible(bed: Bed) -> None:
+    """For weeks without a rollout; a bundle that people sign is named by the next snapshot without a command."""
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 3)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        await bed.until(store, controller, "r1", "done")
+        for _ in range(20):
+            bed.now += 12 * 3600
+            await bed.turn(store, controller)
+            timestamp = bed.signed.published.timestamp()
+            assert timestamp is not None
+            assert timestamp.signed.expires > datetime.fromtimestamp(bed.now, UTC) + timedelta(hours=12)
+        version = bed.signed.published.timestamp_version()
+        await bed.turn(store, controller, 3)
+        assert bed.signed.published.timestamp_version() == version, "nothing is signed without need"
+        bed.new_policy("next")
+        await bed.turn(store, controller)
+        snapshot, artifacts = bed.signed.published.snapshot(), bed.signed.published.targets("targets")
+        assert snapshot is not None
+        assert artifacts is not None
+        assert snapshot.signed.meta["targets.json"].version == artifacts.signed.version
+        assert bed.now > START + 20 * 12 * 3600
+
+
+async def test_a_bundle_that_fails_its_checks_goes_back_to_its_author(bed: Bed) -> None:
+    bundle = bed.release()
+    policy = bed.publisher().manifest(bundle)
+    assert policy is not None
+    bed.publisher().blob(policy.models[0].blob.sha256).unlink()
+    async with bed.store() as store:
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        draft = await bed.until(store, controller, "r1", "draft")
+        assert "upload it" in draft.reason
+        assert bed.publisher().published() == {}
+
+
+async def test_without_the_online_key_it_says_so_and_goes_on_when_it_is_there(bed: Bed) -> None:
+    bundle = bed.release()
+    key = bed.signed.path / "keys" / "server.pem"
+    hidden = key.rename(key.with_suffix(".away"))
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        await bed.turn(store, controller)
+        assert "needs one of server" in controller.problems[0]
+        hidden.rename(key)
+        await bed.turn(store, controller)
+        assert controller.problems == ()
+        assert bed.publisher().published()["kiosk"].rollout == "r1"
