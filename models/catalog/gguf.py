@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import gguf
 import msgspec
 
 from .artifact import ArtifactError
+from .gguf_header import GgufHeader, StringArray, read_header, read_strings
 
 
 class GgufFile(msgspec.Struct, frozen=True):
@@ -56,16 +58,39 @@ def read_gguf(path: Path) -> GgufFile:
     """Read header and metadata.
 
     Raises:
-        ArtifactError: the file is not a complete GGUF.
+        ArtifactError: the file is not a complete GGUF; the message says what is wrong where.
     """
-    reader = open_gguf(path)
-    fields = _Fields(reader)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return describe(data, len(data), str(path))
+    except ValueError as error:
+        if isinstance(error, ArtifactError):
+            raise
+        raise ArtifactError(f"{path}: the file is empty") from error  # cannot be mapped
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror}") from error
+
+
+def describe(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufFile:
+    """Describe a GGUF by its first bytes, or by all of them.
+
+    Args:
+        data: the bytes at hand; without the whole header, tensors are taken to fill the file.
+        size_bytes: of the whole file.
+        where: names the file in errors.
+
+    Raises:
+        ArtifactError: the header is malformed, or ends before the sizes of the network are known.
+    """
+    header = read_header(data, size_bytes, where)
+    fields = _Fields(header, data)
     architecture = fields.text("general.architecture")
     if architecture is None:
-        raise ArtifactError(f"{path}: `general.architecture` is missing")
+        raise ArtifactError(f"{where}: `general.architecture` is missing")
     types: Counter[str] = Counter()
-    for tensor in reader.tensors:
-        types[tensor.tensor_type.name] += int(tensor.n_elements)
+    for tensor in header.tensors:
+        types[tensor.type_name] += tensor.elements
+    tensors_bytes = sum(tensor.size_bytes for tensor in header.tensors)
     heads = fields.number(f"{architecture}.attention.head_count")
     width = fields.number(f"{architecture}.embedding_length")
     head_width = width // heads if heads else 0
@@ -75,8 +100,8 @@ def read_gguf(path: Path) -> GgufFile:
         licence=fields.text("general.license"),
         quantisation=types.most_common(1)[0][0] if types else "none",
         parameters=sum(types.values()),
-        size_bytes=path.stat().st_size,
-        tensors_bytes=sum(int(tensor.n_bytes) for tensor in reader.tensors),
+        size_bytes=size_bytes,
+        tensors_bytes=tensors_bytes if header.is_complete else size_bytes,
         context_length=fields.number(f"{architecture}.context_length"),
         layers=fields.number(f"{architecture}.block_count"),
         width=width,
@@ -87,40 +112,41 @@ def read_gguf(path: Path) -> GgufFile:
         vocabulary=fields.count("tokenizer.ggml.tokens"),
         chat_template=fields.text("tokenizer.chat_template"),
         refuse_token=fields.text("causeway.refuse_token"),
-        tokenizer_sha256=fields.digest("tokenizer.ggml.tokens", "tokenizer.ggml.merges"),
+        tokenizer_sha256=fields.digest("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+        if header.is_complete
+        else None,
         tensor_types=dict(types),
     )
 
 
 class _Fields:
-    """Typed access to a reader's key-value pairs."""
+    """Typed access to a header's key-value pairs."""
 
-    def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
+    def __init__(self, header: GgufHeader, data: bytes | mmap.mmap) -> None:
+        self._metadata = header.metadata
+        self._data = data
 
     def text(self, key: str) -> str | None:
-        field = self._reader.get_field(key)
-        value = field.contents() if field is not None else None
+        value = self._metadata.get(key)
         return value if isinstance(value, str) else None
 
     def number(self, key: str) -> int:
         """Return an integer; of a list (a value per layer) the largest; 0 when absent."""
-        field = self._reader.get_field(key)
-        value = field.contents() if field is not None else 0
-        if isinstance(value, list):
+        value = self._metadata.get(key, 0)
+        if isinstance(value, tuple):
             return int(max(value, default=0))
-        return int(value) if isinstance(value, int) else 0
+        return value if isinstance(value, int) else 0
 
     def count(self, key: str) -> int:
-        field = self._reader.get_field(key)
-        return len(field.data) if field is not None else 0
+        value = self._metadata.get(key)
+        return value.count if isinstance(value, StringArray) else 0
 
     def digest(self, *keys: str) -> str | None:
         digest = hashlib.sha256()
         for key in keys:
-            field = self._reader.get_field(key)
-            if field is None:
+            value = self._metadata.get(key)
+            if not isinstance(value, StringArray):
                 return None
-            for index in field.data:
-                digest.update(bytes(field.parts[index]) + b"\0")
+            for text in read_strings(self._data, value):
+                digest.update(text + b"\0")
         return digest.hexdigest()

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from ..catalog import fit
 from ..catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path, user_models, verify_artifact
 from ..catalog.gguf import read_gguf
-from ..publish.add import add_model
+from ..publish.add import AddResult, add_model
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
@@ -92,8 +92,9 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
     is_flag=True,
     help="The model answers with function calls, as the shipped ones do: constrain its answers to the call grammar.",
 )
+@click.option("--link", is_flag=True, help="Link a GGUF instead of copying it: no space is taken, the file must stay.")
 def add(
-    file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool, calls: bool
+    file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool, calls: bool, link: bool
 ) -> None:
     """Check a GGUF or ONNX FILE of your own and add it as a named model."""
     added = add_model(
@@ -105,10 +106,16 @@ def add(
         batch=batch,
         force=force,
         answers="calls" if calls else "text",
+        placing="link" if link else "copy",
     )
+    print_added(added)
+
+
+def print_added(added: AddResult) -> None:
+    """Print an added model and the remarks for its owner."""
     for note in added.notes:
-        console.print(f"[yellow]note[/]  {note}")
-    console.print(f"added {added.artifact.name}: {added.artifact.path}")
+        console.print(f"[yellow]note[/]  {note}", soft_wrap=True)
+    console.print(f"added {added.artifact.name}: {added.artifact.path}", soft_wrap=True)
 
 
 @click.command("fit")

@@ -1,4 +1,4 @@
-"""Add a user's own model file: check it, then copy it as a named artifact.
+"""Add a user's own model file: check it, then copy, link or move it as a named artifact.
 
 Nothing in the file is executed or unpickled.
 """
@@ -13,12 +13,21 @@ import msgspec
 
 from ..catalog.artifact import Answers, Artifact, ArtifactError, Manifest, list_artifacts, save_manifest, sha256_of
 from ..catalog.fit import Device, estimate_memory
-from ..catalog.gguf import GgufFile, read_gguf
-from ..chat.template import PromptRenderer
+from ..catalog.gguf import GgufFile
+from .check import check_gguf
+from .placing import Placing
 from .publish import publish_gguf
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NO_LICENCE = "the file names no licence: make sure that you may use it"
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a file came from, for its manifest."""
+
+    note: str
+    command: str
+    licence: str | None = None  # None: the one that the file names
 
 
 class AddResult(msgspec.Struct, frozen=True):
@@ -38,76 +47,103 @@ def add_model(
     batch: int,
     force: bool = False,
     answers: Answers = "text",
+    placing: Placing = "copy",
+    origin: Origin | None = None,
 ) -> AddResult:
-    """Check a GGUF or ONNX file and copy it to `root/name` as an artifact.
+    """Check a GGUF or ONNX file and put it into `root/name` as an artifact.
 
     Args:
         name: how policies name the model; defaults to the file's name.
         device: the device whose memory a GGUF must fit, with `batch` sequences of `context` tokens.
         force: add a GGUF that does not fit, with a note.
         answers: what a GGUF answers with; `calls` constrains its answers to the call grammar.
+        placing: copy the file, link it, or move it.
+        origin: where the file came from; None: it is the owner's own.
 
     Raises:
         ArtifactError: the file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; or the
             name is taken or not valid in a policy.
     """
-    chosen = name or _model_name(file.stem)
-    if not NAME.fullmatch(chosen):
-        raise ArtifactError(
-            f"{chosen!r} is not a valid model name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
-        )
-    if any(artifact.name == chosen for artifact in list_artifacts((root,))):
-        raise ArtifactError(
-            f"a model named {chosen!r} exists already; choose another name with --name, or delete its folder"
-        )
-    with file.open("rb") as opened:
-        magic = opened.read(4)
+    chosen = check_name(name or model_name(file.stem), root)
+    try:
+        with file.open("rb") as opened:
+            magic = opened.read(4)
+    except OSError as error:
+        raise ArtifactError(f"{file}: {error.strerror}") from error
+    origin = origin or Origin(f"added from {file.name}", "causeway-models add")
     if magic == b"GGUF":
-        notes = _check_gguf(file, device, context, batch, force)
-        note = f"added from {file.name}"
-        added = publish_gguf(file, chosen, root, command="causeway-models add", note=note, answers=answers)
+        gguf = check_gguf(file, context)
+        notes = (
+            *_gguf_notes(gguf, context, origin.licence),
+            *check_fits(gguf, file.name, device, context, batch, force),
+        )
+        added = publish_gguf(
+            file,
+            chosen,
+            root,
+            command=origin.command,
+            note=origin.note,
+            licence=origin.licence,
+            answers=answers,
+            placing=placing,
+        )
         return AddResult(added, notes)
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
     raise ArtifactError(f"{file}: neither a GGUF (it starts with {magic!r}) nor an .onnx file")
 
 
-def _check_gguf(file: Path, device: Device, context: int, batch: int, force: bool) -> tuple[str, ...]:
-    """Return remarks for the owner. Raises ArtifactError."""
-    gguf = read_gguf(file)
-    notes = _gguf_notes(gguf, context)
+def check_name(name: str, root: Path) -> str:
+    """Return `name` if a new model may have it.
+
+    Raises:
+        ArtifactError: it is not valid in a policy, or taken.
+    """
+    if not NAME.fullmatch(name):
+        raise ArtifactError(
+            f"{name!r} is not a valid model name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
+        )
+    if any(artifact.name == name for artifact in list_artifacts((root,))):
+        raise ArtifactError(
+            f"a model named {name!r} exists already; choose another name with --name, or delete its folder"
+        )
+    return name
+
+
+def model_name(stem: str) -> str:
+    """Return the name of a model after the name of its file."""
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")
+
+
+def check_fits(
+    gguf: GgufFile, what: str, device: Device, context: int, batch: int, force: bool = False
+) -> tuple[str, ...]:
+    """Compare a model's memory with the device's. Return a remark if it is too large and `force` is set.
+
+    Raises:
+        ArtifactError: it does not fit, and `force` is not set; the message has the figures.
+    """
     need = estimate_memory(gguf, context=context, batch=batch).total_bytes
-    if need > device.usable_bytes:
-        usable = f"{device.name} has {device.usable_bytes / 2**20:.0f} MiB of usable memory"
-        shortage = f"{file}: needs {need / 2**20:.0f} MiB, {usable}"
-        if not force:
-            raise ArtifactError(f"{shortage} (context {context}, batch {batch}); lower these or use --force")
-        notes.append(shortage)
-    _load_check(file, context)
-    return tuple(notes)
+    if need <= device.usable_bytes:
+        return ()
+    usable = f"{device.name} has {device.usable_bytes / 2**20:.0f} MiB of usable memory"
+    shortage = f"{what}: needs {need / 2**20:.0f} MiB, {usable}"
+    if not force:
+        raise ArtifactError(f"{shortage} (context {context}, batch {batch}); lower these or use --force")
+    return (shortage,)
 
 
-def _gguf_notes(gguf: GgufFile, context: int) -> list[str]:
+def _gguf_notes(gguf: GgufFile, context: int, licence: str | None) -> list[str]:
     notes = []
-    if gguf.licence is None:
+    if gguf.licence is None and licence is None:
         notes.append(_NO_LICENCE)
     if gguf.chat_template is None:
         notes.append("no chat template: the engine uses a plain one")
-    else:
-        PromptRenderer(gguf.chat_template)
     if gguf.context_length and gguf.context_length < context:
         notes.append(f"trained for a context of {gguf.context_length} tokens, fewer than the {context} requested")
     if gguf.refuse_token is None:
         notes.append("no refusal token: confidence is computed from token probabilities alone")
     return notes
-
-
-def _load_check(file: Path, context: int) -> None:
-    """Load the file with llama.cpp and decode one step."""
-    from ..evaluate.greedy import GreedyModel
-
-    with GreedyModel(file, slots=1, context=min(context, 512)) as model:
-        model.logits(model.tokenize("hello") or [0])
 
 
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
@@ -140,7 +176,3 @@ def _add_onnx(file: Path, root: Path, name: str) -> AddResult:
         note=f"added from {file.name}: inputs {inputs}; outputs {outputs}",
     )
     return AddResult(save_manifest(manifest, folder), (_NO_LICENCE,))
-
-
-def _model_name(stem: str) -> str:
-    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-.")

@@ -24,6 +24,7 @@ from ..function_calls.catalog import CATALOG
 from ..function_calls.grammar import ANSWER_TOKENS
 from ..signals.lookup import SignalKind
 from .card import card
+from .placing import Placing, place
 
 LICENCE = "Apache-2.0"
 ATTRIBUTIONS = (
@@ -64,22 +65,22 @@ def publish_gguf(
     temperature: float | None = None,
     answer_tokens: int = 0,
     answers: Answers = "text",
+    placing: Placing = "copy",
 ) -> Artifact:
-    """Copy `weights` to `root/name/model.gguf`, write a manifest from the file's metadata, and verify the copy.
+    """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
 
     Args:
+        placing: how the weights get there, see `place`.
         licence: defaults to the licence that the file names, else "unknown".
         temperature: the default where a request names none; None is OpenAI's 1.
         answer_tokens: the default limit of an answer; 0 is the rest of the context.
 
     Raises:
-        ArtifactError: the file is not a readable GGUF.
+        ArtifactError: the file is not a readable GGUF, or cannot be placed.
     """
     gguf = read_gguf(weights)
     folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / "model.gguf.partial"
-    shutil.copyfile(weights, partial)
+    partial = place(weights, folder / "model.gguf.partial", placing)
     manifest = Manifest(
         name=name,
         file="model.gguf",

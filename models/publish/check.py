@@ -1,0 +1,135 @@
+"""Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step.
+
+All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
+never ends takes the child, and the caller gets an ArtifactError.
+
+    python -m models.publish.check FILE CONTEXT      prints a `_Verdict` as JSON
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from router.errors import InvalidRequest
+from router.types import Message
+
+from ..catalog.artifact import ArtifactError
+from ..catalog.gguf import GgufFile, read_gguf
+
+GIB = 2**30
+BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
+BASE_TIME_S = 60.0
+SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
+_CHECK_CONTEXT_TOKENS = 512
+
+
+class CheckLimits(msgspec.Struct, frozen=True):
+    """What the child process may use. `memory_bytes`: private memory; the mapped file does not count."""
+
+    memory_bytes: int
+    time_s: float
+
+
+class _Verdict(msgspec.Struct):
+    gguf: GgufFile | None = None
+    fault: str = ""
+
+
+def limits_for(size_bytes: int) -> CheckLimits:
+    """Return the limits for a file of `size_bytes`; llama.cpp may repack the weights, which takes their size again."""
+    return CheckLimits(BASE_MEMORY_BYTES + size_bytes * 3 // 2, BASE_TIME_S + size_bytes / SLOWEST_BYTES_PER_S)
+
+
+def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> GgufFile:
+    """Check a GGUF file in a child process and describe it.
+
+    Args:
+        file: the GGUF file.
+        context: tokens that it must be able to hold; at most 512 are tried.
+        limits: of the child; None: `limits_for` its size.
+
+    Raises:
+        ArtifactError: the file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
+            or the check exceeds its limits.
+    """
+    limits = limits or limits_for(file.stat().st_size)
+    command = [sys.executable, "-m", __name__, str(file), str(context)]
+    environ = {**os.environ, "CAUSEWAY_CHECK_BYTES": str(limits.memory_bytes), "OMP_NUM_THREADS": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+    )
+    try:
+        child = subprocess.run(
+            command, env=environ, capture_output=True, timeout=limits.time_s, check=False, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise ArtifactError(f"{file}: checking it took longer than {limits.time_s:.0f} s: refused") from None
+    try:
+        verdict = msgspec.json.decode(child.stdout, type=_Verdict)
+    except msgspec.DecodeError:
+        raise ArtifactError(f"{file}: {_death(child.returncode, limits)}") from None
+    if verdict.gguf is None:
+        raise ArtifactError(verdict.fault)
+    return verdict.gguf
+
+
+def _death(status: int, limits: CheckLimits) -> str:
+    bound = f"{limits.memory_bytes / GIB:.1f} GiB"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"llama.cpp crashes on it ({name}), or needs more than {bound} besides its weights: refused"
+    return f"checking it failed with status {status}, perhaps for want of memory (at most {bound}): refused"
+
+
+def _examine(file: Path, context: int) -> GgufFile:
+    gguf = read_gguf(file)
+    if gguf.chat_template is not None:
+        _try_template(file, gguf.chat_template)
+    _try_load(file, context)
+    return gguf
+
+
+def _try_template(file: Path, template: str) -> None:
+    from ..chat.template import render
+
+    try:
+        render(template, [Message(role="user", content="hello")])
+    except InvalidRequest as error:
+        raise ArtifactError(f"{file}: {error}") from error
+
+
+def _try_load(file: Path, context: int) -> None:
+    """Load the file with llama.cpp and decode one step."""
+    from ..evaluate.greedy import GreedyModel
+
+    with GreedyModel(file, slots=1, context=min(context, _CHECK_CONTEXT_TOKENS), threads=1) as model:
+        model.logits(model.tokenize("hello") or [0])
+
+
+def _main() -> None:
+    bound = int(os.environ["CAUSEWAY_CHECK_BYTES"])
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    file, context = Path(sys.argv[1]), int(sys.argv[2])
+    # llama.cpp and the libraries under it may print: only the verdict goes to stdout.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    try:
+        verdict = _Verdict(gguf=_examine(file, context))
+    except ArtifactError as error:
+        verdict = _Verdict(fault=str(error))
+    except MemoryError:
+        verdict = _Verdict(fault=f"{file}: checking it needs more than {bound / GIB:.1f} GiB of memory: refused")
+    with out:
+        out.write(msgspec.json.encode(verdict))
+
+
+if __name__ == "__main__":
+    _main()
