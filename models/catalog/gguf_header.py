@@ -155,7 +155,7 @@ class _HeaderReader:
         if kind not in _SCALARS:
             self.fail(f"{key!r} has the unknown type {kind}")
         (value,) = self._unpack(_SCALARS[kind], f"the value of {key!r}")
-        return value  # type: ignore[no-any-return]
+        return value
 
     def tensor(self, found: list[TensorInfo]) -> int:
         """Append the next tensor to `found` and return where it ends, in bytes from the first one's start."""
