@@ -50,6 +50,8 @@ from .storage.state_folder import StateFolderLock
 if TYPE_CHECKING:
     from .agent.agent import Agent, FleetLink
     from .agent.boot import Booted
+    from .agent.link.connection import FleetConnection
+    from .backends.cloud.credentials import Credentials
     from .observability.tracing import RequestTracer
 
 __all__ = ["App", "build"]
@@ -71,7 +73,8 @@ def build(
         make_engine: creates the engine of an edge target's model; by default from the model's artifact.
         clock: for tests.
         environ: for systemd's variables.
-        fleet: the fleet whose plan the daemon follows; without one it runs the last bundle that it verified, if any.
+        fleet: the fleet whose plan the daemon follows; by default the one that the box joined. Without one it runs
+            the last bundle that it verified, if any.
     """
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
@@ -82,13 +85,14 @@ def build(
     engines = None
     if config.engine.enabled:
         engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs), _weights_of(model_dirs))
-    cloud = CloudBackend(config.cloud) if config.cloud.url else None
+    metrics = Metrics(lambda: read_gauges(parts))
+    connection, fleet_problem, credentials = _connect(config, state_dir, clock, metrics, has_fleet=fleet is not None)
+    cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
     record_all = config.decisions.record == "all"
     learned = LearnedEstimators(model_dirs, always_quality=record_all)
     spend = SpendStore(state_dir, clock)
     signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
     admission = Admission(AdmissionLimits())
-    metrics = Metrics(lambda: read_gauges(parts))
 
     model_temperature = _model_temperatures(model_dirs)
 
@@ -141,23 +145,32 @@ def build(
     def restart() -> None:
         app.restart()
 
-    def make_agent(fleet: FleetLink, booted: Booted) -> Agent:
+    def make_agent(booted: Booted | None) -> Agent | None:
+        if booted is None or (fleet is None and connection is None):
+            return None
         # Imported only when needed, as for all of the fleet: most boxes are in none.
         from .agent.agent import Agent
         from .daemon.bundles import BundleHost
+        from .daemon.fleet import follow, link_of
 
+        link = link_of(connection) if fleet is None and connection is not None else fleet
+        assert link is not None
         assert state_dir is not None
         settings = {} if booted.bundle is None else booted.bundle.manifest.settings
-        return Agent(
+        agent = Agent(
             folder=state_dir / FLEET_FOLDER,
             booted=booted,
             host=BundleHost(lambda: parts, factory, settings, model_dirs, restart),
             clock=clock,
-            member=fleet.member,
-            source=fleet.source,
-            settings=fleet.settings,
-            may_change=fleet.may_change,
+            member=link.member,
+            source=link.source,
+            settings=link.settings,
+            may_change=link.may_change,
+            on_change=link.on_change,
         )
+        if connection is not None:
+            follow(connection, agent)
+        return agent
 
     parts = Components(
         started=clock.monotonic(),
@@ -178,7 +191,9 @@ def build(
             ConnectionTable("unix", config.server.max_connections, clock.monotonic),
         ),
         tracing=_tracing(config),
-        agent=None if fleet is None or booted is None else make_agent(fleet, booted),
+        agent=make_agent(booted),
+        fleet=connection,
+        fleet_problem=fleet_problem,
     )
     reader = RequestReader(config.server)
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
@@ -212,6 +227,18 @@ def _boot(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[
 
     booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())
     return booted, with_bundle(config, booted.bundle)
+
+
+def _connect(
+    config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics, *, has_fleet: bool
+) -> tuple[FleetConnection | None, str, Credentials | None]:
+    """The connection of a box that joined a fleet, what is wrong with it, and its token for the cloud."""
+    if has_fleet or state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
+        return None, "", None
+    from .daemon.fleet import connect, credentials
+
+    connection, problem = connect(state_dir / FLEET_FOLDER, clock, metrics.traffic)
+    return connection, problem, credentials(connection, config.cloud)
 
 
 def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Location, Backend]:

@@ -140,6 +140,7 @@ class FleetLink(msgspec.Struct, frozen=True):
     source: Source
     settings: AgentSettings = AgentSettings()
     may_change: Callable[[str], Awaitable[float]] = at_once
+    on_change: Callable[[], None] = lambda: None
 
 
 class Agent:

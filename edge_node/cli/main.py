@@ -13,6 +13,7 @@ import msgspec
 from router.errors import ConfigError
 
 from ..config.schema import MEANING, Config, config_keys, config_variable
+from .fleet import fleet
 from .options import (
     PATH,
     check_policy_or_exit,
@@ -185,3 +186,6 @@ def up(
     serve_flags = tuple(command_line(config_path, settings, flags))
     runs_dir = run_dir or default_runs_dir(config)
     sys.exit(run(UpOptions(config, serve_flags, runs_dir, find_programs(), cloud=not no_cloud, once=once)))
+
+
+main.add_command(fleet)

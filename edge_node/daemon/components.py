@@ -24,6 +24,7 @@ from ..storage.spend import SpendStore
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
+    from ..agent.link.connection import FleetConnection
     from ..observability.tracing import RequestTracer
 
 
@@ -47,6 +48,8 @@ class Components:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     tracing: RequestTracer | None = None
     agent: Agent | None = None  # of a box that joined a fleet
+    fleet: FleetConnection | None = None  # the same
+    fleet_problem: str = ""  # why a box that joined a fleet has none
 
     def readiness(self) -> Readiness:
         """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""
@@ -73,6 +76,8 @@ class Components:
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
             self.policies.persist_problem,
+            *(() if self.fleet is None else self.fleet.problems),
+            self.fleet_problem,
         )
         return tuple(problem for problem in found if problem)
 

@@ -128,9 +128,9 @@ class App:
         self._stop.set()
         if self._root is not None:
             await asyncio.wait([self._root])
-        for backend in (parts.engines, parts.cloud):
-            if backend is not None:
-                await backend.close()
+        for part in (parts.engines, parts.cloud, parts.fleet):
+            if part is not None:
+                await part.close()
         await asyncio.to_thread(self._close_stores)
 
     def _close_stores(self) -> None:
@@ -206,6 +206,8 @@ class App:
             tasks.start_soon(self._announce_ready)
             if parts.agent is not None:
                 tasks.start_soon(parts.agent.run)
+            if parts.fleet is not None:
+                tasks.start_soon(parts.fleet.run)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()

@@ -37,6 +37,7 @@ POLL_S = (150.0, 300.0)
 TELEMETRY_S = (50.0, 70.0)
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # a poll that nothing ended but its answer took at least so long
+_FLUSH_S = 2.0
 _SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
 _REVOKED = ("device_revoked", "device_unknown")
 
@@ -85,7 +86,15 @@ class FleetConnection:
         self.identity = identity
         self.boot = secrets.token_hex(8)
         self.plane = ControlPlane(identity.url, identity.ca_file, key.sign)
-        self.tokens = TokenKeeper(identity, self.plane, boot=self.boot, clock=clock, uniform=self._uniform, sleep=sleep)
+        self.tokens = TokenKeeper(
+            identity,
+            self.plane,
+            boot=self.boot,
+            clock=clock,
+            uniform=self._uniform,
+            sleep=sleep,
+            changed=self._keep_record,
+        )
         self._status = StatusWriter(identity.device, self.boot, clock.unix)
         self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix)
         self._dirty = asyncio.Event()
@@ -135,6 +144,11 @@ class FleetConnection:
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
+        """Send what telemetry waits, for at most two seconds, and close the connections."""
+        if self.tokens.token:
+            with anyio.move_on_after(_FLUSH_S):
+                self._telemetry.cut(self._agent_report().running)
+                await self.send_telemetry()
         await self.plane.close()
 
     # --- loops -------------------------------------------------------------------------------------------------------

@@ -44,10 +44,19 @@ class TokenKeeper:
         clock: Both clocks.
         uniform: Chance: a number between two.
         sleep: Waits for seconds.
+        changed: Called when `problems` may have changed.
     """
 
     def __init__(
-        self, identity: Identity, plane: ControlPlane, *, boot: str, clock: Clock, uniform: Uniform, sleep: Sleep
+        self,
+        identity: Identity,
+        plane: ControlPlane,
+        *,
+        boot: str,
+        clock: Clock,
+        uniform: Uniform,
+        sleep: Sleep,
+        changed: Callable[[], None],
     ) -> None:
         self._identity = identity
         self._plane = plane
@@ -55,6 +64,7 @@ class TokenKeeper:
         self._clock = clock
         self._uniform = uniform
         self._sleep = sleep
+        self._changed = changed
         self._renewing = asyncio.Lock()
         self._there = asyncio.Event()
         self._received = self._expires = float("-inf")  # monotonic s
@@ -131,9 +141,9 @@ class TokenKeeper:
         self._ahead_s = issued.now - self._clock.unix()
         self.cohort = issued.cohort
         self._check_clock()
-        self._use(issued.token)
         self._expired.end("the fleet's token is renewed")
         self._refused.end(f"the fleet {self._identity.fleet} accepts this box again")
+        self._use(issued.token)
 
     async def _ask(self) -> IssuedToken:
         self._sent = max(self._sent + 0.001, self._clock.unix() + self._ahead_s)
@@ -157,6 +167,7 @@ class TokenKeeper:
             self._there.set()
         else:
             self._there.clear()
+        self._changed()
 
     def _check_clock(self) -> None:
         if abs(self._ahead_s) > _SKEW_S:

@@ -1,0 +1,107 @@
+"""`causeway-edge fleet`: join a fleet, leave it, and say how this box stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from router.errors import ConfigError
+
+from .options import PATH, config_options, load_config_or_exit, read_prompt, usage_error
+
+DONE, REFUSED, UNREACHABLE = 0, 1, 3
+RESTART = "restart the daemon: systemctl restart causeway-edge"
+
+
+@click.group()
+def fleet() -> None:
+    """The fleet that this box belongs to: it brings policies, models and settings, and the token for the cloud."""
+
+
+@fleet.command()
+@config_options
+@click.argument("control_plane", metavar="CONTROL_PLANE_URL")
+@click.option("--token", default="-", envvar="CAUSEWAY_JOIN_TOKEN", help="The join token; `-` reads stdin.")
+@click.option("--name", default="", help="The device id that the box wants; without it the control plane chooses.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Such as role=kiosk; repeatable.")
+@click.option("--site", default="", help="Where the box stands: few boxes of a site change at once.")
+@click.option("--ca-file", type=PATH, help="PEM file of the authority that signed the control plane's certificate.")
+def join(
+    config_path: Path | None,
+    settings: tuple[str, ...],
+    control_plane: str,
+    token: str,
+    name: str,
+    labels: tuple[str, ...],
+    site: str,
+    ca_file: Path | None,
+    **flags: str | None,
+) -> None:
+    """Make a device key and enrol it with a join token; then restart the daemon.
+
+    Exit code: 0 joined, 1 refused, 2 usage error, 3 the control plane is unreachable: try again.
+    """
+    config = load_config_or_exit(config_path, settings, flags)
+    from ..agent.link import enrolment
+    from ..agent.link.control_plane import FleetError, FleetUnreachable
+
+    pairs = [label.partition("=") for label in labels]
+    if bad := [label for label, pair in zip(labels, pairs, strict=True) if not pair[1]]:
+        usage_error(f"--label {bad[0]}: write KEY=VALUE")
+    request = enrolment.JoinRequest(
+        url=control_plane,
+        token=read_prompt(token).strip(),
+        ca_file=str(ca_file.absolute()) if ca_file else "",
+        name=name,
+        labels={key: value for key, _, value in pairs},
+        site=site,
+    )
+    try:
+        identity = asyncio.run(enrolment.join(Path(config.state_dir), request, time.time()))
+    except ConfigError as error:
+        usage_error(str(error))
+    except FleetError as error:
+        click.echo(f"causeway-edge: not joined: {error}", err=True)
+        sys.exit(UNREACHABLE if isinstance(error, FleetUnreachable) else REFUSED)
+    click.echo(f"joined {identity.fleet} as {identity.device} (tenant {identity.tenant}, cohort {identity.cohort})")
+    click.echo(RESTART)
+
+
+@fleet.command()
+@config_options
+def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | None) -> None:
+    """Remove identity, key and bundles; the box answers from its own files again. Stop the daemon before.
+
+    The control plane keeps the device until an operator revokes it.
+    """
+    config = load_config_or_exit(config_path, settings, flags)
+    from ..agent.link.enrolment import leave as leave_fleet
+    from ..storage.state_folder import StateFolderLock
+
+    folder = StateFolderLock(Path(config.state_dir))
+    try:
+        folder.acquire()
+        leave_fleet(Path(config.state_dir))
+    except ConfigError as error:
+        usage_error(str(error))
+    finally:
+        folder.release()
+    click.echo("left; revoke the device on the control plane: causeway-fleet revoke")
+
+
+@fleet.command()
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def status(config_path: Path | None, settings: tuple[str, ...], as_json: bool, **flags: str | None) -> None:
+    """Print who this box is, what it runs and what is wrong, as the daemon wrote it last.
+
+    Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
+    """
+    config = load_config_or_exit(config_path, settings, flags)
+    from .fleet_status import print_status
+
+    sys.exit(print_status(Path(config.state_dir), as_json=as_json))

@@ -1,0 +1,78 @@
+"""A daemon in a fleet: its connection to the control plane, and what connection and agent tell each other.
+
+Imported only by a daemon that joined one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from router.errors import ConfigError
+
+from ..agent.agent import Agent, FleetLink
+from ..agent.link.connection import FleetConnection, open_link
+from ..agent.link.control_plane import carries_secrets
+from ..agent.link.reporter import AgentReport, TrafficSums
+from ..agent.link.tokens import TokenKeeper
+from ..clock import Clock
+from ..config.schema import CloudConfig
+
+log = logging.getLogger(__name__)
+
+
+def connect(folder: Path, clock: Clock, read_traffic: Callable[[], TrafficSums]) -> tuple[FleetConnection | None, str]:
+    """Return the connection of a box that joined a fleet, or None and what is wrong, "" if nothing is.
+
+    A damaged identity does not keep the daemon from starting: it goes on with what it last ran.
+
+    Args:
+        folder: STATE_DIR/fleet.
+    """
+    try:
+        return open_link(folder, clock=clock, read_traffic=read_traffic), ""
+    except (ConfigError, FileNotFoundError) as error:
+        problem = f"this box cannot speak to its fleet: {error}"
+        log.error(problem)
+        return None, problem
+
+
+def link_of(connection: FleetConnection) -> FleetLink:
+    """Return what the agent gets of the connection."""
+    return FleetLink(
+        member=lambda: connection.identity,
+        source=connection.plane,
+        may_change=connection.may_change,
+        on_change=connection.changed,
+    )
+
+
+def follow(connection: FleetConnection, agent: Agent) -> None:
+    """Let the connection report the agent's state and wake it."""
+    connection.follow(lambda: agent_report(agent), agent.wake)
+
+
+def agent_report(agent: Agent) -> AgentReport:
+    row = agent.row
+    return AgentReport(
+        state=agent.state,
+        running=agent.running,
+        wanted=agent.wanted,
+        rollout=row.rollout,
+        code=row.code,
+        reason=row.reason[:1000],
+        quarantined=tuple(row.quarantined)[-64:],
+        unproven=row.unproven,
+        since=row.at,
+    )
+
+
+def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> TokenKeeper | None:
+    """Return the fleet's token for the cloud, unless a key is configured or others could read it on the way."""
+    if connection is None or cloud.api_key or not cloud.url:
+        return None
+    if not carries_secrets(cloud.url):
+        log.warning("cloud.url is plain HTTP: the fleet's token is not sent there; use https://, or set cloud.api_key")
+        return None
+    return connection.tokens
