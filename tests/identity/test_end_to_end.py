@@ -133,7 +133,7 @@ def test_joining_says_what_is_wrong(site: Site, fault: str) -> None:
 
 def test_a_daemon_that_never_joined_imports_nothing_of_the_fleet(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from edge_node.app import build; from edge_node.config.schema import *; "
+        "import sys; from edge_node.app import build; from edge_node.config.schema import Config, EngineConfig; "
         f"build(Config(state_dir={str(tmp_path)!r}, engine=EngineConfig(enabled=False))); "
         "print([name for name in sys.modules if name.startswith(('edge_node.agent', 'tuf', 'cryptography', 'httpx'))])"
     )
