@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 BUILT_AT = 1_735_689_600.0
 """Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
 _UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
+_TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
 _KEPT_BUNDLES = 2  # the running one and the one before
 _SPARE_BYTES = 64 * 1024 * 1024  # of the disk, for everything else
 _REPLAYED_S = 86400.0
@@ -268,8 +269,8 @@ class Agent:
         """Follow the transition of a refusal in this state."""
         events = TRANSITIONS[self.state]
         log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
-        if self.state in (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE):
-            return self._settings.retry_s  # only a disk that cannot be written gets here: try again
+        if self.state in _TRIED_AGAIN or (self.state is BoxState.TRIAL and isinstance(refusal, DiskFull)):
+            return self._settings.retry_s  # the disk cannot be written: the same step again
         if isinstance(refusal, Withdrawn) and Event.WITHDRAWN in events:
             event = Event.WITHDRAWN
         elif isinstance(refusal, _UNFIT) and Event.UNFIT in events:
@@ -280,16 +281,19 @@ class Agent:
             event = Event.REFUSED
         code, reason = refusal.code, refusal.message[:1000]
         if event is Event.REFUSED:
-            self._refusals += 1
             self._enter(event, bundle=None, written=self.state is not BoxState.CHECK, code=code, reason=reason)
-            wait_s = min(self._settings.check_s, self._settings.retry_s * 2.0 ** min(self._refusals - 1, 10))
-            return wait_s * (0.5 + self._chance())
+            return self._retry_s()
         quarantined = self._row.quarantined
         if event is Event.UNFIT:
             assert self._row.bundle is not None
             quarantined = quarantine(quarantined, self._row.bundle, f"{code}: {reason}")
         self._enter(event, code=code, reason=reason, quarantined=quarantined)
         return 0.0
+
+    def _retry_s(self) -> float:
+        wait_s = min(self._settings.check_s, self._settings.retry_s * 2.0 ** min(self._refusals, 10))
+        self._refusals += 1
+        return wait_s * (0.5 + self._chance())
 
     def _pointed(self) -> bool:
         pointer = self._store.pointer()
@@ -524,7 +528,7 @@ class Agent:
         self._undone = True
         bundles = back.bundles[back.bundles.index(bundle.id) :] if bundle else ()
         self._store.point(bundles)
-        event = Event.WITHDRAWN if self._row.code == Withdrawn.code else Event.DONE
+        event = Event.DONE if self._row.bundle in back.quarantined else Event.WITHDRAWN
         self._enter(
             event,
             must=True,
@@ -538,7 +542,7 @@ class Agent:
         if restarts:
             self._host.restart()
             return math.inf
-        return 0.0
+        return 0.0 if event is Event.DONE else self._retry_s()
 
     async def _leave_quarantine(self) -> float:
         self._enter(Event.DONE, must=True, bundle=None)

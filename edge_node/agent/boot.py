@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from router.bundle.protocol import BoxState
-from router.bundle.refusals import BootsFailed, UpdateRefused
+from router.bundle.refusals import BootsFailed, BundleAltered, DiskFull, UpdateRefused, Withdrawn
 
 from .disk import Disk
 from .journal import Journal, JournalRow, quarantine
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 MAX_BOOTS = 3
+_NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
 _ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
 
 
@@ -77,7 +78,7 @@ def rolled_back(row: JournalRow, now: float) -> JournalRow:
     assert row.bundle is not None
     bundles = tuple(bundle for bundle in row.bundles if bundle != row.bundle)
     quarantined = row.quarantined
-    if row.code != "withdrawn":
+    if row.code not in _NOT_ITS_FAULT:
         quarantined = quarantine(quarantined, row.bundle, f"{row.code}: {row.reason}")
     return msgspec.structs.replace(
         row, state=BoxState.IDLE, at=now, bundle=None, bundles=bundles, quarantined=quarantined, boots=0, restarts=False
@@ -110,9 +111,11 @@ def _count(row: JournalRow, now: float, max_boots: int, write: Callable[[Journal
     )
     if boots <= max_boots and write(row):
         return row
-    reason = f"the daemon ended {boots} times during the trial" if boots > max_boots else "a trial cannot be counted"
+    code, reason = DiskFull.code, "the start of a trial cannot be written down, so that it would never end"
+    if boots > max_boots:
+        code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
     log.error("bundle %s is rolled back: %s", row.bundle, reason)
-    row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=BootsFailed.code, reason=reason)
+    row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=code, reason=reason)
     write(row)
     return row
 

@@ -19,7 +19,7 @@ import msgspec
 
 from models.catalog.artifact import MANIFEST, Manifest, load_artifact, sha256_of
 from router.bundle.manifest import Blob, BundleManifest, encode_manifest, read_manifest
-from router.bundle.refusals import BundleAltered, UpdateRefused
+from router.bundle.refusals import BundleAltered
 
 from .disk import Disk
 
@@ -165,7 +165,7 @@ class BundleStore:
         kept = set(keep)
         needed = {blob.sha256 for blob in wanted}
         for bundle in kept:
-            with contextlib.suppress(UpdateRefused, OSError):
+            with contextlib.suppress(msgspec.DecodeError, OSError):  # damaged: it is fetched again if it is wanted
                 content = (self._bundles / bundle / MANIFEST).read_bytes()
                 needed |= {blob.sha256 for blob in msgspec.json.decode(content, type=BundleManifest).blobs}
         freed = 0

@@ -1,0 +1,105 @@
+"""Power cuts and full disks at each operation of a change, of one that commits and of one that is undone."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from router.bundle.protocol import BoxState
+
+from .disks import FullDisk, PowerCuts
+from .fleet import Publisher, TestBox
+
+pytestmark = pytest.mark.slow
+
+IDLE, TRIAL = BoxState.IDLE, BoxState.TRIAL
+STATES_PER_CUT = 4
+
+
+async def finish(box: TestBox, bundle: str, *, steps: int = 60) -> None:
+    """Let the box go on, with as many healthy requests as it needs, until it runs a bundle and is idle."""
+    for _ in range(steps):
+        await box.agent.advance()
+        if (box.agent.state, box.agent.running) == (IDLE, bundle):
+            return
+        if box.agent.state is TRIAL:
+            box.host.serve(100)
+            box.time.pass_s(300.0)
+    raise AssertionError(f"stuck in {box.agent.row}")
+
+
+async def fail(box: TestBox) -> None:
+    """Let the trial fail."""
+    await box.until(TRIAL)
+    await box.agent.advance()
+    box.host.serve(200, errors=20)
+    await box.until(IDLE)
+
+
+def serves_verified(box: TestBox, bundles: set[str]) -> None:
+    assert box.booted.bundle is not None
+    assert box.booted.bundle.id in bundles
+    box.booted.store.load(box.booted.bundle.id)
+
+
+@pytest.mark.parametrize("good", [True, False])
+async def test_a_power_cut_at_each_write(publisher: Publisher, box: TestBox, tmp_path: Path, good: bool) -> None:
+    """Whatever the file system may have kept, the box starts with a verified bundle and gets to the wanted one."""
+    first = publisher.release()
+    await box.change()
+    cuts = PowerCuts(box.folder)
+    box.disk = cuts.disk
+    box.start()
+    cuts.start()
+    second = publisher.release()
+    await (finish(box, second) if good else fail(box))
+    shutil.rmtree(box.folder / "tuf")
+    total = len(cuts.operations)
+    assert total > 30
+    for cut in range(total + 1):
+        for state in range(STATES_PER_CUT):
+            place = tmp_path / f"cut-{cut}-{state}"
+            cuts.build(place / "fleet", cut, random.Random(1000 * cut + state))
+            after = TestBox(place, publisher)
+            serves_verified(after, {first, second})
+            if second in after.agent.row.quarantined:
+                assert after.agent.running == first
+            else:
+                await finish(after, second)
+            shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("good", [True, False])
+async def test_a_disk_that_is_full_from_each_write_on(
+    publisher: Publisher, box: TestBox, tmp_path: Path, good: bool
+) -> None:
+    """The box serves a verified bundle all the time, also over a restart, and goes on when there is room."""
+    first = publisher.release()
+    await box.change()
+    second = publisher.release()
+    shutil.copytree(box.state, tmp_path / "saved", symlinks=True)
+    refused = 1
+    at = 0
+    while refused:
+        place = tmp_path / f"full-{at}"
+        shutil.copytree(tmp_path / "saved", place, symlinks=True)
+        full = TestBox(place, publisher)
+        disk = full.disk = FullDisk(at)
+        full.start()
+        for _ in range(12):
+            await full.agent.advance()
+            assert full.host.bundle in (first, second)
+            if full.agent.state is TRIAL:
+                full.host.serve(100, errors=0 if good else 50)
+                full.time.pass_s(300.0)
+        full.start()
+        serves_verified(full, {first, second})
+        refused, disk.room = disk.refused, True
+        if good or second not in full.agent.row.quarantined:
+            await finish(full, second)
+        shutil.rmtree(place)
+        at += 1
+    assert at > 20
