@@ -116,7 +116,9 @@ class Download:
                 slow_at = began + bounds.grace_s + received / bounds.least_bytes_per_s
                 left_s = min(slow_at, self._deadline) - self._monotonic()
                 try:
-                    async with asyncio.timeout(max(0.0, left_s)):
+                    if left_s <= 0.0:  # also for a source whose next chunk is always there
+                        raise TimeoutError
+                    async with asyncio.timeout(left_s):
                         chunk = await anext(chunks, b"")
                 except TimeoutError as error:
                     raise DownloadTooSlow(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import anyio.from_thread
@@ -62,15 +62,18 @@ FACTORY = POLICY.format(number=0, model="m-small")
 class Publisher:
     """The people and the server of a fleet: they sign bundles, and give them to the boxes of one cohort."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exists: bool = False) -> None:
         self.path = path
+        self.files = PublishedFolder(path)
+        self.now = NOW
+        self._number = 0
+        if exists:
+            return
         (path / "policies" / "cases").mkdir(parents=True)
         for name in ("anna", "ben", "carla", "server"):
             new_key(path / "keys", name, None)
         (path / "trust.yaml").write_text(TRUST)
         (path / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
-        self.files = PublishedFolder(path)
-        self._number = 0
 
     @property
     def folder(self) -> Path:
@@ -91,7 +94,7 @@ class Publisher:
         checked = check_fleet(self.path)
         assert not checked.failed, checked
         signers = [load_signer(self.path / "keys" / f"{name}.pem", None) for name in ("anna", "ben")]
-        sign_offline(checked, self.trust, self.files, signers, NOW)
+        sign_offline(checked, self.trust, self.files, signers, self.now)
         return bundle_id(self.manifest())
 
     def manifest(self) -> BundleManifest:
@@ -102,7 +105,7 @@ class Publisher:
         """Give a signed bundle to every box."""
         plan = RolloutPlan(COHORT, "r-1", None, bundle, "salt", WHOLE, {}, frozenset())
         server = load_signer(self.path / "keys" / "server.pem", None)
-        publish_online(self.trust, self.files, [server], NOW, {COHORT: msgspec.structs.replace(plan, **changes)})
+        publish_online(self.trust, self.files, [server], self.now, {COHORT: msgspec.structs.replace(plan, **changes)})
 
     def release(self, *, policy: str = "", extra: str = "", model: str = "m-small") -> str:
         """Sign a new bundle and give it to every box; return its id."""
@@ -210,7 +213,9 @@ class TestBox:
 
     __test__ = False
 
-    def __init__(self, state: Path, publisher: Publisher, source: Source | None = None) -> None:
+    def __init__(
+        self, state: Path, publisher: Publisher, source: Source | None = None, *, disk: Disk | None = None
+    ) -> None:
         self.state = state
         self.folder = state / "fleet"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +224,7 @@ class TestBox:
         self.host = ScriptedHost()
         self.time = Time()
         self.may_change = at_once
-        self.disk = Disk()
+        self.disk = disk or Disk()
         self.settings = SETTINGS
         self.booted: Booted
         self.agent: Agent
@@ -267,6 +272,3 @@ class TestBox:
         """Go to the wanted bundle and commit it."""
         await self.until(BoxState.TRIAL)
         await self.prove()
-
-
-Replace = Callable[[str, int], AsyncIterator[bytes]]
