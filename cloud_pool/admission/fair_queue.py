@@ -56,6 +56,10 @@ class FairQueue:
     def add(self, ticket: Ticket) -> None:
         self._flow_to_extend(ticket).waiting.append(ticket)
 
+    def has(self, tenant: str) -> bool:
+        """Tell whether the tenant has a waiter."""
+        return tenant in self._backlogged
+
     def first(self, may_enter: Callable[[Ticket], bool] = lambda ticket: True) -> Ticket | None:
         """Return the next ticket of those that `may_enter`; of equal tags, the oldest."""
         waiting = (flow for flow in self._backlogged.values() if may_enter(flow.waiting[0]))

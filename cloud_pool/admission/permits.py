@@ -6,10 +6,11 @@ The last permits (trunk reservation, known from telephone networks) are reserved
 interactive requests and for light tenants: those that hold less than their share of the permits (half of it while many
 requests wait), or up to twice their share while they have credit. A tenant earns credit with its share of the released
 permits, and each of its sequences costs some, admitted or not: a flood has none as soon as it begins, and a tenant that
-stays within its share always has some. So a flood leaves room for light tenants. While many requests wait, one permit
-more is reserved where the flood's sequences all started at once, because then no permit is released for as long as an
-answer takes. Where requests of light tenants come so close together that this is not enough, a sequence of the flood
-gives its permit back (preemption), if its caller does not notice:
+stays within its share always has some. A tenant whose sequences wait earns none: it takes all that it gets. So a flood
+leaves room for light tenants. Its sequences do not all start at once, because then none could be preempted, and no
+permit would be released, for as long as an answer takes: where more have no first token than if they had come evenly,
+all free permits are reserved. Where requests of light tenants come so close together that this is not enough, a
+sequence of the flood gives its permit back (preemption), if its caller does not notice:
 
 1. It has had no token yet, so its caller has seen nothing of it.
 2. It is less urgent than an interactive newcomer, or not more urgent and of a tenant that is not light.
@@ -23,6 +24,7 @@ cause a preemption.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .config import AdmissionConfig
@@ -36,6 +38,7 @@ _CREDIT_SHARE = 2.0  # times its share, on credit
 _MIN_LIMIT = 4  # permits of which one is reserved
 _MIN_LEFT_S = 2.0  # a request with less time left is not preempted
 _MAX_SAVED = 4  # preemptions saved up while none was needed
+_BUNCHED = 1.5  # times the sequences that would be without a first token if they came evenly, and one more
 
 
 @dataclass(slots=True)
@@ -51,11 +54,20 @@ class TenantPermits:
 
 
 class PermitAllocator:
-    """Owns the books of permits. No tenant has more than `credit` sequences of credit; `now` is monotonic, s."""
+    """Owns the books of permits. No tenant has more than `credit` sequences of credit; `now` is monotonic, s.
 
-    def __init__(self, config: AdmissionConfig, credit: float) -> None:
+    `waiting_rank` returns the rank of a tenant's most urgent waiting sequence, the number of ranks where none waits.
+    """
+
+    def __init__(
+        self,
+        config: AdmissionConfig,
+        credit: float,
+        waiting_rank: Callable[[str], int] = lambda tenant: len(RANK),
+    ) -> None:
         self._config = config
         self.credit = credit
+        self._waiting_rank = waiting_rank
         self._pending: dict[Ticket, None] = {}  # in the order of their admission
         self._tenants: dict[str, TenantPermits] = {}  # in the order of their last requests
         self._weights = 0.0
@@ -66,7 +78,7 @@ class PermitAllocator:
 
     @property
     def pending(self) -> int:
-        """Permits of sequences without a first token."""
+        """Permits of preemptible sequences without a first token."""
         return len(self._pending)
 
     # --- books -------------------------------------------------------------------------------------------------------
@@ -88,8 +100,8 @@ class PermitAllocator:
             self._other_at = now
         while now - (oldest := next(iter(self._tenants.values()))).at > _PRESENT_S:
             self._forget(oldest.tenant)
-            if oldest.held[-1]:
-                self._add(oldest, now, rate)  # It still holds permits.
+            if oldest.held[-1] or self._waiting_rank(oldest.tenant) < len(RANK):
+                self._add(oldest, now, rate)  # It still holds permits, or waits for some.
 
     def _new(self, ticket: Ticket, now: float) -> TenantPermits:
         return TenantPermits(ticket.tenant, ticket.weight, [self.credit] * len(RANK), [0] * len(RANK), now)
@@ -98,7 +110,8 @@ class PermitAllocator:
         self._tenants[tenant.tenant] = tenant  # now the last one
         self._weights += tenant.weight
         earned = rate * (now - tenant.at) * tenant.weight / self._weights
-        tenant.credits = [min(self.credit, credit + earned) for credit in tenant.credits]
+        for rank in range(self._waiting_rank(tenant.tenant)):
+            tenant.credits[rank] = min(self.credit, tenant.credits[rank] + earned)
         tenant.at = now
 
     def _forget(self, name: str) -> TenantPermits | None:
@@ -113,13 +126,14 @@ class PermitAllocator:
     def enter(self, ticket: Ticket, now: float) -> None:
         ticket.state, ticket.admitted = TicketState.PENDING, now
         self.running += 1
-        self._pending[ticket] = None
+        if ticket.preemptible:
+            self._pending[ticket] = None
         self._add_held(ticket, 1)
         self._saved = min(_MAX_SAVED, self._saved + self._config.preemption_share)
 
     def got_first_token(self, ticket: Ticket) -> None:
         ticket.state = TicketState.RUNNING
-        del self._pending[ticket]
+        self._pending.pop(ticket, None)
 
     def leave(self, ticket: Ticket) -> None:
         self.running -= 1
@@ -139,17 +153,18 @@ class PermitAllocator:
 
     # --- reserved permits and preemption -----------------------------------------------------------------------------
 
-    def reserve(self, limit: int, now: float, even_pending: float = math.inf) -> int:
-        """Return how many permits of `limit` are reserved.
+    def reserve(self, limit: int, now: float) -> int:
+        """Return how many permits of `limit` are reserved."""
+        are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
+        return self._base_reserve(limit) if are_priorities_mixed or self._are_tenants_mixed else 0
+
+    def is_bunched(self, even_pending: float) -> bool:
+        """Tell whether too many sequences have started together beside another tenant: all free permits are reserved.
 
         Args:
             even_pending: How many held permits would be without a first token if their requests had come evenly.
         """
-        are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
-        reserve = self._base_reserve(limit) if are_priorities_mixed or self._are_tenants_mixed else 0
-        is_crowded = self._are_tenants_mixed and self._is_crowded(now)
-        is_bunched = is_crowded and self.pending >= max(1.0, even_pending - 0.5)
-        return reserve + 1 if reserve and is_bunched else reserve
+        return self._are_tenants_mixed and self.pending >= 1.0 + _BUNCHED * even_pending
 
     def _base_reserve(self, limit: int) -> int:
         """At least one from `_MIN_LIMIT` on: the reserve matters most while the limit is low."""
@@ -170,7 +185,7 @@ class PermitAllocator:
         return max(preemptible, key=_rank, default=None)
 
     def _is_preemptible(self, each: Ticket, ticket: Ticket, limit: int, now: float) -> bool:
-        if not each.preemptible or each.preempted >= MAX_PREEMPTIONS or each.deadline < now + _MIN_LEFT_S:
+        if each.preempted >= MAX_PREEMPTIONS or each.deadline < now + _MIN_LEFT_S:
             return False  # (3)
         if each.rank > ticket.rank and ticket.priority == "interactive":
             return True  # (2)

@@ -68,7 +68,7 @@ class AdmissionScheduler:
         self._away = 0
         self._release_rate = ReleaseRate(now)
         self._overload = OverloadDetector(settings.ttft_objective_s)
-        self._permits = PermitAllocator(settings.config, credit)
+        self._permits = PermitAllocator(settings.config, credit, self._waiting.rank_of)
         self._on_shed = on_shed
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -327,9 +327,10 @@ class AdmissionScheduler:
         return any(ticket.deadline < by for ticket in self._waiting.more_urgent(below))
 
     def _reserve(self, now: float) -> int:
+        reserve = self._permits.reserve(self.limit, now)
         held_s, base_s = self._release_rate.held_s, self._limit.base_s
-        even_pending = self.limit * base_s / held_s if held_s and base_s else math.inf
-        reserve = self._permits.reserve(self.limit, now, even_pending)
+        if reserve and held_s and base_s and self._permits.is_bunched(self.limit * base_s / held_s):
+            return self.limit
         return min(reserve, self._limit.headroom) if self._limit.is_untried(now) else reserve
 
     # --- books -------------------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ class WaitingTickets:
         above = sum(len(queue) for each, queue in self.queues.items() if RANK[each] < ticket.rank)
         return above + self.of(ticket).count_ahead(ticket, siblings)
 
+    def rank_of(self, tenant: str) -> int:
+        """Return the rank of the tenant's most urgent ticket, the number of ranks where it has none."""
+        return next((RANK[each] for each, queue in self.queues.items() if queue.has(tenant)), len(RANK))
+
     def more_urgent(self, ticket: Ticket) -> Iterator[Ticket]:
         """Yield the tickets of the priorities above."""
         return (one for each, queue in self.queues.items() if RANK[each] < ticket.rank for one in queue)

@@ -57,19 +57,36 @@ def test_a_tenant_that_holds_a_permit_is_present() -> None:
     assert books.permits.reserve(10, 35.0) == 1
 
 
-def test_bunched_starts_reserve_one_more_while_many_wait() -> None:
+def test_starts_beside_another_tenant_are_bunched_where_more_than_even_ones_are_without_a_token() -> None:
     books = PermitBooks()
-    quiet, flood = books.enter("quiet"), books.enter("flood")
-    assert books.permits.pending == 2
-    assert books.permits.reserve(10, 0.0, even_pending=2.0) == 1
-    books.permits.note_crowding(0.0)
-    assert books.permits.reserve(10, 0.0, even_pending=2.0) == 2
-    assert books.permits.reserve(10, 0.0, even_pending=2.6) == 1
-    books.permits.got_first_token(flood)
-    assert books.permits.reserve(10, 0.0, even_pending=2.0) == 1
-    books.permits.leave(quiet)
-    assert books.permits.reserve(10, 0.0, even_pending=0.0) == 1
-    assert (books.permits.running, books.permits.pending) == (1, 0)
+    flood = [books.enter("flood") for _ in range(3)]
+    assert not books.permits.is_bunched(even_pending=1.0)
+    books.arrive("quiet")
+    assert books.permits.is_bunched(even_pending=1.0)
+    assert not books.permits.is_bunched(even_pending=2.0)
+    books.permits.got_first_token(flood[0])
+    assert not books.permits.is_bunched(even_pending=1.0)
+    assert (books.permits.running, books.permits.pending) == (3, 2)
+
+
+def test_a_tenant_earns_no_credit_while_it_waits() -> None:
+    """One request for many sequences: no other request of its tenant arrives until it has ended."""
+    waiting = {"fan-out"}
+    permits = PermitAllocator(AdmissionConfig(), 4.0, lambda tenant: 0 if tenant in waiting else 3)
+    tickets = [Ticket("interactive", "fan-out", 1.0, 1.0, 0.0, 60.0) for _ in range(128)]
+    for ticket in tickets:
+        ticket.siblings = tickets
+    permits.record_arrival(tickets[0], 0.0, 16.0)
+    for ticket in tickets[:6]:
+        permits.enter(ticket, 0.0)
+
+    def may_take_last(now: float) -> bool:
+        permits.record_arrival(Ticket("interactive", "quiet", 1.0, 1.0, now, now + 60.0), now, 16.0)
+        return permits.may_take_last(tickets[-1], 10, now)
+
+    assert not any(may_take_last(float(now)) for now in range(40))
+    waiting.clear()
+    assert may_take_last(60.0)
 
 
 def test_which_tenants_are_light() -> None:

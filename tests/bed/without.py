@@ -49,9 +49,8 @@ def _without_credits() -> None:
 
 
 def _without_bunching() -> None:
-    """No permit more is reserved where a flood's requests started together."""
-    reserve = PermitAllocator.reserve
-    setattr(PermitAllocator, "reserve", lambda self, limit, now, even_pending: reserve(self, limit, now))  # noqa: B010
+    """A flood's sequences may all start together."""
+    setattr(PermitAllocator, "is_bunched", lambda self, even_pending: False)  # noqa: B010
 
 
 def _without_lag_correction() -> None:
