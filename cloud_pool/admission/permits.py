@@ -38,7 +38,7 @@ _CREDIT_SHARE = 2.0  # times its share, on credit
 _MIN_LIMIT = 4  # permits of which one is reserved
 _MIN_LEFT_S = 2.0  # a request with less time left is not preempted
 _MAX_SAVED = 4  # preemptions saved up while none was needed
-_BUNCHED = 1.5  # times the sequences that would be without a first token if they came evenly, and one more
+_EVEN = 0.5  # sequences without a first token beyond those that there would be if they came evenly
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class PermitAllocator:
         Args:
             even_pending: How many held permits would be without a first token if their requests had come evenly.
         """
-        return self._are_tenants_mixed and self.pending >= 1.0 + _BUNCHED * even_pending
+        return self._are_tenants_mixed and self.pending >= even_pending + _EVEN
 
     def _base_reserve(self, limit: int) -> int:
         """At least one from `_MIN_LIMIT` on: the reserve matters most while the limit is low."""

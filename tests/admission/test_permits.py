@@ -60,12 +60,12 @@ def test_a_tenant_that_holds_a_permit_is_present() -> None:
 def test_starts_beside_another_tenant_are_bunched_where_more_than_even_ones_are_without_a_token() -> None:
     books = PermitBooks()
     flood = [books.enter("flood") for _ in range(3)]
-    assert not books.permits.is_bunched(even_pending=1.0)
+    assert not books.permits.is_bunched(even_pending=0.0)
     books.arrive("quiet")
-    assert books.permits.is_bunched(even_pending=1.0)
-    assert not books.permits.is_bunched(even_pending=2.0)
+    assert books.permits.is_bunched(even_pending=2.5)
+    assert not books.permits.is_bunched(even_pending=2.6)
     books.permits.got_first_token(flood[0])
-    assert not books.permits.is_bunched(even_pending=1.0)
+    assert not books.permits.is_bunched(even_pending=2.0)
     assert (books.permits.running, books.permits.pending) == (3, 2)
 
 

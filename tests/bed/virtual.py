@@ -1,0 +1,584 @@
+"""`python -m tests.bed.virtual SCENARIO [--without MECHANISM] [--rounds 5]`: the beds in virtual time.
+
+Two gateways' own pools, admission, heartbeats, fallback, dispatchers and service, before servers that are timers; no
+sockets, no Redis and no processor that other work could take. Time jumps from event to event, and chance comes from a
+seed: with and without a mechanism the same requests arrive at the same moments, and two runs of the same code are
+equal. A minute takes a few seconds. What it cannot show is what sockets, parsing and the machine cost.
+
+    overload   three times the capacity, two tiers, three priorities (`tests.bed.overload`)
+    tenants    one of two tenants floods the tier (`tests.bed.tenants`)
+    fanout     one of two tenants sends 6 × 128 sequences (`tests.bed.fanout`)
+    slow       one of three replicas becomes ten times slower, and recovers (`tests.bed.slow`)
+    stalls     1.2 times the capacity, while the gateways' machine stops for 150 ms twice a second
+
+With `--mixed` prefills and answers vary in length (lognormal, coefficients of variation 0.3 and 0.5). A figure ends in
+what is better: `(low)` or `(high)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import msgspec
+
+from cloud_pool.admission import AdmissionController
+from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from cloud_pool.balancing.config import LoadBalancingConfig
+from cloud_pool.balancing.pool import Pool
+from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import Tier
+from cloud_pool.degradation.config import DegradationConfig
+from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.degradation.warm_up import TierWarmer
+from cloud_pool.dispatch.config import DispatchSettings
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.observability.event_loop_lag import EventLoopLag
+from cloud_pool.serving.request_context import AnswerHead, RequestContext
+from cloud_pool.serving.service import Service
+from cloud_pool.serving.tier_attempt import TierRuntime
+from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
+from router.errors import CausewayError
+from router.types import Message, Request, RoutingHints
+from tests.dispatch.simulated import PROBE, Client, run_in_virtual_time
+
+from . import fanout, overload, slow
+from .bed import ReplicaSpeed
+from .client import RequestResult, new_mark
+from .figures import print_figures
+from .load import Priority, answers, ttft_ms
+from .without import CONFIG, MECHANISMS, PATCHES, Off
+
+TOKENS = 4
+SETTLE_S = 10.0
+_JITTER_S = 0.002
+_FREED_S = 0.02  # after which the slot of a cancelled sequence is free
+_PREFILL_CV, _ANSWER_CV = 0.3, 0.5
+_STALL_S, _STALLS_PER_S = 0.15, 2.0
+Figures = dict[str, float]
+
+
+class Server:
+    """One replica, as `models/paced.py`: `slots` sequences at once, the others wait in their order."""
+
+    def __init__(self, speed: ReplicaSpeed, chance: random.Random, *, mixed: bool) -> None:
+        self.speed = speed
+        self.factor = 1.0  # how much slower it is
+        self.calls = 0  # without probes
+        self._mixed = mixed
+        self._chance = chance
+        self._waiting: list[asyncio.Event] = []
+        self._running = 0
+
+    async def answer(self, request: InferenceRequest, say: Callable[[Delta], None]) -> None:
+        tokens = request.parameters.max_tokens or 1
+        prefill_s = self.speed.prefill_s * self._draw(_PREFILL_CV) + self._chance.expovariate(1.0 / _JITTER_S)
+        step_s = self.speed.step_s * self._draw(_ANSWER_CV)
+        async with self._slot():
+            for number in range(tokens):
+                await asyncio.sleep((step_s if number else prefill_s) * self.factor)
+                last = number == tokens - 1
+                say(Delta((" word",), ("length" if last else None,), (1,), ((),), 10, last))
+
+    def _draw(self, variation: float) -> float:
+        """Draw from a lognormal distribution around 1."""
+        sigma = math.sqrt(math.log(1.0 + variation * variation))
+        return math.exp(self._chance.gauss(-sigma * sigma / 2.0, sigma)) if self._mixed else 1.0
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        if self._running < self.speed.slots:
+            self._running += 1
+        else:
+            turn = asyncio.Event()
+            self._waiting.append(turn)
+            try:
+                await turn.wait()
+            except asyncio.CancelledError:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    self._pass_on()
+                raise
+        try:
+            yield
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_later(self._chance.uniform(0.0, _FREED_S), self._pass_on)
+            raise
+        else:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            self._waiting.pop(0).set()
+        else:
+            self._running -= 1
+
+
+class StalledServer:
+    """A server as one gateway sees it: nothing is read while that gateway is stalled."""
+
+    def __init__(self, server: Server, stalls: Stalls) -> None:
+        self.calls = 0
+        self._server = server
+        self._stalls = stalls
+
+    async def answer(self, request: InferenceRequest, say: Callable[[Delta], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._server.calls += request.request_id != PROBE
+
+        def say_later(delta: Delta) -> None:
+            loop.call_at(self._stalls.over_at(), say, delta)
+
+        await self._server.answer(request, say_later)
+
+
+class Stalls:
+    """The moments in which the gateways' machine does something else."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = -math.inf
+
+    def over_at(self) -> float:
+        return max(self._clock(), self._until)
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep, and longer where that ends amid a stall."""
+        await asyncio.sleep(seconds)
+        await asyncio.sleep(self.over_at() - self._clock())
+
+    async def watch(self, chance: random.Random) -> None:
+        while True:
+            await asyncio.sleep(chance.expovariate(_STALLS_PER_S))
+            self._until = self._clock() + _STALL_S
+            await asyncio.sleep(_STALL_S)
+
+
+class SharedHashes:
+    """The part of Redis that heartbeats use, without its expiry: no process dies here."""
+
+    def __init__(self) -> None:
+        self._hashes: dict[str, dict[str, bytes]] = {}
+
+    def register_script(self, script: str) -> Callable[..., Awaitable[list[bytes]]]:
+        async def run(keys: Sequence[str], args: Sequence[Any]) -> list[bytes]:
+            peers = self._hashes.setdefault(keys[0], {})
+            peers[args[0]] = args[1]
+            return [part for name, state in peers.items() for part in (name.encode(), state)]
+
+        return run
+
+    async def hdel(self, key: str, name: str) -> None:
+        self._hashes.get(key, {}).pop(name, None)
+
+
+class Gateway:
+    """One gateway process, wired as by `serving.assembly`."""
+
+    def __init__(self, bed: VirtualBed, number: int) -> None:
+        clock, chance = bed.clock, random.Random(f"{bed.seed} gateway {number}")
+        self._clock = clock
+        names = tuple(dict.fromkeys(bed.servers.values()))
+        degradation = msgspec.convert(bed.config.get("degradation", {}), DegradationConfig)
+        balancing = msgspec.convert(bed.config.get("load_balancing", {}), LoadBalancingConfig)
+        self.lag = EventLoopLag(clock=clock, sleep=bed.stalls.sleep)
+        self.tiers: dict[str, Tier] = {}
+        runtimes: dict[str, TierRuntime] = {}
+        pools: dict[str, Pool] = {}
+        shared: list[SharedTier] = []
+        for name in names:
+            servers = [server for server, tier in bed.servers.items() if tier == name]
+            clients = {
+                f"{name}-{at}:1": Client(f"{name}-{at}:1", cast("Any", StalledServer(server, bed.stalls)), clock)
+                for at, server in enumerate(servers)
+            }
+            config = msgspec.convert(
+                {"name": name, "template_file": "x", "endpoints": list(clients), **bed.tier}, TierConfig
+            )
+            chat_format = ChatFormat("{% for m in messages %}{{ m.content }}{% endfor %}", context_tokens=1000)
+            tier = self.tiers[name] = Tier(config, chat_format)
+            addresses = list(config.endpoint_addresses)
+            pool = pools[name] = Pool(
+                name,
+                name,
+                addresses,
+                _client_of(clients),
+                settings=balancing,
+                clock=clock,
+                chance=chance.random,
+            )
+            settings = config.admission_settings
+            admission = AdmissionController(
+                settings.permits,
+                settings.max_queued,
+                settings,
+                clock=clock,
+                chance=chance.random,
+                lost_s=self.lag.lost_s,
+            )
+            dispatch = Dispatcher(
+                pool,
+                DispatchSettings(hedge=config.hedge),
+                clock=clock,
+                chance=chance.random,
+                sleep=asyncio.sleep,
+            )
+            runtimes[name] = TierRuntime(tier, admission, dispatch)
+            shared.append(SharedTier(name, config.concurrency, _always(tuple(clients)), _capacity_of(pool), admission))
+        signals = {
+            name: TierSignals(pools[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+            for name, runtime in runtimes.items()
+        }
+        fallback = TierFallback(degradation, signals, clock=clock)
+        self.pools = pools
+        self.service = Service(runtimes, fallback, clock=clock)
+        self.warmer = TierWarmer(
+            fallback, pools, dict(zip(names, names, strict=True)), degradation.warm_up_after_idle_s, clock=clock
+        )
+        client = cast("Any", bed.redis)
+        self.heartbeat = PeerHeartbeat(client, shared, name=f"g{number}", sleep=asyncio.sleep, clock=clock)
+        self._start_s = chance.uniform(0.0, 0.5)
+
+    async def watch(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for pool in self.pools.values():
+                tasks.start_soon(pool.watch)
+            tasks.start_soon(self.warmer.watch)
+            tasks.start_soon(self.lag.watch)
+            await asyncio.sleep(self._start_s)
+            tasks.start_soon(self.heartbeat.watch)
+
+    async def send(self, profile: VirtualLoad, request: Request, deadline_s: float, device: int = 0) -> RequestResult:
+        now = self._clock()
+        result = RequestResult(mark=new_mark(), profile=profile.name, sent_at=now, device=device)
+        context = RequestContext(
+            id=result.mark,
+            request=request,
+            tier=self.tiers[request.model],
+            deadline=now + deadline_s,
+            priority=profile.priority,
+            tenant=profile.tenant,
+            tokens=10.0 + TOKENS,
+        )
+        try:
+            async with aclosing(self.service.answer(context)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, AnswerHead):
+                        result.tier = piece.tier
+                    elif piece.text and not result.ttft_s:
+                        result.ttft_s = self._clock() - now
+            result.outcome = "answer"
+        except CausewayError as error:
+            result.outcome, result.code = "rejected", error.code
+        result.ended_at = self._clock()
+        return result
+
+
+def _client_of(clients: Mapping[str, Client]) -> Callable[[str], TritonClient]:
+    return lambda address: cast("TritonClient", clients[address])
+
+
+def _always(value: tuple[str, ...]) -> Callable[[], Sequence[str]]:
+    return lambda: value
+
+
+def _capacity_of(pool: Pool) -> Callable[[], Any]:
+    return lambda: pool.capacity
+
+
+class VirtualLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """As `load.LoadProfile`."""
+
+    name: str
+    per_s: float
+    tenant: str
+    tier: str = "assistant-large"
+    priority: Priority = "interactive"
+    devices: int = 0
+    deadline_s: float = 10.0
+
+
+class VirtualBed:
+    """Two gateways before servers.
+
+    Args:
+        servers: the tier of each server, in the order of the fallback.
+        without: a mechanism that is off, by its configuration; patches are made before.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        seed: int,
+        servers: Iterable[str],
+        speed: ReplicaSpeed,
+        tier: dict[str, Any],
+        *,
+        config: dict[str, Any] | None = None,
+        without: str = "",
+        mixed: bool = False,
+    ) -> None:
+        off = CONFIG.get(without, Off())
+        self.clock = clock
+        self.seed = seed
+        self.tier = tier | off.tier
+        self.config = (config or {}) | {
+            section: (config or {}).get(section, {}) | keys for section, keys in off.top.items()
+        }
+        chance = random.Random(f"{seed} servers")
+        self.servers = {Server(speed, chance, mixed=mixed): name for name in servers}
+        self.redis = SharedHashes()
+        self.stalls = Stalls(clock)
+        self.gateways = [Gateway(self, number) for number in range(2)]
+        self._marks = itertools.count()
+
+    async def open_loop(self, profiles: Sequence[VirtualLoad], for_s: float, seed: int = 1) -> list[RequestResult]:
+        """As `load.open_loop`: arrivals depend on the seed and the profile alone."""
+        results: list[RequestResult] = []
+
+        async def send_one(profile: VirtualLoad, number: int, device: int) -> None:
+            gateway = self.gateways[(device if profile.devices else number) % 2]
+            hints = RoutingHints(client=f"kiosk-{device}" if profile.devices else "")
+            message = Message("user", f"turn on the light {next(self._marks)}")
+            request = Request(
+                kind="chat", model=profile.tier, messages=(message,), max_tokens=TOKENS, hints=hints, stream=True
+            )
+            await asyncio.sleep(max(0.0, self.stalls.over_at() - self.clock()))
+            results.append(await gateway.send(profile, request, profile.deadline_s, device))
+
+        async def arrivals(profile: VirtualLoad, tasks: asyncio.TaskGroup) -> None:
+            rng = random.Random(f"{self.seed} {seed} {profile.name}")
+            at = self.clock()
+            ends = at + for_s
+            for number in itertools.count():
+                at += rng.expovariate(profile.per_s)
+                if at >= ends:
+                    return
+                device = rng.randrange(profile.devices) if profile.devices else 0
+                await asyncio.sleep(max(0.0, at - self.clock()))
+                tasks.create_task(send_one(profile, number, device))
+
+        async with asyncio.TaskGroup() as tasks:
+            for profile in profiles:
+                tasks.create_task(arrivals(profile, tasks))
+        return sorted(results, key=lambda each: each.sent_at)
+
+    @asynccontextmanager
+    async def fan_outs(self, parallel: int, tenant: str) -> AsyncIterator[list[RequestResult]]:
+        """Keep `parallel` fan-outs in progress."""
+        results: list[RequestResult] = []
+        profile = VirtualLoad(name="fan-out", per_s=1.0, tenant=tenant)
+
+        async def client(gateway: Gateway) -> None:
+            while True:
+                prompts = tuple(f"turn on the light {next(self._marks)} {at}" for at in range(fanout.PROMPTS))
+                request = Request(
+                    kind="completion", model=profile.tier, prompts=prompts, n=fanout.CHOICES, max_tokens=TOKENS
+                )
+                results.append(await gateway.send(profile, request, fanout.DEADLINE_S))
+                if results[-1].outcome != "answer":
+                    await asyncio.sleep(0.1)
+
+        tasks = [asyncio.ensure_future(client(self.gateways[number % 2])) for number in range(parallel)]
+        try:
+            yield results
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- scenarios -------------------------------------------------------------------------------------------------------
+
+
+def capacity(speed: ReplicaSpeed, servers: int = 1) -> float:
+    return servers * speed.slots / (speed.prefill_s + (TOKENS - 1) * speed.step_s)
+
+
+def p99s(results: list[RequestResult]) -> tuple[float, float]:
+    """Return the p99 to the first token and of the answer, ms."""
+    return ttft_ms(answers(results), 0.99), slow.duration_ms(results, 0.99)
+
+
+def of(results: list[RequestResult], profile: str) -> list[RequestResult]:
+    return [each for each in results if each.profile == profile]
+
+
+async def play_overload(make: MakeBed) -> Figures:
+    speed = overload.SPEED
+    tier = {"concurrency": 16, "max_queued": 64, "ttft_objective_s": 2 * speed.prefill_s}
+    bed = make(overload.TIERS, speed, tier, {"degradation": {"tiers": overload.TIERS}})
+    full = capacity(speed)
+    few = VirtualLoad(name="interactive", per_s=4.0, tenant="acme", devices=overload.DEVICES)
+    unloaded = await bed.open_loop((few,), 30.0)
+    profiles = (
+        msgspec.structs.replace(few, per_s=0.5 * full),
+        msgspec.structs.replace(few, name="standard", per_s=0.5 * full, priority="standard"),
+        msgspec.structs.replace(few, name="bulk", per_s=2.0 * full, priority="bulk"),
+    )
+    start, stop = bed.clock() + SETTLE_S, bed.clock() + 60.0
+    under = await bed.open_loop(profiles, 60.0)
+    ended = [each for each in answers(under) if start <= each.ended_at < stop]
+    interactive, standard = of(under, "interactive"), of(under, "standard")
+    minutes = (stop - start) / 60.0
+    return {
+        "goodput of capacity (high)": len(ended) / (stop - start) / full,
+        "interactive p99 first token, ms (low)": ttft_ms(answers(interactive), 0.99),
+        "times unloaded (low)": ttft_ms(answers(interactive), 0.99) / ttft_ms(answers(unloaded), 0.99),
+        "interactive not answered (low)": 1.0 - len(answers(interactive)) / len(interactive),
+        "standard p99 first token, ms (low)": ttft_ms(answers(standard), 0.99),
+        "standard not answered (low)": 1.0 - len(answers(standard)) / len(standard),
+        "interactive on its tier (high)": sum(each.tier == overload.TIERS[0] for each in interactive)
+        / len(interactive),
+        "standard device's changes a minute (low)": overload.device_changes(standard, start, stop) / minutes,
+    }
+
+
+async def play_tenants(make: MakeBed) -> Figures:
+    speed = overload.SPEED
+    bed = make(("assistant-large",), speed, {"concurrency": speed.slots, "max_queued": 64}, {})
+    full = capacity(speed)
+    quiet = VirtualLoad(name="quiet", per_s=0.2 * full, tenant="quiet")
+    other = VirtualLoad(name="other", per_s=0.2 * full, tenant="loud")
+    flood = msgspec.structs.replace(other, name="flood", per_s=3.0 * full)
+    await bed.open_loop((quiet, other), 5.0)
+    in_calm: list[RequestResult] = []
+    in_flood: list[RequestResult] = []
+    for turn in (1, 2):
+        in_calm += await bed.open_loop((quiet, other), 40.0, turn)
+        in_flood += await bed.open_loop((quiet, flood), 40.0, turn)
+        await bed.open_loop((quiet, other), 5.0)
+    return _beside(of(in_calm, "quiet"), of(in_flood, "quiet")) | {
+        "answered of capacity (high)": len(answers(in_flood)) / 80.0 / full
+    }
+
+
+async def play_fanout(make: MakeBed) -> Figures:
+    speed = overload.SPEED
+    bed = make(("assistant-large",), speed, {"concurrency": speed.slots, "max_queued": 1024}, {})
+    quiet = VirtualLoad(name="quiet", per_s=0.2 * capacity(speed), tenant="quiet")
+    await bed.open_loop((quiet,), 5.0)
+    in_calm: list[RequestResult] = []
+    attacked: list[RequestResult] = []
+    done = 0
+    for turn in (1, 2):
+        in_calm += await bed.open_loop((quiet,), 40.0, turn)
+        async with bed.fan_outs(fanout.PARALLEL, "loud") as results:
+            attacked += await bed.open_loop((quiet,), 40.0, turn)
+            done += len(answers(results))
+        await bed.open_loop((quiet,), 5.0)
+    return _beside(in_calm, attacked) | {"fan-outs answered (high)": float(done)}
+
+
+def _beside(in_calm: list[RequestResult], under: list[RequestResult]) -> Figures:
+    before, after = p99s(in_calm), p99s(under)
+    return {
+        "p99 first token, ms (low)": after[0],
+        "p99 first token, times calm (low)": after[0] / before[0],
+        "p99 answer, times calm (low)": after[1] / before[1],
+        "not answered (low)": 1.0 - len(answers(under)) / len(under),
+    }
+
+
+async def play_slow(make: MakeBed) -> Figures:
+    speed = slow.SPEED
+    bed = make(("assistant-large",) * 3, speed, {"concurrency": speed.slots, "max_queued": 64}, {})
+    load = VirtualLoad(name="interactive", per_s=0.35 * capacity(speed, 3), tenant="acme", deadline_s=15.0)
+    await bed.open_loop((load,), SETTLE_S)
+    healthy = await bed.open_loop((load,), 60.0)
+    victim = list(bed.servers)[1]
+    before = victim.calls
+    victim.factor = 10.0
+    slowed = await bed.open_loop((load,), 60.0, 2)
+    calls = victim.calls - before
+    victim.factor = 1.0
+    await asyncio.sleep(5.0)
+    recovering = await bed.open_loop((load,), 40.0, 3)
+    base, during, after = p99s(healthy), p99s(slowed), p99s(recovering)
+    return {
+        "p99 first token, times healthy (low)": during[0] / base[0],
+        "p99 answer, times healthy (low)": during[1] / base[1],
+        "calls that the slow replica got (low)": calls / len(slowed),
+        "recovering: p99 first token (low)": after[0] / base[0],
+        "healthy: p99 first token, ms (low)": base[0],
+    }
+
+
+async def play_stalls(make: MakeBed) -> Figures:
+    speed = overload.SPEED
+    bed = make(("assistant-large",), speed, {"concurrency": speed.slots, "max_queued": 64}, {})
+    full = capacity(speed)
+    load = VirtualLoad(name="interactive", per_s=1.2 * full, tenant="acme")
+    stalls = asyncio.ensure_future(bed.stalls.watch(random.Random(f"{bed.seed} stalls")))
+    await bed.open_loop((load,), SETTLE_S)
+    results = await bed.open_loop((load,), 60.0)
+    stalls.cancel()
+    await asyncio.gather(stalls, return_exceptions=True)
+    return {
+        "answered of capacity (high)": len(answers(results)) / 60.0 / full,
+        "p50 first token, ms (low)": ttft_ms(answers(results), 0.5),
+        "p99 first token, ms (low)": ttft_ms(answers(results), 0.99),
+    }
+
+
+MakeBed = Callable[[Iterable[str], ReplicaSpeed, dict[str, Any], dict[str, Any]], VirtualBed]
+SCENARIOS: dict[str, Callable[[MakeBed], Awaitable[Figures]]] = {
+    "overload": play_overload,
+    "tenants": play_tenants,
+    "fanout": play_fanout,
+    "slow": play_slow,
+    "stalls": play_stalls,
+}
+
+
+def run(scenario: str, seed: int, *, without: str = "", mixed: bool = False) -> Figures:
+    """Play a scenario once."""
+
+    async def main(clock: Callable[[], float]) -> Figures:
+        beds: list[VirtualBed] = []
+        watches: list[asyncio.Task[None]] = []
+
+        def make(
+            servers: Iterable[str], speed: ReplicaSpeed, tier: dict[str, Any], config: dict[str, Any]
+        ) -> VirtualBed:
+            bed = VirtualBed(clock, seed, servers, speed, tier, config=config, without=without, mixed=mixed)
+            beds.append(bed)
+            watches.extend(asyncio.ensure_future(gateway.watch()) for gateway in bed.gateways)
+            return bed
+
+        try:
+            return await SCENARIOS[scenario](make)
+        finally:
+            for task in watches:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(*watches, return_exceptions=True)
+
+    return run_in_virtual_time(main)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenario", choices=SCENARIOS)
+    parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is off")
+    parser.add_argument("--rounds", type=int, default=5, help="seeds 1, 2 …")
+    parser.add_argument("--mixed", action="store_true", help="prefills and answers of several lengths")
+    arguments = parser.parse_args()
+    PATCHES.get(arguments.without, lambda: None)()
+    for seed in range(1, arguments.rounds + 1):
+        print_figures(run(arguments.scenario, seed, without=arguments.without, mixed=arguments.mixed))
+
+
+if __name__ == "__main__":
+    main()
