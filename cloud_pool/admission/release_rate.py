@@ -15,7 +15,7 @@ from .ticket import RANK, Priority
 MEMORY_S = 5.0  # of time with waiters; older releases count less and less
 _MIN_RELEASES = 8.0  # the memory is extended to this many releases where they are slow
 _MIN_SPAN_S = 0.05
-_SMOOTHING = 0.1  # of the time for which a permit is held
+_SMOOTHING = 0.1  # of the times for which a permit is held, and held without a first token
 _RECENT = 50  # permits whose single times are kept
 _SHORT_QUANTILE = 0.2  # share of the answers that take less than `short_s`
 
@@ -32,6 +32,7 @@ class ReleaseRate:
         self._released = 0.0
         self._granted = dict.fromkeys(RANK, 0.0)
         self._held_s: float | None = None
+        self._pending_s: float | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._permits = 1
 
@@ -53,10 +54,14 @@ class ReleaseRate:
     def record_release(self, held_s: float, permits: int) -> None:
         """Record the release of one of `permits`, which was held for `held_s`."""
         self._released += self._full
-        self._held_s = held_s if self._held_s is None else self._held_s + _SMOOTHING * (held_s - self._held_s)
+        self._held_s = _smoothed(self._held_s, held_s)
         self._recent.append(held_s)
         self._permits = max(1, permits)
         self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / self._permits)
+
+    def record_first_token(self, pending_s: float) -> None:
+        """Record a first token, which came so long after its sequence got its permit."""
+        self._pending_s = _smoothed(self._pending_s, pending_s)
 
     def record_grant(self, priority: Priority) -> None:
         self._granted[priority] += 1.0
@@ -65,6 +70,11 @@ class ReleaseRate:
     def held_s(self) -> float | None:
         """Recent mean time for which a permit is held; None before the first sample."""
         return self._held_s
+
+    @property
+    def pending_share(self) -> float | None:
+        """Share of the held permits whose sequence has no first token, if they began evenly; None: not known yet."""
+        return self._pending_s / self._held_s if self._pending_s is not None and self._held_s else None
 
     @property
     def short_s(self) -> float:
@@ -90,3 +100,7 @@ class ReleaseRate:
         self._span_s = min(held_s, self._memory_s)
         self._released = self._permits * self._span_s / held_s if held_s else 0.0
         self._granted = dict.fromkeys(RANK, 0.0)
+
+
+def _smoothed(mean_s: float | None, newest_s: float) -> float:
+    return newest_s if mean_s is None else mean_s + _SMOOTHING * (newest_s - mean_s)

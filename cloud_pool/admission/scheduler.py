@@ -182,6 +182,7 @@ class AdmissionScheduler:
             return []
         self._tick(now)
         self._permits.got_first_token(ticket)
+        self._release_rate.record_first_token(now - ticket.admitted)
         if seconds is not None:
             self._limit.first_token(now, seconds, self._inside)
         return self._fill(now)
@@ -328,8 +329,8 @@ class AdmissionScheduler:
 
     def _reserve(self, now: float) -> int:
         reserve = self._permits.reserve(self.limit, now)
-        held_s, base_s = self._release_rate.held_s, self._limit.base_s
-        if reserve and held_s and base_s and self._permits.is_bunched(self.limit * base_s / held_s):
+        pending_share = self._release_rate.pending_share
+        if reserve and pending_share is not None and self._permits.is_bunched(pending_share * self.limit):
             return self.limit
         return min(reserve, self._limit.headroom) if self._limit.is_untried(now) else reserve
 
