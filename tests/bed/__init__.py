@@ -15,10 +15,14 @@ folder:
     python -m tests.bed.slow        one replica of three slow, then hung
     python -m tests.bed.tenants     one of two tenants floods the tier
     python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
+    python -m tests.bed.equal       equal requests at two gateways with a shared cache
     python -m tests.bed.scale       1, 2 and 4 endpoints, and back
     python -m tests.bed.job_queues  one of two tenants has 20,000 jobs queued, over its budget and within it
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
+
+`python -m tests.bed.virtual` plays overload, tenants, fan-out and a slow replica in virtual time, without processes.
+`python -m tests.bed.ablation` says what each mechanism is worth.
 
 All figures are measured over HTTP or read from Triton, never from inside the gateway. Reading order: `bed` (the
 processes), `client` (one streamed request and its outcome), `load` (many of them), `job_load` (jobs and webhooks),

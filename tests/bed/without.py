@@ -17,6 +17,7 @@ import msgspec
 from cloud_pool.admission import scheduler
 from cloud_pool.admission.permits import PermitAllocator
 from cloud_pool.balancing import slowness
+from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share
 from cloud_pool.observability.event_loop_lag import EventLoopLag
@@ -63,12 +64,26 @@ def _without_shares_by_device() -> None:
     vars(fallback_plan)["offer_share"] = lambda health, position: offer_share(health, random.random())
 
 
+def _without_answer_streaming() -> None:
+    """A request that follows an equal one at another gateway gets that answer when it is complete."""
+    read = AnswerStore.read
+    held: dict[RemoteLeader, list[StreamEntry]] = {}
+
+    async def read_whole(self: AnswerStore, leader: RemoteLeader, after: bytes, wait_s: float) -> list[StreamEntry]:
+        waiting = held.setdefault(leader, [])
+        waiting += await read(self, leader, waiting[-1].id if waiting else after, wait_s)
+        return held.pop(leader) if any(entry.kind != b"chunks" for entry in waiting) else []
+
+    setattr(AnswerStore, "read", read_whole)  # noqa: B010
+
+
 PATCHES: dict[str, Callable[[], None]] = {
     "trust": _without_trust,
     "credits": _without_credits,
     "bunching": _without_bunching,
     "lag correction": _without_lag_correction,
     "shares by device": _without_shares_by_device,
+    "answer streaming": _without_answer_streaming,
 }
 
 
