@@ -8,6 +8,7 @@ from importlib.metadata import version
 import msgspec
 from aiohttp import web
 
+from ..console.routes import console_routes
 from .boxes.api import device_routes
 from .files import file_routes
 from .health import health_routes
@@ -18,7 +19,7 @@ from .routes import ApiRoute, errors_as_json
 
 def all_routes(plane: ControlPlane) -> list[ApiRoute]:
     """Return every route of the control plane, `/openapi.json` among them."""
-    routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *health_routes(plane)]
+    routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *health_routes(plane), *console_routes()]
     return [*routes, _openapi(routes)]
 
 

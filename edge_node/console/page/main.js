@@ -101,6 +101,11 @@ function wire() {
     poll();
   });
   document.addEventListener("visibilitychange", poll);
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    // The address names what is shown: it stays.
+    event.preventDefault();
+    byId("decisions").focus();
+  });
   addEventListener("hashchange", openFromAddress);
   byId("rows").addEventListener("keydown", (event) => {
     byKeyboard = event.key === "Enter";

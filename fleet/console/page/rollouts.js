@@ -1,0 +1,89 @@
+// The first view: the cohorts with what their boxes run, and the rollouts.
+
+import { ask, post, withQuery } from "./api.js";
+import { stack } from "./charts.js";
+import { confirm } from "./confirm.js";
+import { make, pill } from "./elements.js";
+import { ago, count, percent } from "./format.js";
+import { ladder } from "./ladder.js";
+import { bundleName, may, statePill } from "./words.js";
+
+const SHADES = ["shade-1", "shade-2", "shade-3", "shade-4"];
+
+export async function rolloutsView(context) {
+  const [fleet, rollouts] = await Promise.all([ask("v1/fleet"), ask("v1/rollouts")]);
+  const live = rollouts.filter((each) => !["done", "reverted"].includes(each.state));
+  const ended = rollouts.filter((each) => !live.includes(each));
+  return make(
+    "div",
+    { class: "page" },
+    make("h2", { class: "sr-only" }, "Rollouts"),
+    fleet.problems.length ? make("ul", { class: "panel block warn", role: "alert" }, fleet.problems.map((text) => make("li", {}, text))) : null,
+    make("section", { "aria-labelledby": "cohorts-title" }, make("h3", { id: "cohorts-title" }, "Cohorts"), make("ul", { class: "cards" }, fleet.cohorts.map((each) => cohortCard(each, context)))),
+    make(
+      "section",
+      { "aria-labelledby": "live-title" },
+      make("h3", { id: "live-title" }, "In progress"),
+      live.length ? make("ul", { class: "rows" }, live.map((each) => rolloutRow(each, context))) : make("p", { class: "panel hint quiet" }, "No rollout is in progress."),
+    ),
+    ended.length
+      ? make("section", { "aria-labelledby": "ended-title" }, make("h3", { id: "ended-title" }, "Ended"), make("ul", { class: "rows" }, ended.map((each) => rolloutRow(each, context))))
+      : null,
+  );
+}
+
+function cohortCard(cohort, context) {
+  const running = Object.entries(cohort.running).sort(([, one], [, other]) => other - one);
+  const parts = running.map(([bundle, boxes], index) => [bundle.slice(0, 12) || "factory's files", boxes, SHADES[Math.min(index, 3)]]);
+  const start = () =>
+    confirm(
+      {
+        title: `Start a rollout in ${cohort.name}`,
+        text: "The bundle must be signed by the role artifacts. It is linted and replayed first; then the first stage begins.",
+        button: "Start",
+        input: "Bundle id",
+        required: true,
+      },
+      async (bundle) => {
+        const made = await post("v1/rollouts", { cohort: cohort.name, to_bundle: bundle });
+        location.hash = `#/rollouts/${made.id}`;
+      },
+    );
+  return make(
+    "li",
+    { class: "panel card" },
+    make("div", { class: "card-head" }, make("h4", {}, cohort.name), cohort.rollout ? make("a", { href: `#/rollouts/${cohort.rollout}` }, "rollout") : null),
+    make("p", { class: "big" }, count(cohort.boxes), make("small", {}, cohort.boxes === 1 ? " box" : " boxes")),
+    make("p", { class: "quiet" }, heardText(cohort), cohort.ahead ? [" ", pill(`${count(cohort.ahead)} ahead of this server`, "warn")] : null),
+    stack(parts, `What the boxes of ${cohort.name} run`),
+    make("ul", { class: "legend" }, running.slice(0, 3).map(([bundle, boxes], index) => make("li", {}, make("span", { class: `swatch ${SHADES[index]}` }), bundleName(bundle), ` ${count(boxes)}`))),
+    make(
+      "div",
+      { class: "card-foot" },
+      make("a", { href: withQuery("#/devices", { cohort: cohort.name }) }, "Devices"),
+      may(context.session, "operator") && !cohort.rollout ? make("button", { type: "button", onclick: start }, "New rollout") : null,
+    ),
+  );
+}
+
+function heardText(cohort) {
+  if (!cohort.boxes) return "none has enrolled yet";
+  return cohort.heard === cohort.boxes ? "all heard lately" : `${count(cohort.heard)} heard lately, ${percent(cohort.heard / cohort.boxes)}`;
+}
+
+function rolloutRow(rollout, context) {
+  return make(
+    "li",
+    { class: "panel row" },
+    make(
+      "div",
+      { class: "row-head" },
+      make("a", { class: "strong", href: `#/rollouts/${rollout.id}` }, rollout.cohort),
+      statePill(rollout.state),
+      make("span", { class: "soft" }, bundleName(rollout.from_bundle), " → ", bundleName(rollout.to_bundle)),
+      make("span", { class: "push quiet" }, rollout.entered ? ago(rollout.entered, context.now()) : ""),
+    ),
+    ladder(rollout),
+    rollout.reason ? make("p", { class: "soft" }, rollout.reason) : null,
+  );
+}

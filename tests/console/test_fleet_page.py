@@ -1,0 +1,281 @@
+"""The operators' page in a real browser, before a stand-in for the operators' API with 5,000 devices."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from .browser import Scheme, accessibility_faults, open_page, press, tab_to
+from .fleet_fixture import TOKEN, FleetFixture, bundle, serving
+
+pytestmark = pytest.mark.slow
+ROWS = ".grid-body .grid-row"
+
+
+@pytest.fixture
+def fleet() -> FleetFixture:
+    return FleetFixture()
+
+
+@pytest.fixture
+async def origin(fleet: FleetFixture) -> AsyncIterator[str]:
+    fleet.signed_in = True
+    async with serving(fleet) as origin:
+        yield origin
+
+
+async def test_signing_in_by_token_and_out_again(chromium: Browser) -> None:
+    """A wrong token is refused; without single sign-on there is no link to it."""
+    async with (
+        serving(FleetFixture()) as origin,
+        open_page(chromium, f"{origin}/", allowed="401|404") as (page, _),
+    ):
+        await expect(page.get_by_label("Bootstrap token")).to_be_focused()
+        assert await accessibility_faults(page) == []
+        await expect(page.get_by_role("link", name="single sign-on")).to_have_count(0)
+        await page.keyboard.type("wrong")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("not known")
+        await page.keyboard.type(TOKEN)
+        await press(page, ["Enter"])
+        await expect(page.locator("#actor")).to_contain_text("anna@example.org (approver)")
+        await expect(page.locator("#fleet")).to_have_text("stores")
+        await page.get_by_role("button", name="Sign out").click()
+        await expect(page.get_by_label("Bootstrap token")).to_be_visible()
+
+
+async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console") as (page, _):
+        await expect(page.locator(".card")).to_have_count(3)
+        await expect(page.locator(".card").first).to_contain_text("4,200 boxes")
+        await expect(page.locator(".row")).to_have_count(4)
+        await expect(page.locator(".row", has_text="paused").locator("[aria-current]")).to_contain_text("25 %")
+
+
+async def test_a_rollout_shows_its_verdict_with_intervals(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107") as (page, _):
+        await expect(page.locator(".metric")).to_have_count(3)
+        await expect(page.locator(".metric").first.locator("svg.intervals .whisker")).to_have_count(5)
+        await expect(page.get_by_role("img", name="errors, canary minus control")).to_be_visible()
+        await expect(page.locator(".notes")).to_contain_text("rolled back")
+        await page.get_by_text("All looks as a table").click()
+        await expect(page.locator("details tbody tr")).to_have_count(45)
+        await expect(page.locator(".side")).to_contain_text("replay: 0 requests leave a device")
+
+
+async def test_every_change_is_confirmed_and_needs_a_reason(
+    origin: str, fleet: FleetFixture, chromium: Browser
+) -> None:
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107") as (page, _):
+        await page.get_by_role("button", name="Pause").click()
+        assert await accessibility_faults(page) == []
+        await page.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("button", name="Pause").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+        assert fleet.changes == []
+        await page.get_by_label("Reason").fill("watching store 12")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("heading", name="kiosk paused")).to_be_visible()
+        await page.get_by_role("button", name="Accept").click()
+        await page.get_by_label("Reason").fill("store 12 is fine")
+        await press(page, ["Enter"])
+        await expect(page.locator("[aria-current=step]")).to_contain_text("25 %")
+        await page.get_by_role("button", name="Abort").click()
+        await page.get_by_label("Reason").fill("found a bug")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("heading", name="kiosk aborted")).to_be_visible()
+        assert fleet.changes == [("pause", "r-0107"), ("accept", "r-0107"), ("abort", "r-0107")]
+
+
+async def test_a_refused_change_says_why_and_stays_open(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    """Someone else paused it in between: the control plane's message names the states."""
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107", allowed="409") as (page, _):
+        await page.get_by_role("button", name="Pause").click()
+        fleet.rollouts["r-0107"]["state"] = "paused"
+        await page.get_by_label("Reason").fill("again")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("dialog")).to_contain_text("a rollout in state paused does not take pause")
+        await press(page, ["Escape"])
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+
+
+async def test_a_role_that_may_not_gets_no_button(chromium: Browser) -> None:
+    """An operator cannot accept, a viewer can change nothing."""
+    for role, disabled in (("operator", ["Accept"]), ("viewer", ["Resume", "Accept", "Abort"])):
+        fleet = FleetFixture(devices=10, role=role)
+        fleet.signed_in = True
+        async with (
+            serving(fleet) as origin,
+            open_page(chromium, f"{origin}/console#/rollouts/r-0108") as (page, _),
+        ):
+            button = page.get_by_role("button", name="Accept")
+            await expect(button).to_have_attribute("title", f"Needs the role approver; you are {role}")
+            assert await page.locator("main button:disabled").all_inner_texts() == disabled
+
+
+async def test_a_rollout_is_started(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    """A bundle that nobody signed is refused where it was typed."""
+    async with open_page(chromium, f"{origin}/console", allowed="404") as (page, _):
+        await page.locator(".card", has_text="lab").get_by_role("button", name="New rollout").click()
+        await page.get_by_label("Bundle id").fill("f" * 64)
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("dialog")).to_contain_text("signed no such bundle")
+        await page.get_by_label("Bundle id").fill(bundle("b5"))
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("heading", name="lab draft")).to_be_visible()
+        assert fleet.changes == [("apply", "lab")]
+
+
+async def test_five_thousand_devices_scroll_in_a_bounded_document(
+    origin: str, fleet: FleetFixture, chromium: Browser
+) -> None:
+    """Pages are loaded as they come near; the document holds only the rows in view."""
+    async with open_page(chromium, f"{origin}/console#/devices") as (page, watched):
+        await expect(page.locator(ROWS).first).to_contain_text("box-00000")
+        assert watched.requests.count("/v1/devices") == 1
+        most = 0
+        last = page.locator(ROWS, has_text="box-04999")
+        for _ in range(400):
+            await page.locator(".grid").evaluate("grid => grid.scrollTop = grid.scrollHeight")
+            most = max(most, await page.locator(ROWS).count())
+            if await last.count():
+                break
+        await expect(last).to_be_visible()
+        await expect(page.get_by_role("status")).to_have_text("5,000 found")
+        assert most < 60
+        assert watched.requests.count("/v1/devices") == 25
+        await expect(page.locator(".grid")).to_have_attribute("aria-rowcount", "5001")
+
+
+async def test_devices_are_searched_and_filtered_by_the_control_plane(
+    origin: str, fleet: FleetFixture, chromium: Browser
+) -> None:
+    wanted = [each for each in fleet.devices.values() if each["state"] == "quarantine" and each["cohort"] == "kiosk"]
+    async with open_page(chromium, f"{origin}/console#/devices") as (page, _):
+        await page.get_by_label("State").select_option("quarantine")
+        await page.get_by_label("Cohort").select_option("kiosk")
+        await expect(page.get_by_role("status")).to_have_text(f"{len(wanted)} found")
+        await expect(page.locator(ROWS).first).to_contain_text("trial_errors")
+        await page.reload()
+        await expect(page.get_by_role("status")).to_have_text(f"{len(wanted)} found")
+        await page.get_by_label("State").select_option("")
+        await page.get_by_label("Search").fill("box-00123")
+        await expect(page.locator(ROWS)).to_have_count(1)
+
+
+async def test_a_device_tells_its_history_and_takes_orders(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    name = next(each["id"] for each in fleet.devices.values() if each["state"] == "quarantine" and not each["held"])
+    async with open_page(chromium, f"{origin}/console#/devices/{name}") as (page, _):
+        await expect(page.locator(".events li")).to_have_count(7)
+        await expect(page.locator(".facts")).to_contain_text("trial_errors: 7.1 % of answers failed")
+        assert await accessibility_faults(page) == []
+        for button, label, text in (("Hold", "Reason", "being moved"), ("Pin", "Bundle id", bundle("b3"))):
+            await page.get_by_role("button", name=button).click()
+            await page.get_by_label(label).fill(text)
+            await press(page, ["Enter"])
+            await expect(page.get_by_role("dialog")).to_be_hidden()
+        await expect(page.get_by_role("button", name="Release")).to_be_visible()
+        await page.get_by_role("button", name="Revoke").click()
+        await page.get_by_label("Reason").fill("stolen")
+        await press(page, ["Enter"])
+        await expect(page.locator("main")).to_contain_text("revoked")
+        await expect(page.get_by_role("button", name="Revoke")).to_have_count(0)
+        assert fleet.changes == [("hold", name), ("pin", name), ("revoke", name)]
+
+
+async def test_policies_stand_side_by_side(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107") as (page, _):
+        await page.get_by_role("link", name="Compare the policies").click()
+        await expect(page.get_by_role("status")).to_have_text("4 lines differ")
+        await expect(page.locator("td.gone", has_text="85.0")).to_have_count(1)
+        await expect(page.locator("td.fresh", has_text="80.0")).to_have_count(1)
+        await expect(page.locator("td.fresh")).to_have_count(4)
+        assert await accessibility_faults(page) == []
+        await page.get_by_label("To").select_option(bundle("b3"))
+        await expect(page.get_by_role("status")).to_have_text("The policies are the same.")
+
+
+async def test_the_audit_log_shows_a_broken_chain(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console#/audit") as (page, _):
+        await expect(page.locator("tbody tr")).to_have_count(5)
+        await expect(page.locator("tbody tr").first).to_contain_text("share 5000")
+        await expect(page.locator("main")).to_contain_text("chain unbroken")
+        assert await accessibility_faults(page) == []
+        fleet.audit[2]["previous"] = "f" * 64
+        await page.reload()
+        await expect(page.locator("main")).to_contain_text("chain broken at row 3")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["rollouts", "rollouts/r-0107", "rollouts/r-0104", "devices"])
+async def test_views_are_accessible(origin: str, chromium: Browser, scheme: Scheme, view: str) -> None:
+    async with open_page(chromium, f"{origin}/console#/{view}", scheme=scheme) as (page, _):
+        await expect(page.locator("#view > *")).to_be_visible()
+        assert await accessibility_faults(page) == []
+
+
+async def test_a_narrow_window_is_accessible(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107", size=(420, 800)) as (page, _):
+        await expect(page.locator(".metric")).to_have_count(3)
+        assert await accessibility_faults(page) == []
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_everything_can_be_done_from_the_keyboard(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    """A device is found and held, a rollout is paused."""
+    async with open_page(chromium, f"{origin}/console") as (page, _):
+        await expect(page.locator(".card")).to_have_count(3)
+        await tab_to(page, "nav a[href='#/devices']")
+        await press(page, ["Enter"])
+        await tab_to(page, ".grid")
+        await press(page, ["PageDown", "PageDown", "ArrowUp", "Home", "ArrowDown", "ArrowDown", "Enter"])
+        await expect(page.get_by_role("heading", name="box-00002")).to_be_visible()
+        await _press_button(page, "Hold", lambda: page.keyboard.type("is being moved"))
+        await expect(page.get_by_role("button", name="Release")).to_be_visible()
+        await page.goto(f"{origin}/console#/rollouts/r-0107")
+        await expect(page.locator(".metric")).to_have_count(3)
+        await _press_button(page, "Pause", lambda: page.keyboard.type("lunch"))
+        await expect(page.get_by_role("heading", name="kiosk paused")).to_be_visible()
+        assert fleet.changes == [("hold", "box-00002"), ("pause", "r-0107")]
+
+
+async def _press_button(page: Page, name: str, answer: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(30):
+        await press(page, ["Tab"])
+        if await page.evaluate("document.activeElement.textContent") == name:
+            break
+    await press(page, ["Enter"])
+    await expect(page.locator("#confirm-input")).to_be_focused()
+    await answer()
+    await press(page, ["Enter"])
+
+
+async def test_a_refresh_keeps_what_the_reader_opened(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    """The rollout moves on; the table stays open and the focus where it was."""
+    async with open_page(chromium, f"{origin}/console#/rollouts/r-0107") as (page, _):
+        await page.get_by_text("All looks as a table").click()
+        await page.get_by_text("All looks as a table").focus()
+        fleet.rollouts["r-0107"]["stage"] = 2
+        await expect(page.locator("[aria-current=step]")).to_contain_text("25 %", timeout=20_000)
+        await expect(page.locator("details tbody")).to_be_visible()
+        await expect(page.get_by_text("All looks as a table")).to_be_focused()
+
+
+async def test_a_control_plane_that_is_away_is_said(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console", allowed="ERR_") as (page, _):
+        await expect(page.locator(".card")).to_have_count(3)
+        await page.route("**/v1/**", lambda route: route.abort())
+        await expect(page.locator("#lost")).to_contain_text("does not answer", timeout=20_000)
+        await expect(page.locator(".card")).to_have_count(3)
+        await page.unroute("**/v1/**")
+        await expect(page.locator("#lost")).to_be_hidden(timeout=20_000)
+
+
+async def test_a_session_that_ended_leads_to_the_entrance(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console", allowed="401|404") as (page, _):
+        await expect(page.locator(".card")).to_have_count(3)
+        fleet.signed_in = False
+        await page.get_by_role("link", name="Audit").click()
+        await expect(page.get_by_label("Bootstrap token")).to_be_visible()

@@ -1,0 +1,28 @@
+"""What both consoles have in common."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.check.sources import ROOT
+
+BOX, FLEET = ROOT / "edge_node" / "console" / "page", ROOT / "fleet" / "console" / "page"
+FILES = sorted([*BOX.iterdir(), *FLEET.iterdir()])
+
+
+@pytest.mark.parametrize("name", ["theme.css", "elements.js", "format.js", "icon.svg"])
+def test_the_copies_are_equal(name: str) -> None:
+    """Neither package imports the other, so each has its copy; `cp` after a change."""
+    assert (BOX / name).read_bytes() == (FLEET / name).read_bytes()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-4]}/{path.name}")
+def test_no_file_needs_another_server_or_an_exception_from_the_policy(path: object) -> None:
+    """No address but SVG's name space, no inline style or script, no markup made from text."""
+    text = path.read_text(encoding="utf-8")  # type: ignore[attr-defined]
+    assert set(re.findall(r"https?://[^\s\"')]+", text)) <= {"http://www.w3.org/2000/svg"}
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|cssText", text) == []
+    if path.name.endswith(".html"):  # type: ignore[attr-defined]
+        assert re.findall(r"<script(?![^>]*\ssrc=)|\son\w+=|\sstyle=|<style", text) == []
