@@ -14,7 +14,7 @@ from .files import file_routes
 from .health import health_routes
 from .openapi import PATH, openapi_document
 from .plane import ControlPlane
-from .routes import ApiRoute, errors_as_json
+from .routes import ApiRoute, Unfinished, errors_as_json
 
 
 def all_routes(plane: ControlPlane) -> list[ApiRoute]:
@@ -23,11 +23,23 @@ def all_routes(plane: ControlPlane) -> list[ApiRoute]:
     return [*routes, _openapi(routes)]
 
 
-def build_app(routes: Sequence[ApiRoute]) -> web.Application:
-    """Return the application. Bodies are bounded by their handlers, errors are JSON."""
+def build_app(routes: Sequence[ApiRoute], drain_s: float = 5.0) -> web.Application:
+    """Return the application. Bodies are bounded by their handlers, errors are JSON.
+
+    Args:
+        routes: What it serves.
+        drain_s: How long handlers whose clients have left may go on when the server stops.
+    """
     app = web.Application(middlewares=[errors_as_json])
+    unfinished = Unfinished()
     for route in routes:
-        app.router.add_route(route.method, route.path, route.handler)
+        handler = route.handler if route.parks else unfinished.finished(route.handler)
+        app.router.add_route(route.method, route.path, handler)
+
+    async def drain(_app: web.Application) -> None:
+        await unfinished.wait(drain_s)
+
+    app.on_cleanup.append(drain)
     return app
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -14,7 +15,7 @@ from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest, MethodNotAllowed, NotFound
 from router.openai import encode_error, error_headers
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 Caller = Literal["anyone", "device", "viewer", "operator", "approver"]
 Body = TypeVar("Body")
 JSON = "application/json"
@@ -35,6 +36,8 @@ class ApiRoute(msgspec.Struct, frozen=True):
         query: Names of query parameters, with their meaning.
         headers: Names of request headers, with their meaning.
         content_type: Of an answer that is not JSON.
+        parks: The handler waits for others and holds no transaction itself: it is cancelled when the client leaves.
+            Every other handler is finished.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -49,6 +52,7 @@ class ApiRoute(msgspec.Struct, frozen=True):
     query: dict[str, str] = {}
     headers: dict[str, str] = {}
     content_type: str = JSON
+    parks: bool = False
 
 
 async def read_body(request: web.Request, most_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
@@ -91,8 +95,33 @@ def error_response(error: CausewayError) -> web.Response:
     return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=error_headers(error))
 
 
+class Unfinished:
+    """Handlers whose clients have left, and which go on: a transaction is not broken off in the middle."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[web.StreamResponse]] = set()
+
+    def finished(self, handler: Handler) -> Handler:
+        """Return the handler in a task of its own, which outlives the request."""
+
+        async def run(request: web.Request) -> web.StreamResponse:
+            task = asyncio.ensure_future(handler(request))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            return await asyncio.shield(task)
+
+        return run
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when all have ended, or after `timeout_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+
 @web.middleware
-async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     """Answer every error with its JSON object. What is no CausewayError is logged and hidden."""
     try:
         return await handler(request)

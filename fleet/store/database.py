@@ -40,6 +40,8 @@ class Store:
     """One database. `read` and `write` are its only doors.
 
     A transaction that fails because the database is away raises StoreUnavailable; the next one connects anew.
+    A transaction that has begun is not cancelled by a cancel scope: it ends within seconds, and a cancelled statement
+    would cost its connection.
     """
 
     def __init__(self, engine: AsyncEngine) -> None:
@@ -64,7 +66,8 @@ class Store:
         store = cls(engine)
         try:
             with _translated():
-                async with engine.connect() as connection:
+                async with engine.connect() as plain:
+                    connection = await plain.execution_options(**{_WRITES: True})
                     await connection.run_sync(migrate)
         except BaseException:
             await engine.dispose()
@@ -82,7 +85,7 @@ class Store:
         Raises:
             StoreUnavailable: The database is away.
         """
-        with _translated():
+        with anyio.CancelScope(shield=True), _translated():
             async with self._engine.connect() as connection, connection.begin():
                 yield connection
 
@@ -94,7 +97,7 @@ class Store:
             StoreUnavailable: The database is away. A commit may nevertheless have happened.
         """
         async with self._turn or nullcontext():
-            with _translated():
+            with anyio.CancelScope(shield=True), _translated():
                 async with self._engine.connect() as plain:
                     connection = await plain.execution_options(**{_WRITES: True})
                     async with connection.begin():

@@ -63,7 +63,7 @@ class EnrolmentRequest(_Message, frozen=True):
         token: The one-time join token.
         public_key: Of the key that the box made for itself.
         proof: The key's signature (base64url) over `enrolment_proof`.
-        name: The device id that the box wants; "": the control plane chooses.
+        name: The device id that the box wants, as long as a token may name; "": the control plane chooses.
         labels: What the box says of itself, such as its role and region; a label of the join token wins.
         site: Where it stands; "": a site of its own.
     """

@@ -267,8 +267,8 @@ def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
     """CAUSEWAY_SKIP leaves optional parts out; a name it does not know is refused with those that it does."""
     here = places(tmp_path)
     full = [each.title for each in plan.plan("test", here, {})]
-    less = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "triton,redis"})]
-    assert len(full) - len(less) == 2
+    less = [each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "triton,redis,postgres"})]
+    assert len(full) - len(less) == 3
     assert [title for title in less if "torch" in title]
     unseen = {each.title for each in plan.plan("test", here, {"CAUSEWAY_SKIP": "chromium"})}
     assert set(full) - unseen == {"Chromium"}
@@ -276,7 +276,7 @@ def test_skipping_leaves_steps_out(tmp_path: Path) -> None:
     assert not [title for title in untrained if "torch" in title or "training" in title]
     with pytest.raises(StepFailed) as caught:
         plan.plan("test", here, {"CAUSEWAY_SKIP": "tritn"})
-    assert "triton redis chromium torch" in caught.value.advice
+    assert "triton redis postgres chromium torch" in caught.value.advice
 
 
 def test_torch_is_set_up_for_those_who_train(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from base64 import urlsafe_b64encode
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -86,7 +87,7 @@ class Box:
             "/v1/telemetry", Telemetry(device=self.name, boot=boot or self.boot, seq=seq, samples=samples)
         )
 
-    async def wake(self, etag: str = "", wait_s: float = 0) -> Answered:
+    async def wake(self, etag: str = "", wait_s: float | str = 0) -> Answered:
         headers = {"authorization": f"Bearer {self.token}"} | ({"if-none-match": etag} if etag else {})
         return await self.send("GET", f"/v1/wake?wait={wait_s}", headers=headers)
 
@@ -96,7 +97,11 @@ class Box:
         return await self.send("POST", path, body, signed | (headers or {}))
 
     async def send(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | AsyncIterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Answered:
         async with self._http.request(method, self._url + path, data=body, headers=headers) as response:
             content = await response.read()

@@ -74,6 +74,11 @@ class Plane:
     def box(self, name: str = "") -> Box:
         return Box(self.http, self.url, name)
 
+    async def parked(self, count: int) -> None:
+        """Return when so many polls wait."""
+        while self.plane.wakes.parked != count:  # noqa: ASYNC110  # of another task, on a real socket
+            await asyncio.sleep(0.01)
+
     async def join_token(self, *, cohort: str = "", uses: int = 1, expires_s: float = 3600.0, **labels: str) -> str:
         now = datetime.now(UTC).timestamp()
         async with self.plane.store.write() as connection:

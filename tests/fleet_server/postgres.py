@@ -15,16 +15,8 @@ from tempfile import mkdtemp
 
 import pytest
 
+from edge_node.deploy.prepare.postgres import ADVICE, find_postgres
 from tests.redis_server import free_port
-
-_PACKAGES = "apt-get install postgresql (Debian, Ubuntu), dnf install postgresql-server (Fedora)"
-
-
-def programs() -> Path | None:
-    """Return the folder of the newest initdb, or None."""
-    newest = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    found = str(newest[-1]) if newest else shutil.which("initdb")
-    return None if found is None else Path(found).parent
 
 
 class PostgresServer:
@@ -109,6 +101,6 @@ def make_postgres() -> PostgresServer:
     """Start one, or skip the test if $CAUSEWAY_SKIP names postgres; without it, a missing PostgreSQL is a failure."""
     if "postgres" in os.environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split():
         pytest.skip("CAUSEWAY_SKIP names postgres")
-    binaries = programs()
-    assert binaries is not None, f"PostgreSQL is not installed: {_PACKAGES}; or CAUSEWAY_SKIP=postgres"
+    binaries = find_postgres()
+    assert binaries is not None, f"PostgreSQL is not installed: {ADVICE}"
     return PostgresServer(Path(mkdtemp(prefix="causeway-postgres-")), binaries)

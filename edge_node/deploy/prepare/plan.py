@@ -11,12 +11,13 @@ from .chromium import find_chromium, install_chromium
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
+from .postgres import find_postgres, install_postgres
 from .progress import Progress, StepFailed, run
 from .redis import install_redis
 from .steps import Step, digest
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis", "chromium", "torch")
+OPTIONAL = ("triton", "redis", "postgres", "chromium", "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
@@ -29,19 +30,26 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     environment, packages, project = _environment(places), _packages(places, "requirements.txt"), _project(places)
     development = _packages(places, "requirements-dev.txt")
     engine, triton, redis = _engine(places, environ), _triton(places, environ), _redis(places)
+    postgres = _postgres(places)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     chromium = _chromium(places)
     bench = [environment, packages, development, engine, project, triton, redis]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
-        "test": [*bench, chromium, training, torch],
+        "test": [*bench, postgres, chromium, training, torch],
         "bench": bench,
         "check": [environment, packages, development, project],
         "quick": [environment, packages, development, *compiled, project],
         "train": [environment, packages, development, engine, project, training, torch],
     }
-    optional = {"triton": [triton], "redis": [redis], "chromium": [chromium], "torch": [training, torch]}
+    optional = {
+        "triton": [triton],
+        "redis": [redis],
+        "postgres": [postgres],
+        "chromium": [chromium],
+        "torch": [training, torch],
+    }
     left_out = {id(step) for name in skipped for step in optional[name]}
     return [step for step in goals[goal] if id(step) not in left_out]
 
@@ -141,6 +149,16 @@ def _chromium(places: Places) -> Step:
         key="chromium",
         there=lambda: find_chromium() is not None,
         work=lambda progress: install_chromium(places, progress),
+    )
+
+
+def _postgres(places: Places) -> Step:
+    return Step(
+        title="PostgreSQL",
+        stamp=_stamp(places, "postgres"),
+        key="postgresql",
+        there=lambda: find_postgres() is not None,
+        work=lambda progress: install_postgres(places, progress),
     )
 
 

@@ -76,7 +76,7 @@ async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest,
             _check(token, now)
             labels = {**request.labels, **token.labels}
             device = EnrolledDevice(
-                id=request.name or f"box-{secrets.token_hex(6)}",
+                id=request.name.strip() or f"box-{secrets.token_hex(6)}",
                 tenant=token.tenant,
                 cohort=_cohort(fleet, token, labels),
                 public_key=request.public_key,

@@ -1,0 +1,79 @@
+"""The database goes away and comes back: 503 with a code, nothing is lost, parked polls stay."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from fleet.store.database import Store, StoreUnavailable
+from fleet.store.generations import advance
+from router.errors import ConfigError
+
+from .conftest import Plane, serving
+from .postgres import make_postgres
+
+pytestmark = pytest.mark.slow
+
+
+async def recovered(plane: Plane) -> None:
+    """A load balancer watches /readyz."""
+    box = plane.box()
+    while (await box.send("GET", "/readyz")).status != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.postgres
+async def test_postgres_is_away_and_returns(fleet_folder: Path) -> None:
+    """Crashed: each kind of request says so and works again later; a poll that was parked is answered after it."""
+    server = make_postgres()
+    try:
+        async with serving(fleet_folder, server.database()) as plane:
+            box = await plane.enrolled()
+            etag = (await box.wake()).headers["etag"]
+            waiting = asyncio.create_task(box.wake(etag, wait_s=300))
+            await plane.parked(1)
+            with server.away():
+                for answer in (await box.report(), await box.ask_token(), await box.wake(), await box.enrol("x")):
+                    assert (answer.status, answer.code) == (503, "database_unavailable")
+                    assert int(answer.headers["retry-after"]) >= 1
+                assert (await box.send("GET", "/readyz")).status == 503
+                assert (await box.send("GET", "/healthz")).status == 200
+                assert plane.plane.wakes.parked == 1
+            await recovered(plane)
+            assert (await box.report()).status == 200
+            async with plane.plane.store.write() as connection:
+                await advance(connection, "everyone")
+            assert (await waiting).status == 200
+    finally:
+        server.stop()
+        server.remove()
+
+
+async def test_sqlite_is_locked_by_another_program(fleet_folder: Path, tmp_path: Path) -> None:
+    """Such as a backup that takes too long."""
+    file = tmp_path / "fleet.db"
+    async with serving(fleet_folder, f"sqlite:///{file}") as plane:
+        box = await plane.enrolled()
+        other = sqlite3.connect(file, isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        assert (await box.report()).code == "database_unavailable"
+        assert (await box.wake()).status == 200  # readers go on
+        other.execute("ROLLBACK")
+        other.close()
+        assert (await box.report()).status == 200
+
+
+@pytest.mark.parametrize("url", ["mysql://host/name", "sqlite", "postgresql+psycopg2", "://"])
+async def test_a_wrong_url_says_what_to_give(url: str) -> None:
+    with pytest.raises(ConfigError, match="--database"):
+        await Store.open(url)
+
+
+async def test_a_database_that_does_not_answer_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable):
+        await Store.open("postgresql://causeway@127.0.0.1:1/none")
+    with pytest.raises(StoreUnavailable):
+        await Store.open(f"sqlite:///{tmp_path / 'no' / 'folder' / 'fleet.db'}")

@@ -1,0 +1,118 @@
+"""Files, health and the OpenAPI document."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from aiohttp import web
+
+from fleet.server.app import all_routes
+from fleet.server.openapi import openapi_document
+
+from .conftest import Plane
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """Nothing here depends on which one it is."""
+    return f"sqlite:///{tmp_path / 'fleet.db'}"
+
+
+async def test_files_are_served_as_a_cdn_would(plane: Plane) -> None:
+    """What never changes is cached for ever, what changes is asked for anew; ranges resume a download."""
+    blobs = plane.plane.folder / "published" / "blobs"
+    blobs.mkdir()
+    name = "c" * 64
+    (blobs / name).write_bytes(b"0123456789")
+    box = plane.box()
+    blob = await box.send("GET", f"/blobs/{name}")
+    assert (blob.body, blob.headers["cache-control"]) == (b"0123456789", "public, max-age=31536000, immutable")
+    rest = await box.send("GET", f"/blobs/{name}", headers={"range": "bytes=4-"})
+    assert (rest.status, rest.body, rest.headers["content-range"]) == (206, b"456789", "bytes 4-9/10")
+    assert (await box.send("GET", "/tuf/metadata/1.root.json")).headers["cache-control"].endswith("immutable")
+    timestamp = await box.send("GET", "/tuf/metadata/timestamp.json")
+    assert timestamp.headers["cache-control"] == "no-cache"
+    same = await box.send("GET", "/tuf/metadata/timestamp.json", headers={"if-none-match": timestamp.headers["etag"]})
+    assert same.status == 304
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tuf/../../fleet.yaml",
+        "/tuf/metadata/%2e%2e/%2e%2e/%2e%2e/fleet.yaml",
+        "/tuf/metadata/2.root.json",
+        "/tuf/metadata/root.json.partial",
+        "/blobs/%2e%2e",
+        "/blobs/" + "d" * 64,
+        "/v1/nothing",
+    ],
+)
+async def test_nothing_else_is_served(plane: Plane, path: str) -> None:
+    answer = await plane.box().send("GET", path)
+    assert (answer.status, answer.code) == (404, "not_found")
+
+
+async def test_a_wrong_method_names_the_right_one(plane: Plane) -> None:
+    answer = await plane.box().send("GET", "/v1/enroll")
+    assert (answer.status, answer.code, answer.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+async def test_metrics_count_messages_and_polls(plane: Plane) -> None:
+    await plane.enrolled()
+    text = (await plane.box().send("GET", "/metrics")).body.decode()
+    assert "causeway_fleet_messages_total 1.0" in text
+    assert "causeway_fleet_parked_polls 0.0" in text
+
+
+async def test_the_document_has_every_route(plane: Plane) -> None:
+    """Those that aiohttp serves, and no other; every reference in it leads somewhere."""
+    document = (await plane.box().send("GET", "/openapi.json")).body
+    documented = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
+    app = web.Application()
+    for route in all_routes(plane.plane):
+        app.router.add_route(route.method, route.path, route.handler)
+    served = {
+        (str(route.resource.canonical), route.method)
+        for route in app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert documented == served
+    for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', msgspec.json.encode(document).decode()):
+        assert reference in document["components"]["schemas"]
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            assert operation["summary"].endswith(".")
+            assert operation["responses"]
+
+
+async def test_answers_have_the_documented_form(plane: Plane) -> None:
+    document = (await plane.box().send("GET", "/openapi.json")).body
+    box = await plane.enrolled()
+    answers = [
+        ("/v1/status", "post", await box.report()),
+        ("/v1/token", "post", await box.ask_token(sent=plane.plane.clock() + 5)),
+        ("/v1/wake", "get", await box.wake()),
+        ("/v1/revocations", "get", await box.send("GET", "/v1/revocations")),
+        ("/healthz", "get", await box.send("GET", "/healthz")),
+        ("/v1/enroll", "post", await box.enrol("unknown")),
+        ("/v1/status", "post", await plane.box("nobody").report()),
+    ]
+    for path, method, answer in answers:
+        operation: dict[str, Any] = document["paths"][path][method]
+        response = operation["responses"][str(answer.status)]
+        schema = response["content"]["application/json"]["schema"]
+        jsonschema.Draft202012Validator(schema | {"components": document["components"]}).validate(answer.body)
+        if answer.code:
+            assert f"`{answer.code}`" in response["description"]
+
+
+def test_a_document_of_no_routes_is_one() -> None:
+    assert openapi_document([], "1.0")["paths"] == {}

@@ -1,0 +1,219 @@
+"""Signed messages: what is heard, and each refusal with its code."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fleet.rollout.boxes import MaintenanceWindow
+from fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
+from fleet.store.generations import CohortPace, advance
+from fleet.store.revocations import revoke
+from fleet.store.telemetry import BundleCounts, mark, since_mark
+from router.bundle.protocol import MAX_MESSAGE_BYTES, SIGNATURE_HEADER, BoxState, TokenRequest
+
+from .box import Answered, Box, sample
+from .conftest import Plane
+
+pytestmark = pytest.mark.slow
+OLD, NEW = "a" * 64, "b" * 64
+ALWAYS = tuple(range(1, 8))
+
+
+def refused(answer: Answered, status: int, code: str) -> bool:
+    return (answer.status, answer.code) == (status, code)
+
+
+async def row(plane: Plane, box: Box) -> Device:
+    async with plane.plane.store.read() as connection:
+        device = await read_device(connection, box.name)
+    assert device is not None
+    return device
+
+
+async def set_pace(plane: Plane, pace: CohortPace) -> None:
+    async with plane.plane.store.write() as connection:
+        await advance(connection, "everyone", pace)
+    await plane.plane.wakes.refresh()
+
+
+async def test_a_report_is_what_operators_see(plane: Plane) -> None:
+    box = await plane.enrolled("till-1")
+    await box.report(running=OLD)
+    since = (await row(plane, box)).running_since
+    await box.report(running=OLD, wanted=NEW, state=BoxState.TRIAL, rollout="r1", quarantined=(OLD,), daemon="1.2.3")
+    await box.report(running=OLD, wanted=NEW, state=BoxState.ROLLBACK, rollout="r1", code="slow", reason="p95 doubled")
+    device = await row(plane, box)
+    assert (device.state, device.code, device.reason, device.rollout) == ("rollback", "slow", "p95 doubled", "r1")
+    assert device.running_since == since
+    async with plane.plane.store.read() as connection:
+        events = await device_history(connection, "till-1")
+        assert [event.state for event in events] == ["rollback", "trial", "idle"]
+        assert [one.id for one in await page_of_devices(connection, state="rollback", query="TILL")] == ["till-1"]
+        assert await page_of_devices(connection, state="revoked") == []
+
+
+async def test_a_replayed_report_is_refused(plane: Plane) -> None:
+    """The same bytes again, an older `seq`, and one of an earlier boot: none changes anything."""
+    box = await plane.enrolled()
+    first, second = box.status(), box.status(running=NEW)
+    assert (await box.post("/v1/status", first)).status == 200
+    assert (await box.post("/v1/status", second)).status == 200
+    assert refused(await box.post("/v1/status", second), 409, "status_replayed")
+    assert refused(await box.post("/v1/status", first), 409, "status_replayed")
+    box.boot = "boot-2"
+    assert (await box.report(running=OLD)).status == 200
+    assert refused(await box.post("/v1/status", second), 409, "status_replayed")
+    device = await row(plane, box)
+    assert (device.running, device.cloned) == (OLD, False)
+
+
+async def test_a_report_for_another_box_is_refused(plane: Plane) -> None:
+    """By its token, and without one by its signature."""
+    box, other = await plane.enrolled("till-1"), await plane.enrolled("till-2")
+    foreign = other.status(device="till-1", running=NEW)
+    with_token = {"authorization": f"Bearer {other.token}"}
+    assert refused(await other.post("/v1/status", foreign, with_token), 403, "foreign_device")
+    assert refused(await other.post("/v1/status", foreign), 401, "signature_invalid")
+    assert (await row(plane, box)).running is None
+
+
+async def test_a_signature_covers_path_and_body(plane: Plane) -> None:
+    box = await plane.enrolled()
+    body = b'{"device":"%s","boot":"b","nonce":"n","sent":%d}' % (box.name.encode(), time.time())
+    elsewhere = {SIGNATURE_HEADER: box.sign(b"/v1/status\n" + body)}
+    assert refused(await box.send("POST", "/v1/token", body, elsewhere), 401, "signature_invalid")
+    assert refused(await box.send("POST", "/v1/token", body), 401, "signature_invalid")
+    right = {SIGNATURE_HEADER: box.sign(b"/v1/token\n" + body)}
+    assert refused(await box.send("POST", "/v1/token", body + b" ", right), 401, "signature_invalid")
+
+
+async def test_an_unknown_device_is_refused(plane: Plane) -> None:
+    assert refused(await plane.box("nobody").report(), 401, "device_unknown")
+
+
+async def test_a_revoked_device_is_refused_everywhere(plane: Plane) -> None:
+    box = await plane.enrolled()
+    async with plane.plane.store.write() as connection:
+        await revoke(connection, box.name, time.time())
+    for answer in (await box.report(), await box.count(sample()), await box.ask_token(), await box.wake()):
+        assert refused(answer, 403, "device_revoked")
+    await plane.plane.wakes.refresh()
+    listed = await box.send("GET", "/v1/revocations")
+    assert list(listed.body["devices"]) == [f"acme/{box.name}"]
+    unchanged = await box.send("GET", "/v1/revocations", headers={"if-none-match": listed.headers["etag"]})
+    assert unchanged.status == 304
+
+
+async def test_a_token_request_is_answered_once(plane: Plane) -> None:
+    box = await plane.enrolled()
+    request = TokenRequest(device=box.name, boot="b", nonce="n", sent=time.time() + 1)
+    assert (await box.post("/v1/token", request)).status == 200
+    assert refused(await box.post("/v1/token", request), 409, "token_request_replayed")
+
+
+@pytest.mark.parametrize("off_s", [-4000 * 86400.0, -301.0, 301.0, 40 * 86400.0, float("nan")])
+async def test_a_box_with_a_wrong_clock_learns_the_time(plane: Plane, off_s: float) -> None:
+    """Its token request is refused with a `Date`; its reports, which need no clock, are heard."""
+    box = await plane.enrolled()
+    if off_s != off_s:
+        request = b'{"device":"%s","boot":"b","nonce":"n","sent":NaN}' % box.name.encode()
+        signed = {SIGNATURE_HEADER: box.sign(b"/v1/token\n" + request)}
+        assert refused(await box.send("POST", "/v1/token", request, signed), 400, "invalid_json")
+        return
+    answer = await box.ask_token(sent=time.time() + off_s)
+    assert refused(answer, 401, "request_stale")
+    assert "date" in answer.headers
+    assert (await box.report(sent=time.time() + off_s)).status == 200
+
+
+async def test_a_body_that_is_too_large_is_refused(plane: Plane) -> None:
+    """With its length in the head, and in chunks without one."""
+    box = await plane.enrolled()
+    body = b" " * (MAX_MESSAGE_BYTES + 1)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(70):
+            yield b" " * 1024
+
+    assert refused(await box.send("POST", "/v1/status", body), 413, "body_too_large")
+    assert refused(await box.send("POST", "/v1/status", chunks()), 413, "body_too_large")
+    assert (await box.report()).status == 200
+
+
+async def test_two_boxes_with_one_identity_are_seen(plane: Plane) -> None:
+    """A restart is no clone; a boot id that comes back is one."""
+    box = await plane.enrolled()
+    for boot in ("boot-1", "boot-2", "boot-3"):
+        box.boot = boot
+        assert (await box.report()).body["cloned"] is False
+    box.boot = "boot-2"
+    assert (await box.report()).body["cloned"] is True
+    async with plane.plane.store.read() as connection:
+        assert [one.id for one in await page_of_devices(connection, state="cloned")] == [box.name]
+
+
+async def test_telemetry_is_counted_once(plane: Plane) -> None:
+    """Repeated, in one group or later, and after a restart of the box."""
+    box = await plane.enrolled("till-1")
+    seven = [box.count(sample(NEW), sample(None, requests=5), seq=7) for _ in range(5)]
+    assert {answer.status for answer in await asyncio.gather(*seven)} == {204}
+    assert (await box.count(sample(NEW), seq=6)).status == 204  # older than what was counted
+    await box.count(sample(NEW), seq=8)
+    await box.count(sample(NEW), seq=1, boot="boot-2")
+    async with plane.plane.store.write() as connection:
+        counts = await since_mark(connection, "r1", "everyone")
+        assert counts == [
+            BundleCounts("till-1", None, 5, 1, 2, (5, 0, 0, 0, 0, 0, 0, 0, 0)),
+            BundleCounts("till-1", NEW, 30, 3, 6, (30, 0, 0, 0, 0, 0, 0, 0, 0)),
+        ]
+        await mark(connection, "r1", "everyone")
+    await box.count(sample(NEW, requests=4), seq=9)
+    async with plane.plane.store.read() as connection:
+        counts = await since_mark(connection, "r1", "everyone")
+    assert [(one.bundle, one.requests) for one in counts] == [(None, 0), (NEW, 4)]
+
+
+async def test_many_boxes_report_in_few_transactions(plane: Plane) -> None:
+    """One invalid message among them is refused alone."""
+    boxes = [await plane.enrolled() for _ in range(20)]
+    before = plane.plane.messages.transactions
+    stranger = plane.box("nobody")
+    answers = await asyncio.gather(*(box.report(running=NEW) for box in boxes * 10), stranger.report())
+    assert [answer.code for answer in answers] == [""] * 200 + ["device_unknown"]
+    assert plane.plane.messages.transactions - before < 100
+    async with plane.plane.store.read() as connection:
+        assert {device.running for device in await cohort_devices(connection, "everyone")} == {NEW}
+
+
+async def test_boxes_change_in_their_maintenance_window(plane: Plane) -> None:
+    """By the box's own clock; a revert waits for no window."""
+    night = MaintenanceWindow(frozenset(ALWAYS), opens=120, closes=240)
+    await set_pace(plane, CohortPace((night,)))
+    box = await plane.enrolled()
+    assert (await box.report(wanted=NEW, local_minute=600)).body["may_change"] is False
+    assert (await box.report(wanted=NEW, local_minute=130)).body["may_change"] is True
+    assert (await box.report(wanted=NEW, local_minute=600, state=BoxState.TRIAL)).body["may_change"] is True
+    await set_pace(plane, CohortPace((night,), reverting=True))
+    assert (await box.report(wanted=NEW, local_minute=600)).body["may_change"] is True
+
+
+async def test_so_many_boxes_of_a_site_change_at_once(plane: Plane) -> None:
+    """Reports that arrive together too; a box of another site does not wait."""
+    await set_pace(plane, CohortPace(per_site=2))
+    boxes = [await plane.enrolled(site="north") for _ in range(5)]
+    other = await plane.enrolled(site="south")
+    answers = await asyncio.gather(*(box.report(wanted=NEW) for box in boxes))
+    allowed = [box for box, answer in zip(boxes, answers, strict=True) if answer.body["may_change"]]
+    waiting = [box for box in boxes if box not in allowed]
+    assert len(allowed) == 2
+    assert (await other.report(wanted=NEW)).body["may_change"] is True
+    for box in allowed:
+        assert (await box.report(wanted=NEW, state=BoxState.ACTIVATE)).body["may_change"] is True
+    assert (await waiting[0].report(wanted=NEW)).body["may_change"] is False
+    assert (await allowed[0].report(running=NEW)).status == 200
+    assert (await waiting[0].report(wanted=NEW)).body["may_change"] is True
+    assert (await waiting[1].report(wanted=NEW)).body["may_change"] is False

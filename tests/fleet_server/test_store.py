@@ -1,0 +1,66 @@
+"""The tables and their migrations, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+
+from fleet.store.database import Store
+from fleet.store.devices import DeviceEvent, device_history, forget_old_events, write_reports
+from fleet.store.tables import metadata
+from tests.check.sources import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def differences(connection: Connection) -> list[object]:
+    return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+
+async def test_the_revisions_make_the_tables(database: str) -> None:
+    """Three processes open the new database at once; Alembic then finds nothing to add."""
+    program = f"import asyncio; from fleet.store.database import Store; asyncio.run(Store.open({database!r}))"
+    starts = [await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=ROOT) for _ in range(3)]
+    assert [await started.wait() for started in starts] == [0, 0, 0]
+    store = await Store.open(database)
+    async with store.read() as connection:
+        assert await connection.run_sync(differences) == []
+    await store.close()
+
+
+async def test_a_device_keeps_its_newest_events(database: str) -> None:
+    store = await Store.open(database)
+    try:
+        async with store.write() as connection:
+            events = [("a", DeviceEvent(1000.0 + n, "idle", None, None, "", str(n), "")) for n in range(150)]
+            await write_reports(connection, [], [*events, ("b", DeviceEvent(1000.0, "idle", None, None, "", "", ""))])
+            await forget_old_events(connection, now=2000.0)
+            kept = await device_history(connection, "a", limit=1000)
+            assert [event.code for event in kept] == [str(n) for n in range(149, 49, -1)]
+            assert len(await device_history(connection, "b")) == 1
+            await forget_old_events(connection, now=2000.0 + 31 * 86400.0)
+            assert await device_history(connection, "a") == []
+    finally:
+        await store.close()
+
+
+async def half_a_change(store: Store) -> None:
+    async with store.write() as connection:
+        await write_reports(connection, [], [("a", DeviceEvent(1.0, "idle", None, None, "", "", ""))])
+        raise ZeroDivisionError
+
+
+async def test_a_failed_transaction_changes_nothing(database: str) -> None:
+    store = await Store.open(database)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            await half_a_change(store)
+        async with store.read() as connection:
+            assert await device_history(connection, "a") == []
+    finally:
+        await store.close()
