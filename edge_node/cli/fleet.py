@@ -93,6 +93,21 @@ def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | No
     click.echo("left; revoke the device on the control plane: causeway-fleet revoke")
 
 
+@fleet.command("import")
+@config_options
+@click.argument("medium", metavar="FILE", type=click.Path(path_type=Path, exists=True))
+def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, **flags: str | None) -> None:
+    """Take a bundle from a USB stick: a folder, tar or zip of what the fleet publishes (`tuf/` and `blobs/`).
+
+    It is verified as from the network. The daemon takes it within a minute, or at its next start. Exit code: 0
+    imported, 1 refused, 2 usage error.
+    """
+    config = load_config_or_exit(config_path, settings, flags)
+    from .fleet_import import import_bundle
+
+    sys.exit(import_bundle(Path(config.state_dir), medium))
+
+
 @fleet.command()
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -42,7 +42,7 @@ def link_of(connection: FleetConnection) -> FleetLink:
     """Return what the agent gets of the connection."""
     return FleetLink(
         member=lambda: connection.identity,
-        source=connection.plane,
+        source=connection.source,
         may_change=connection.may_change,
         on_change=connection.changed,
     )

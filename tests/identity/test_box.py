@@ -26,6 +26,8 @@ from router.errors import ConfigError
 
 from .scripted_plane import Refusal, ScriptedPlane
 
+pytestmark = pytest.mark.slow
+
 BUNDLE, OTHER = "a" * 64, "b" * 64
 
 
@@ -364,6 +366,25 @@ async def test_the_reply_says_whether_the_box_may_change(plane: ScriptedPlane, t
         assert await box.link.may_change(BUNDLE) == 77.0
         plane.refusals = {"/v1/status": Refusal(500, "")}
         assert await box.link.may_change(BUNDLE) == 30.0
+
+
+async def test_what_was_imported_needs_no_control_plane(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """The agent is woken for it within a minute, may change to it, and it is removed when the box runs it."""
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await eventually(lambda: box.wakes == 1)
+        (box.folder / "import").mkdir()
+        (box.folder / "import" / "wanted").write_text(BUNDLE)
+        await box.time.pass_s(70)
+        await eventually(lambda: box.wakes == 2)
+        plane.refusals = {"/v1/status": Refusal(503, "")}
+        assert await box.link.may_change(BUNDLE) == 0.0
+        assert await box.link.may_change(OTHER) > 0.0
+        box.report = AgentReport(running=OTHER, wanted=BUNDLE)
+        await box.link.look_at_import()
+        assert box.link.source.exists
+        box.report = AgentReport(running=BUNDLE)
+        await box.link.look_at_import()
+        assert not box.link.source.exists
 
 
 async def test_a_clone_is_said(plane: ScriptedPlane, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: Script
         fleet.keys = []
     for gateway in settings.values():
         if fault == "gone":
+            await gateway.trust.close()
             gateway.trust = FleetTrust(FleetConfig(url="http://127.0.0.1:1"))
         await gateway.trust.refresh()
         assert gateway.trust.last_error

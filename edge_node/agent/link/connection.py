@@ -19,14 +19,16 @@ from pathlib import Path
 
 import anyio
 import msgspec
+from anyio import to_thread
 
-from router.bundle.protocol import StatusReply
+from router.bundle.protocol import BoxState, StatusReply
 
 from ...clock import Clock
 from ...observability.faults import Fault
 from ...observability.logs import redacted
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
+from .imported import SourceWithImport
 from .reporter import AgentReport, StatusWriter, TelemetryLog, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
@@ -95,6 +97,8 @@ class FleetConnection:
             sleep=sleep,
             changed=self._keep_record,
         )
+        self.source = SourceWithImport(self.plane, folder, clock.monotonic)
+        self._seen_import = self.source.stamp
         self._status = StatusWriter(identity.device, self.boot, clock.unix)
         self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix)
         self._dirty = asyncio.Event()
@@ -129,11 +133,14 @@ class FleetConnection:
         self._dirty.set()
 
     async def may_change(self, wanted: str) -> float:
-        """Ask whether the box may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds."""
+        """Ask whether the box may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds.
+
+        What was imported may be changed to without the control plane: the person with the medium chose the time.
+        """
         try:
             reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))
         except FleetError:
-            return max(1.0, self._uniform(*RETRY_S))
+            return 0.0 if wanted == self.source.wanted else max(1.0, self._uniform(*RETRY_S))
         return 0.0 if reply.may_change else max(1.0, reply.retry_after_s)
 
     async def run(self) -> None:
@@ -206,7 +213,19 @@ class FleetConnection:
             await self._sleep(self._uniform(*TELEMETRY_S))
             self._telemetry.cut(self._agent_report().running)
             await self.send_telemetry()
+            await self.look_at_import()
             self._keep_record()
+
+    async def look_at_import(self) -> None:
+        """Wake the agent for a new import, and remove one that the box runs."""
+        if (stamp := self.source.stamp) != self._seen_import:
+            self._seen_import = stamp
+            self._wake_agent()
+            return
+        report = self._agent_report()
+        if stamp and report.state is BoxState.IDLE and report.wanted is None and report.running == self.source.wanted:
+            await to_thread.run_sync(self.source.remove)
+            self._seen_import = 0
 
     async def send_telemetry(self) -> None:
         """Send what waits, as far as the control plane takes it."""

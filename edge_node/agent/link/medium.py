@@ -1,0 +1,195 @@
+"""Updates from a medium, for a box without a network: a folder, tar or zip with `tuf/` and `blobs/` as published.
+
+    STATE_DIR/fleet/import/    tuf/…, and those blobs of this box's bundle that it does not have yet
+                 .../wanted    the bundle that the plan on the medium assigns to this box
+
+The medium is verified like the network before anything of it is kept, and the agent verifies it again. Blobs are copied
+only as far as signed metadata names them, with the size that was signed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import msgspec
+
+from router.bundle.manifest import Blob, BundleManifest
+from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
+
+from ..child.look import look
+from ..inspection import Looked, LookRequest
+from .identity import Identity, daemon_version
+from .imported import IMPORT, WANTED
+
+_CHUNK = 1 << 20
+_MAX_METADATA_BYTES, _MAX_METADATA_FILES = 4 << 20, 2000
+_MAX_NAMES = 100_000
+_MARK = "tuf/metadata/timestamp.json"
+Open = Callable[[], IO[bytes]]
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """What was imported. `wanted` None: the fleet has no plan for this box's cohort, or it keeps its own files."""
+
+    wanted: str | None
+    serial: int = 0
+    blobs: int = 0
+
+
+class ImportFailed(Exception):
+    """The file is no medium."""
+
+
+def import_medium(folder: Path, medium: Path, identity: Identity, running: str | None) -> Imported:
+    """Verify a medium, and keep what this box needs of it for its agent.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        medium: A folder or an archive.
+        identity: Of this box.
+        running: The bundle that the box runs; None: its own files.
+
+    Raises:
+        ImportFailed: It is no folder and no archive with `tuf/metadata`.
+        UpdateRefused: It is not verified; one of its kinds.
+        OSError: It cannot be read, or the box's disk cannot be written.
+    """
+    place = folder / f"{IMPORT}.partial"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    try:
+        with _files(medium) as files:
+            metadata = [name for name in files if name.startswith("tuf/")]
+            if len(metadata) > _MAX_METADATA_FILES:
+                raise EndlessData(f"the medium has {len(metadata)} files of metadata")
+            for name in metadata:
+                _copy(files[name], place / name, _MAX_METADATA_BYTES)
+            looked = _look(folder, place, identity, running)
+            blobs = () if looked.manifest is None else _missing(folder, looked.manifest)
+            for blob in blobs:
+                _copy_blob(files, blob, place)
+        serial = 0 if looked.manifest is None else looked.manifest.serial
+        (place / WANTED).write_text(looked.wanted or "")
+        target = folder / IMPORT
+        shutil.rmtree(target, ignore_errors=True)
+        place.rename(target)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Imported(looked.wanted, serial, len(blobs))
+
+
+def _look(folder: Path, place: Path, identity: Identity, running: str | None) -> Looked:
+    """Verify with a copy of the agent's metadata, so that the agent is not disturbed and older versions are refused."""
+
+    def fetch(path: str) -> Iterator[bytes]:
+        yield (place / path).read_bytes()
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix="import-") as scratch:
+        known = Path(scratch) / "tuf"
+        if (folder / "tuf").is_dir():
+            shutil.copytree(folder / "tuf", known)
+        request = LookRequest(
+            folder=str(known),
+            root=identity.root.encode(),
+            device=identity.device,
+            cohort=identity.cohort,
+            running=running,
+            known=(),
+            daemon_version=daemon_version(),
+            not_before=0.0,
+        )
+        return look(request, fetch, lambda: 0.0)
+
+
+def _missing(folder: Path, manifest: BundleManifest) -> tuple[Blob, ...]:
+    """The blobs that are not in the box's store."""
+    return tuple(blob for blob in manifest.blobs if not (folder / "store" / "blobs" / blob.sha256).exists())
+
+
+def _copy_blob(files: Mapping[str, Open], blob: Blob, place: Path) -> None:
+    name = f"blobs/{blob.sha256}"
+    if name not in files:
+        raise UpdateUnavailable(f"the medium has no {name}, which this box needs")
+    if _copy(files[name], place / name, blob.size_bytes) != blob.sha256:
+        raise BundleAltered(f"{name} on the medium does not have the content that was signed")
+
+
+def _copy(opened: Open, target: Path, most_bytes: int) -> str:
+    """Copy a file; return its sha256."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, copied = hashlib.sha256(), 0
+    try:
+        with opened() as source, target.open("wb") as output:
+            while chunk := source.read(_CHUNK):
+                copied += len(chunk)
+                if copied > most_bytes:
+                    raise EndlessData(f"{target.name} on the medium has more than {most_bytes} bytes")
+                digest.update(chunk)
+                output.write(chunk)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{target}: the disk is full") from error
+        raise
+    return digest.hexdigest()
+
+
+# --- the medium ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
+    """Yield the files of a medium by their published name. Raises ImportFailed."""
+    with ExitStack() as stack:
+        try:
+            named = dict(islice(_named(medium, stack), _MAX_NAMES))
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {error}") from error
+        roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
+        if not roots:
+            raise ImportFailed(f"{medium}: there is no {_MARK} in it")
+        root = min(roots, key=len)
+        yield {name.removeprefix(root): opened for name, opened in named.items() if name.startswith(root)}
+
+
+def _named(medium: Path, stack: ExitStack) -> Iterator[tuple[str, Open]]:
+    """Regular files only, without names that climb."""
+    if medium.is_dir():
+        for path in sorted(medium.rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(medium).as_posix(), partial(_opened, path)
+    elif zipfile.is_zipfile(medium):
+        zipped = stack.enter_context(zipfile.ZipFile(medium))
+        for entry in zipped.infolist():
+            if not entry.is_dir() and _stays_inside(entry.filename):
+                yield PurePosixPath(entry.filename).as_posix(), partial(zipped.open, entry)
+    else:
+        tarred = stack.enter_context(tarfile.open(medium))  # noqa: SIM115 -- the stack closes it
+        for member in tarred:
+            if member.isfile() and _stays_inside(member.name):
+                yield PurePosixPath(member.name).as_posix(), partial(_extracted, tarred, member)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return path.open("rb")
+
+
+def _extracted(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    file = archive.extractfile(member)
+    assert file is not None, "it is a regular file"
+    return file
+
+
+def _stays_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name
