@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.engine]
 ROOT = Path(__file__).parents[3]
 WEIGHTS = SHIPPED.read_bytes()
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+MAIN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+from models.cli.commands import main
+main(["pull", *sys.argv[2:]], prog_name="causeway-models")
+"""
 LARGE, SMALL = "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf"
 
 
@@ -35,6 +40,7 @@ class Box:
 
     def __init__(self, home: Path, hub: HubServer) -> None:
         self.home, self.hub = home, hub
+        self.largest_file = -1  # bytes; the file system refuses more
         self.models = home / ".local" / "share" / "causeway" / "models"
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))},
@@ -46,7 +52,7 @@ class Box:
         }
 
     def start(self, *arguments: object, **environ: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "models", "pull", *map(str, arguments)]
+        command = [sys.executable, "-c", MAIN, str(self.largest_file), *map(str, arguments)]
         return subprocess.Popen(
             command,
             env=self.environ | environ,
@@ -54,10 +60,7 @@ class Box:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, self.largest_file),
         )
-
-    largest_file = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
     def pull(self, *arguments: object, answer: str = "", **environ: str) -> tuple[int, str]:
         process = self.start(*arguments, **environ)
@@ -177,11 +180,11 @@ def test_a_wrong_checksum_deletes_the_download_and_nothing_else(box: Box) -> Non
 
 def test_a_full_disk_is_said_and_the_part_is_kept(box: Box) -> None:
     """The file system refuses to write more: the next pull, with space, resumes."""
-    box.largest_file = (2_000_000, resource.RLIM_INFINITY)
+    box.largest_file = 2_000_000
     status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
     assert status == 1
     assert "free some space and repeat the command, which resumes" in printed
-    box.largest_file = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    box.largest_file = -1
     status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
     assert status == 0, printed
     assert box.hub.ranges()[-1].startswith("bytes=")
