@@ -12,7 +12,7 @@ from router.bundle.rollout import WHOLE
 from router.documents.quantities import seconds_of
 
 from ..rollout.boxes import MaintenanceWindow
-from ..rollout.settings import MetricLimit, RolloutSettings, RolloutStage
+from ..rollout.settings import METRICS, MetricLimit, RolloutSettings, RolloutStage
 
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
@@ -64,8 +64,7 @@ def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
         RolloutStage(round(share * WHOLE / 100), _seconds(doc.least), _seconds(doc.most), share in doc.approval)
         for share in doc.stages
     )
-    limits = {limit.name: limit for limit in RolloutSettings(stages).metrics} if not doc.metrics else {}
-    metrics = tuple(limits.values()) or tuple(MetricLimit(name, margin / 100) for name, margin in doc.metrics.items())
+    metrics = tuple(MetricLimit(name, margin / 100) for name, margin in doc.metrics.items()) or METRICS
     return RolloutSettings(
         stages,
         metrics,

@@ -53,6 +53,10 @@ class MetricLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"metrics: margin and quantile of {self.name} must be within 0 and 1, both excluded")
 
 
+METRICS = (MetricLimit("errors", 0.02), MetricLimit("degraded", 0.05), MetricLimit(LATENCY, 0.05))
+"""What a cohort that names no metrics is judged on."""
+
+
 class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the rollouts of a cohort proceed.
 
@@ -71,11 +75,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     stages: tuple[RolloutStage, ...]
-    metrics: tuple[MetricLimit, ...] = (
-        MetricLimit("errors", 0.02),
-        MetricLimit("degraded", 0.05),
-        MetricLimit(LATENCY, 0.05),
-    )
+    metrics: tuple[MetricLimit, ...] = METRICS
     soak_s: float = 3600.0
     first_look_s: float = 150.0
     silence_s: float = 900.0

@@ -17,9 +17,10 @@ from .plane import ControlPlane
 from .routes import ApiRoute, Unfinished, errors_as_json
 
 
-def all_routes(plane: ControlPlane) -> list[ApiRoute]:
-    """Return every route of the control plane, `/openapi.json` among them."""
-    routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *health_routes(plane), *console_routes()]
+def all_routes(plane: ControlPlane, more: Sequence[ApiRoute] = ()) -> list[ApiRoute]:
+    """Return every route of the control plane, `/openapi.json` among them. `more`: those of operators."""
+    files = [*file_routes(plane.folder / "published"), *console_routes()]
+    routes = [*device_routes(plane), *files, *health_routes(plane), *more]
     return [*routes, _openapi(routes)]
 
 

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from router.errors import ConfigError
 
+from ..operators.assembly import build_operators, operator_routes
 from ..repository.fleet_file import FleetDoc
 from ..repository.folder import check_fleet
 from ..store.database import Store
@@ -66,8 +67,11 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     try:
         plane = ControlPlane(settings.folder, fleet, store, key)
         await plane.wakes.refresh()
+        operators = build_operators(
+            settings.folder, settings.keys, settings.data, fleet, store, plane.clock, plane.wakes.refresh
+        )
         runner = web.AppRunner(
-            build_app(all_routes(plane)),
+            build_app(all_routes(plane, operator_routes(operators))),
             access_log=None,
             handler_cancellation=True,  # a poll ends when its box leaves
             keepalive_timeout=_IDLE_S,
@@ -78,6 +82,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
             url = await _listen(runner, settings)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(plane.run)
+                tasks.start_soon(operators.controller.run)
                 try:
                     yield plane, url
                     plane.wakes.close()

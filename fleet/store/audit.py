@@ -40,3 +40,10 @@ async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 5
     """Return rows in order, beginning after row `after`."""
     chosen = select(*_COLUMNS).where(audit.c.n > after).order_by(audit.c.n).limit(limit)
     return [AuditRow(*row) for row in await connection.execute(chosen)]
+
+
+async def audit_of(connection: AsyncConnection, rollout: str, limit: int = 200) -> list[AuditRow]:
+    """Return the newest rows that name a rollout, oldest first."""
+    named = audit.c.what_json.contains(f'"rollout":"{rollout}"', autoescape=True)
+    rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(limit))
+    return [AuditRow(*row) for row in rows][::-1]

@@ -121,14 +121,15 @@ class Store:
             async with self._engine.connect() as connection:
 
                 async def still() -> None:
-                    with _translated():
+                    with anyio.CancelScope(shield=True), _translated():
                         await connection.scalar(text("SELECT 1"))
 
                 try:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
                     yield still if await try_lock(connection) else None
                 finally:
-                    await connection.invalidate()  # closing it is what gives the lock back
+                    with anyio.CancelScope(shield=True):
+                        await connection.invalidate()  # closing it is what gives the lock back
 
 
 async def _nothing_lost() -> None:

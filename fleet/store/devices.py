@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import bindparam, case, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import BoxState
@@ -184,6 +184,27 @@ _STATES: Mapping[str, Any] = {
     "held": devices.c.held,
     "pinned": devices.c.pin.is_not(None),
 }
+
+
+class CohortCount(msgspec.Struct, frozen=True):
+    """Boxes of a cohort that run one bundle; `heard`: of them since some time. Revoked ones are not counted."""
+
+    cohort: str
+    running: str | None
+    boxes: int
+    heard: int
+
+
+async def count_devices(connection: AsyncConnection, since: float) -> list[CohortCount]:
+    """Count the boxes of each cohort by what they run."""
+    heard = func.sum(case((devices.c.heard >= since, 1), else_=0))
+    chosen = (
+        select(devices.c.cohort, devices.c.running, func.count(), heard)
+        .where(devices.c.revoked.is_(None))
+        .group_by(devices.c.cohort, devices.c.running)
+        .order_by(devices.c.cohort)
+    )
+    return [CohortCount(row[0], row[1], row[2], int(row[3])) for row in await connection.execute(chosen)]
 
 
 async def device_history(connection: AsyncConnection, device: str, limit: int = EVENTS_KEPT) -> list[DeviceEvent]:

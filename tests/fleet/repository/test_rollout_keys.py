@@ -60,6 +60,7 @@ def test_every_key_reaches_the_settings() -> None:
 def test_without_keys_the_defaults_are_those_of_the_rollout() -> None:
     stages = tuple(RolloutStage(share) for share in (1_000, 5_000, 25_000, 50_000, 100_000))
     assert rollout_settings(RolloutDoc()) == RolloutSettings(stages)
+    assert rollout_settings(RolloutDoc(least="2s", silence="1s")).metrics == RolloutSettings(stages).metrics
 
 
 @pytest.mark.parametrize(

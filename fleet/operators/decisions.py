@@ -1,0 +1,191 @@
+"""What operators decide about rollouts, each in one transaction with its audit row."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from anyio import to_thread
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
+
+from ..controller.loop import box_view
+from ..controller.observed import METADATA_ROLLBACK, least_share
+from ..controller.publisher import Publisher
+from ..controller.step import OPEN, has_begun
+from ..repository.fleet_file import FLEET_FILE, read_fleet
+from ..repository.rollout_keys import rollout_settings
+from ..rollout.life import IllegalTransition, RolloutEvent, RolloutState
+from ..rollout.rollout import Rollout, apply
+from ..rollout.settings import RolloutSettings
+from ..store.audit import append_audit
+from ..store.database import Store
+from ..store.devices import cohort_devices
+from ..store.rollouts import (
+    RolloutChanged,
+    RolloutRecord,
+    change_rollout,
+    insert_rollout,
+    known_rollouts,
+    list_rollouts,
+    read_rollout,
+    reported_plans,
+)
+from .answers import NewRollout
+from .sign_in import Operator
+
+S, E = RolloutState, RolloutEvent
+_TRIES = 5
+_HEARD_S = 3600.0
+_Acknowledged = frozenset[str]
+
+
+class WrongState(CausewayError):
+    """The rollout, or the cohort's rollout, is in a state that does not allow this."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "wrong_state"
+
+
+class BundleUnknown(NotFound):
+    """The bundle is not signed by the role artifacts, or its files are not at this server."""
+
+    code = "bundle_unknown"
+
+
+class FleetInvalid(CausewayError):
+    """The server's fleet.yaml has errors."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "fleet_invalid"
+
+
+async def begin_rollout(
+    store: Store, folder: Path, publisher: Publisher, operator: Operator, asked: NewRollout, now: float
+) -> RolloutRecord:
+    """Store a new rollout, submitted to its checks.
+
+    1. The bundle is signed, and the cohort's.
+    2. The cohort has no other rollout under way; a revert may still go on.
+    3. The boxes come from what the newest rollout left them with.
+
+    Raises:
+        BundleUnknown: (1)
+        InvalidRequest: The bundle is another cohort's.
+        NotFound: `fleet.yaml` has no such cohort.
+        WrongState: (2), or the boxes run the bundle already.
+        PermissionDenied: `allow_leaving` needs an approver.
+    """
+    if asked.allow_leaving and not operator.may("approver"):
+        raise PermissionDenied("allow_leaving needs the role approver")
+    manifest = await to_thread.run_sync(publisher.manifest, asked.to_bundle)
+    if manifest is None:  # (1)
+        advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
+        raise BundleUnknown(f"bundle {asked.to_bundle} is not signed here: {advice}", param="to_bundle")
+    if manifest.cohort != asked.cohort:
+        raise InvalidRequest(f"bundle {asked.to_bundle} is one of the cohort {manifest.cohort}", param="cohort")
+    settings = await to_thread.run_sync(_settings, folder, asked.cohort)
+    async with store.write() as connection:
+        before = await list_rollouts(connection, asked.cohort)
+        busy = next((one.rollout for one in before if one.rollout.state in OPEN), None)
+        if busy is not None:  # (2)
+            raise WrongState(f"the rollout {busy.id} of {asked.cohort} is in state {busy.state}: abort it, or wait")
+        from_bundle = _left_with(before)  # (3)
+        if from_bundle == asked.to_bundle:
+            raise WrongState(f"the boxes of {asked.cohort} have the bundle {asked.to_bundle} already")
+        name = f"r-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+        made = Rollout(name, asked.cohort, asked.to_bundle, from_bundle, secrets.token_urlsafe(12), settings)
+        record = RolloutRecord(
+            apply(made, E.SUBMIT, now, reason=f"by {operator.name}"),
+            version=1,
+            author=operator.name,
+            created=now,
+            updated=now,
+            allow_leaving=asked.allow_leaving,
+            acknowledged=await _unknown_to_us(connection, asked.cohort, now),
+        )
+        await insert_rollout(connection, record)
+        what = {"rollout": name, **msgspec.structs.asdict(asked), "from_bundle": from_bundle}
+        await append_audit(connection, now, operator.name, "rollout.begin", what)
+    return record
+
+
+async def decide(
+    store: Store, rollout: str, event: RolloutEvent, reason: str, operator: Operator, now: float
+) -> RolloutRecord:
+    """Pause, resume, accept or abort a rollout. What boxes reported and the store did not know is acknowledged with it.
+
+    Raises:
+        NotFound: There is no such rollout.
+        WrongState: Its state does not take the event; the message names those that do.
+        RolloutChanged: The controller kept changing it; try again.
+    """
+    for attempt in range(_TRIES):
+        try:
+            async with store.write() as connection:
+                return await _decide(connection, rollout, event, reason, operator, now)
+        except RolloutChanged:
+            if attempt + 1 == _TRIES:
+                raise
+    raise AssertionError
+
+
+async def _decide(
+    connection: AsyncConnection, name: str, event: RolloutEvent, reason: str, operator: Operator, now: float
+) -> RolloutRecord:
+    record = await read_rollout(connection, name)
+    if record is None:
+        raise NotFound(f"there is no rollout {name}")
+    before = record.rollout
+    newer = next(
+        (one.rollout for one in await list_rollouts(connection, before.cohort) if has_begun(one.rollout)), before
+    )
+    if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
+        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes shall run")
+    boxes = [box_view(device) for device in await cohort_devices(connection, before.cohort)]
+    least = least_share(before.salt, boxes, now - before.settings.silence_s)
+    text = f"by {operator.name}" + (f": {reason}" if reason else "")
+    try:
+        after = apply(before, event, now, reason=text, least_share=least)
+    except IllegalTransition as error:
+        raise WrongState(str(error)) from error
+    known = record.acknowledged | await _unknown_to_us(connection, before.cohort, now)
+    changed = msgspec.structs.replace(record, rollout=after, updated=now, acknowledged=known)
+    await change_rollout(connection, changed)
+    what = {"rollout": name, "cohort": before.cohort, "reason": reason, "state": after.state, "stage": after.stage}
+    await append_audit(connection, now, operator.name, f"rollout.{event.value}", what)
+    return changed
+
+
+async def _unknown_to_us(connection: AsyncConnection, cohort: str, now: float) -> _Acknowledged:
+    reports = [one for one in await reported_plans(connection, now - _HEARD_S) if one.cohort == cohort]
+    reported = {one.rollout for one in reports if one.rollout}
+    unknown = reported - await known_rollouts(connection, reported)
+    return frozenset(unknown | ({METADATA_ROLLBACK} if any(one.refuses for one in reports) else set()))
+
+
+def _left_with(records: Sequence[RolloutRecord]) -> str | None:
+    """The bundle that the newest rollout left the cohort with; `records` are newest first."""
+    for record in records:
+        if has_begun(record.rollout):
+            return record.rollout.to_bundle if record.rollout.state is S.DONE else record.rollout.from_bundle
+    return None
+
+
+def _settings(folder: Path, cohort: str) -> RolloutSettings:
+    """As `fleet.yaml` says now: another pace needs no restart of the server."""
+    fleet, _, problems = read_fleet((folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace"), FLEET_FILE)
+    if fleet is None:
+        raise FleetInvalid(f"{problems[0].location}: {problems[0].message}")
+    if cohort not in fleet.cohorts:
+        raise NotFound(f"{FLEET_FILE} has no cohort {cohort}; it has {', '.join(fleet.cohorts)}", param="cohort")
+    try:
+        return rollout_settings(fleet.cohorts[cohort].rollout)
+    except ValueError as error:
+        raise FleetInvalid(f"{FLEET_FILE}: cohorts.{cohort}.rollout.{error}") from error

@@ -1,0 +1,158 @@
+"""Sign-in with an OpenID Connect issuer: authorization code flow with PKCE (OpenID Connect Core 1.0, RFC 7636).
+
+What the callback needs to know waits in the browser's own cookie, so any process behind a load balancer can answer it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+import httpx
+import msgspec
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+
+from router.errors import AuthenticationFailed, PermissionDenied
+
+from .operators_file import OidcDoc, OperatorsDoc, role_of
+from .sign_in import Operator
+
+Answer = TypeVar("Answer")
+_ALGORITHMS = ["RS256", "PS256", "ES256", "ES384", "EdDSA", "Ed25519"]
+_TIMEOUT_S = 10.0
+_LEEWAY_S = 60
+
+
+class SignInFailed(AuthenticationFailed):
+    """The issuer did not vouch for the operator, or does not answer."""
+
+    code = "sign_in_failed"
+
+
+class PendingSignIn(msgspec.Struct, frozen=True):
+    """What the browser keeps between leaving for the issuer and coming back."""
+
+    state: str
+    nonce: str
+    verifier: str
+
+
+class _Discovery(msgspec.Struct, frozen=True):
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    id_token: str
+
+
+class OidcClient:
+    """One issuer. Its documents are read anew for each sign-in, which is rare: keys may rotate at any time."""
+
+    def __init__(self, folder: Path, doc: OperatorsDoc, oidc: OidcDoc) -> None:
+        """`folder`: of `operators.yaml`."""
+        self._folder = folder
+        self._doc = doc
+        self._oidc = oidc
+
+    async def start(self) -> tuple[str, PendingSignIn]:
+        """Return where to send the browser, and what it keeps meanwhile.
+
+        Raises:
+            SignInFailed: The issuer does not answer.
+        """
+        pending = PendingSignIn(*(secrets.token_urlsafe(32) for _ in range(3)))
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=").decode()
+        async with self._http() as http:
+            discovery = await self._discover(http)
+        query = {
+            "response_type": "code",
+            "client_id": self._oidc.client_id,
+            "redirect_uri": self._oidc.redirect,
+            "scope": self._oidc.scope,
+            "state": pending.state,
+            "nonce": pending.nonce,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+        }
+        mark = "&" if "?" in discovery.authorization_endpoint else "?"
+        return f"{discovery.authorization_endpoint}{mark}{urlencode(query)}", pending
+
+    async def finish(self, code: str, state: str, pending: PendingSignIn, now: float) -> Operator:
+        """Return the operator that the issuer vouches for.
+
+        Raises:
+            SignInFailed: Another browser began this sign-in, or the issuer's answer is not valid.
+            PermissionDenied: The issuer knows the person, but none of the groups has a role.
+        """
+        if not code or not secrets.compare_digest(state.encode(), pending.state.encode()):
+            raise SignInFailed("this sign-in was not begun in this browser, or the issuer refused: begin again")
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._oidc.redirect,
+            "client_id": self._oidc.client_id,
+            "code_verifier": pending.verifier,
+        }
+        if self._oidc.client_secret_file:
+            secret = (self._folder / self._oidc.client_secret_file).read_text(encoding="utf-8").strip()
+            form["client_secret"] = secret
+        async with self._http() as http:
+            discovery = await self._discover(http)
+            tokens = await self._ask(http, "POST", discovery.token_endpoint, _Tokens, form)
+            keys = await self._ask(http, "GET", discovery.jwks_uri, dict[str, Any])
+        return self._operator(self._claims(tokens.id_token, keys, pending, now))
+
+    def _claims(self, id_token: str, keys: dict[str, Any], pending: PendingSignIn, now: float) -> dict[str, Any]:
+        required = {
+            "iss": {"essential": True, "value": self._oidc.issuer},
+            "aud": {"essential": True, "value": self._oidc.client_id},
+            "nonce": {"essential": True, "value": pending.nonce},
+            "sub": {"essential": True},
+            "exp": {"essential": True},
+        }
+        try:
+            token = jwt.decode(id_token, KeySet.import_key_set(keys), algorithms=_ALGORITHMS)  # type: ignore[arg-type]
+            jwt.JWTClaimsRegistry(now=int(now), leeway=_LEEWAY_S, **required).validate(token.claims)  # type: ignore[arg-type]
+        except (JoseError, ValueError, KeyError) as error:
+            raise SignInFailed(f"the issuer's id token is not valid: {error}") from error
+        return token.claims
+
+    def _operator(self, claims: dict[str, Any]) -> Operator:
+        found = claims.get(self._oidc.claim, ())
+        values = frozenset([found] if isinstance(found, str) else map(str, found))
+        name = str(claims.get(self._oidc.name_claim) or claims["sub"])
+        role = role_of(self._doc, values)
+        if role is None:
+            raise PermissionDenied(f"{name} is in no group that has a role here: see `roles` of operators.yaml")
+        return Operator(name[:256], role)
+
+    async def _discover(self, http: httpx.AsyncClient) -> _Discovery:
+        url = self._oidc.issuer.rstrip("/") + "/.well-known/openid-configuration"
+        discovery = await self._ask(http, "GET", url, _Discovery)
+        if discovery.issuer != self._oidc.issuer:
+            raise SignInFailed(f"{url} is the document of {discovery.issuer}, not of {self._oidc.issuer}")
+        return discovery
+
+    @staticmethod
+    async def _ask(
+        http: httpx.AsyncClient, method: str, url: str, kind: type[Answer], form: dict[str, str] | None = None
+    ) -> Answer:
+        try:
+            response = await http.request(method, url, data=form)
+            response.raise_for_status()
+            return msgspec.json.decode(response.content, type=kind)
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+            raise SignInFailed(f"the issuer does not answer as it should at {url}: {error}") from error
+
+    @staticmethod
+    def _http() -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False)

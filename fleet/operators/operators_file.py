@@ -1,0 +1,74 @@
+"""`operators.yaml` in the fleet's folder: who may sign in, by which issuer, and with which role. Optional."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from router.documents.reader import read_struct
+from router.errors import ConfigError
+
+OPERATORS_FILE = "operators.yaml"
+Role = Literal["viewer", "operator", "approver"]
+ROLES: tuple[Role, ...] = ("viewer", "operator", "approver")  # each may do what the one before may
+
+Sha256Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", title="a sha256 in hex")]
+
+
+class OidcDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An OpenID Connect issuer."""
+
+    issuer: str  # its URL, as in its discovery document
+    client_id: str
+    redirect: str  # https://THIS-SERVER/v1/oidc/callback, as registered with the issuer
+    client_secret_file: str = ""  # relative to operators.yaml; "": a public client, which PKCE suffices for
+    scope: str = "openid email profile"
+    claim: str = "groups"  # the claim of the id token whose values have roles
+    name_claim: str = "email"  # the operator's name in the audit log; without it, `sub`
+
+
+class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token of a program, such as CI."""
+
+    sha256: Sha256Hex  # of the token
+    role: Role
+
+
+class OperatorsDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: Literal[1]
+    oidc: OidcDoc | None = None
+    roles: dict[Role, tuple[str, ...]] = {}  # values of `oidc.claim`; "*": everyone that the issuer knows
+    tokens: dict[str, TokenDoc] = {}  # by the name that the audit log shows
+
+
+def read_operators(folder: Path) -> OperatorsDoc:
+    """Read `operators.yaml`; without one, only the bootstrap token signs in.
+
+    Raises:
+        ConfigError: It cannot be read or has errors; names the first.
+    """
+    path = folder / OPERATORS_FILE
+    if not path.exists():
+        return OperatorsDoc(version=1)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(error), where=str(path)) from error
+    doc, _, problems = read_struct(text, str(path), OperatorsDoc)
+    if doc is None:
+        raise ConfigError(problems[0].message, where=str(problems[0].location))
+    if doc.oidc is not None and not doc.roles:
+        raise ConfigError("with `oidc`, `roles` must say which groups have which role", where=str(path))
+    return doc
+
+
+def role_of(doc: OperatorsDoc, values: frozenset[str]) -> Role | None:
+    """Return the highest role of the values of a claim."""
+    for role in reversed(ROLES):
+        named = frozenset(doc.roles.get(role, ()))
+        if named & values or "*" in named:
+            return role
+    return None

@@ -1,0 +1,65 @@
+"""What the operators' routes share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from router.errors import (
+    AuthenticationFailed,
+    CausewayError,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+)
+
+from ..controller.loop import Controller
+from ..controller.publisher import Publisher
+from ..store.database import Store, StoreUnavailable
+from .oidc import OidcClient
+from .sign_in import SignIn
+
+ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
+"""Errors of every route of operators."""
+_MOST = 1000
+
+
+class OperatorParts(msgspec.Struct, frozen=True):
+    """The operators' side of one process.
+
+    Attributes:
+        name: Of the fleet.
+        clock: Unix seconds.
+        oidc: None: `operators.yaml` names no issuer.
+    """
+
+    name: str
+    folder: Path
+    cohorts: tuple[str, ...]
+    store: Store
+    publisher: Publisher
+    controller: Controller
+    sign_in: SignIn
+    clock: Callable[[], float]
+    oidc: OidcClient | None = None
+
+
+def path_part(http: web.Request, name: str = "id") -> str:
+    """Return a part of the path. Raises NotFound if no object can have this name."""
+    value = http.match_info[name]
+    if not value or len(value) > 128:
+        raise NotFound(f"there is no {value[:128]!r}")
+    return value
+
+
+def number(http: web.Request, name: str, default: int, most: int = _MOST) -> int:
+    """Return a whole number of the query, from 0 to `most`. Raises InvalidRequest."""
+    text = http.query.get(name, "")
+    if not text:
+        return default
+    if not text.isdecimal() or int(text) > most:
+        raise InvalidRequest(f"{name} is a whole number from 0 to {most}, not {text[:40]!r}", param=name)
+    return int(text)

@@ -1,0 +1,186 @@
+"""Routes of the fleet as a whole, of rollouts, and of policies side by side."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+from anyio import to_thread
+
+from router.bundle.rollout import position
+from router.errors import InvalidRequest, NotFound
+
+from ..controller.publisher import Publisher
+from ..rollout.boxes import is_silent
+from ..rollout.life import RolloutEvent
+from ..server.routes import ApiRoute, decode_body, json_response, read_body
+from ..store.audit import audit_of
+from ..store.devices import Device, cohort_devices, count_devices
+from ..store.rollouts import RolloutChanged, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts
+from .answers import (
+    CohortAnswer,
+    FleetAnswer,
+    NewRollout,
+    OperatorReason,
+    PolicyPair,
+    RolloutAnswer,
+    RolloutDetail,
+    RolloutEventAnswer,
+    rollout_answer,
+    rollout_detail,
+)
+from .decisions import BundleUnknown, FleetInvalid, WrongState, begin_rollout, decide
+from .operators_file import Role
+from .parts import ALWAYS, OperatorParts, path_part
+
+HEARD_S = 900.0
+_EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
+    "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its boxes keep the bundle."),
+    "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
+    "accept": (RolloutEvent.ACCEPT, "approver", "Take a paused stage for passed."),
+    "abort": (RolloutEvent.ABORT, "operator", "Return every box to the bundle before, at once."),
+}
+
+
+class RolloutRoutes:
+    """The handlers."""
+
+    def __init__(self, parts: OperatorParts) -> None:
+        self._parts = parts
+
+    async def fleet(self, http: web.Request) -> web.StreamResponse:
+        parts = self._parts
+        await parts.sign_in.require(http, "viewer")
+        async with parts.store.read() as connection:
+            counts = await count_devices(connection, parts.clock() - HEARD_S)
+            records = await working_rollouts(connection)
+        names = dict.fromkeys((*parts.cohorts, *(count.cohort for count in counts)))
+        cohorts = []
+        for name in names:
+            own = [count for count in counts if count.cohort == name]
+            open_ones = [one.rollout.id for one in records if one.rollout.cohort == name and _is_open(one)]
+            cohorts.append(
+                CohortAnswer(
+                    name,
+                    sum(count.boxes for count in own),
+                    sum(count.heard for count in own),
+                    {count.running or "": count.boxes for count in own},
+                    open_ones[0] if open_ones else None,
+                    parts.controller.ahead.get(name, 0),
+                )
+            )
+        return json_response(FleetAnswer(parts.name, tuple(cohorts), parts.controller.problems))
+
+    async def rollouts(self, http: web.Request) -> web.StreamResponse:
+        await self._parts.sign_in.require(http, "viewer")
+        async with self._parts.store.read() as connection:
+            records = await list_rollouts(connection, http.query.get("cohort", ""))
+        return json_response([rollout_answer(record) for record in records])
+
+    async def rollout(self, http: web.Request) -> web.StreamResponse:
+        await self._parts.sign_in.require(http, "viewer")
+        name = path_part(http)
+        async with self._parts.store.read() as connection:
+            record = await read_rollout(connection, name)
+            if record is None:
+                raise NotFound(f"there is no rollout {name}")
+            looks = await read_looks(connection, name)
+            rows = await audit_of(connection, name)
+            boxes = await cohort_devices(connection, record.rollout.cohort)
+        events = tuple(RolloutEventAnswer(row.at, row.actor, row.action, _reason(row.what)) for row in rows)
+        members = _members(record, boxes, self._parts.clock())
+        return json_response(rollout_detail(record, tuple(looks), members, events))
+
+    async def begin(self, http: web.Request) -> web.StreamResponse:
+        parts = self._parts
+        operator = await parts.sign_in.require(http, "operator")
+        asked = decode_body(await read_body(http), NewRollout)
+        record = await begin_rollout(parts.store, parts.folder, parts.publisher, operator, asked, parts.clock())
+        parts.controller.notify()
+        return json_response(rollout_answer(record), 201)
+
+    async def decide(self, action: str, http: web.Request) -> web.StreamResponse:
+        parts = self._parts
+        event, role, _ = _EVENTS[action]
+        operator = await parts.sign_in.require(http, role)
+        reason = decode_body(await read_body(http) or b"{}", OperatorReason).reason
+        record = await decide(parts.store, path_part(http), event, reason, operator, parts.clock())
+        parts.controller.notify()
+        return json_response(rollout_answer(record))
+
+    async def policies(self, http: web.Request) -> web.StreamResponse:
+        await self._parts.sign_in.require(http, "viewer")
+        bundles = [http.query.get(side, "") for side in ("from", "to")]
+        if not all(bundles):
+            raise InvalidRequest("give two bundle ids: ?from=BUNDLE&to=BUNDLE", param="from")
+        texts = [await to_thread.run_sync(policy_text, self._parts.publisher, bundle) for bundle in bundles]
+        return json_response(PolicyPair(*texts))
+
+
+def rollout_routes(parts: OperatorParts) -> list[ApiRoute]:
+    """Return the routes."""
+    routes = RolloutRoutes(parts)
+    one = (*ALWAYS, NotFound)
+    begins = (*ALWAYS, InvalidRequest, BundleUnknown, WrongState, FleetInvalid)
+    by_cohort = {"cohort": "Only this cohort's."}
+    return [
+        ApiRoute("GET", "/v1/fleet", routes.fleet, "The cohorts and what their boxes run.", "viewer",
+                 response=FleetAnswer, errors=ALWAYS),
+        ApiRoute("GET", "/v1/rollouts", routes.rollouts, "The newest rollouts, newest first.", "viewer",
+                 response=list[RolloutAnswer], errors=ALWAYS, query=by_cohort),
+        ApiRoute("POST", "/v1/rollouts", routes.begin, "Begin a rollout: its checks, then its first stage.", "operator",
+                 NewRollout, RolloutAnswer, 201, begins),
+        ApiRoute("GET", "/v1/rollouts/{id}", routes.rollout, "One rollout with its looks.", "viewer",
+                 response=RolloutDetail, errors=one),
+        *(
+            ApiRoute("POST", f"/v1/rollouts/{{id}}/{action}", partial(routes.decide, action), summary, role,
+                     OperatorReason, RolloutAnswer, errors=(*one, InvalidRequest, WrongState, RolloutChanged))
+            for action, (_, role, summary) in _EVENTS.items()
+        ),
+        ApiRoute("GET", "/v1/policies/diff", routes.policies, "The policies of two bundles.", "viewer",
+                 response=PolicyPair, errors=(*ALWAYS, InvalidRequest, BundleUnknown),
+                 query={"from": "A bundle id.", "to": "A bundle id."}),
+    ]  # fmt: skip
+
+
+def policy_text(publisher: Publisher, bundle: str) -> str:
+    """Return the policy of a signed bundle. Raises BundleUnknown."""
+    manifest = publisher.manifest(bundle)
+    path: Path | None = None if manifest is None else publisher.blob(manifest.policy.sha256)
+    if path is None or not path.is_file():
+        raise BundleUnknown(f"bundle {bundle[:64]} is not signed, or its policy is not at this server")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def _is_open(record: RolloutRecord) -> bool:
+    return record.rollout.state not in ("draft", "done", "reverted")
+
+
+def _members(record: RolloutRecord, boxes: list[Device], now: float) -> dict[str, int]:
+    """Members by what they do: the agent's state, `silent`, `held`, `pinned`, or `done` once they run the bundle."""
+    rollout = record.rollout
+    found: dict[str, int] = {}
+    for box in boxes:
+        if position(rollout.salt, box.id) < rollout.share:
+            state = _member_state(record, box, now)
+            found[state] = found.get(state, 0) + 1
+    return found
+
+
+def _member_state(record: RolloutRecord, box: Device, now: float) -> str:
+    rollout = record.rollout
+    if box.pin is not None or box.held:
+        return "pinned" if box.pin is not None else "held"
+    if is_silent(box.heard, rollout.began, now, rollout.settings.silence_s):
+        return "silent"
+    if rollout.to_bundle in box.quarantined:
+        return "quarantine"
+    if box.running == rollout.to_bundle and box.state in ("idle", "commit"):
+        return "commit"
+    return "waiting" if box.state == "idle" else box.state
+
+
+def _reason(what: str) -> str:
+    return str(msgspec.json.decode(what, type=dict[str, object]).get("reason", ""))

@@ -1,0 +1,104 @@
+"""Routes of signing in and out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+import msgspec
+from aiohttp import web
+
+from router.errors import AuthenticationFailed, NotFound, PermissionDenied
+
+from ..server.routes import ApiRoute, decode_body, json_response, read_body
+from ..store.audit import append_audit
+from .answers import SessionAnswer, SignInRequest
+from .oidc import OidcClient, PendingSignIn, SignInFailed
+from .parts import ALWAYS, OperatorParts
+from .sign_in import Operator, check_console_header, set_session_cookie
+
+_PENDING, _PENDING_S = "causeway_sign_in", 600
+
+
+class SessionRoutes:
+    """The handlers."""
+
+    def __init__(self, parts: OperatorParts) -> None:
+        self._parts = parts
+
+    async def session(self, http: web.Request) -> web.StreamResponse:
+        return json_response(_answer(await self._parts.sign_in.operator(http)))
+
+    async def begin(self, http: web.Request) -> web.StreamResponse:
+        check_console_header(http)
+        asked = decode_body(await read_body(http), SignInRequest)
+        operator = self._parts.sign_in.by_token(asked.token)
+        response = json_response(_answer(operator))
+        await self._begin(http, operator, response, "token")
+        return response
+
+    async def end(self, http: web.Request) -> web.StreamResponse:
+        await self._parts.sign_in.end(http)
+        response = web.Response(status=204)
+        set_session_cookie(response, http, "")
+        return response
+
+    async def start_oidc(self, http: web.Request) -> web.StreamResponse:
+        url, pending = await self._oidc().start()
+        response = web.Response(status=302, headers={"Location": url, "Cache-Control": "no-store"})
+        value = base64.urlsafe_b64encode(msgspec.json.encode(pending)).decode()
+        response.set_cookie(
+            _PENDING, value, max_age=_PENDING_S, path="/v1/oidc", httponly=True, samesite="Lax",
+            secure=http.secure or http.headers.get("x-forwarded-proto", "") == "https",
+        )  # fmt: skip
+        return response
+
+    async def finish_oidc(self, http: web.Request) -> web.StreamResponse:
+        oidc, query = self._oidc(), http.query
+        if "error" in query:
+            raise SignInFailed(f"the issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
+        pending = _pending(http.cookies.get(_PENDING, ""))
+        now = self._parts.clock()
+        operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending, now)
+        response = web.Response(status=302, headers={"Location": "/console", "Cache-Control": "no-store"})
+        response.del_cookie(_PENDING, path="/v1/oidc")
+        await self._begin(http, operator, response, "oidc")
+        return response
+
+    async def _begin(self, http: web.Request, operator: Operator, response: web.StreamResponse, by: str) -> None:
+        set_session_cookie(response, http, await self._parts.sign_in.begin(operator))
+        async with self._parts.store.write() as connection:
+            what = {"role": operator.role, "by": by}
+            await append_audit(connection, self._parts.clock(), operator.name, "session.begin", what)
+
+    def _oidc(self) -> OidcClient:
+        if self._parts.oidc is None:
+            raise NotFound("no single sign-on is configured: see `oidc` of operators.yaml")
+        return self._parts.oidc
+
+
+def session_routes(parts: OperatorParts) -> list[ApiRoute]:
+    """Return the routes."""
+    routes = SessionRoutes(parts)
+    oidc = (NotFound, SignInFailed, PermissionDenied)
+    return [
+        ApiRoute("GET", "/v1/session", routes.session, "Who is signed in.", "viewer", response=SessionAnswer,
+                 errors=ALWAYS),
+        ApiRoute("POST", "/v1/session", routes.begin, "Sign in with a token; the answer sets a cookie.",
+                 request=SignInRequest, response=SessionAnswer, errors=(AuthenticationFailed, PermissionDenied)),
+        ApiRoute("DELETE", "/v1/session", routes.end, "Sign out.", status=204, errors=(PermissionDenied,)),
+        ApiRoute("GET", "/v1/oidc/start", routes.start_oidc, "Sign in with the issuer.", status=302, errors=oidc),
+        ApiRoute("GET", "/v1/oidc/callback", routes.finish_oidc, "Where the issuer sends the browser back.", status=302,
+                 errors=oidc, query={"code": "Of the issuer.", "state": "As it was sent."}),
+    ]  # fmt: skip
+
+
+def _answer(operator: Operator) -> SessionAnswer:
+    return SessionAnswer(operator.name, operator.role)
+
+
+def _pending(cookie: str) -> PendingSignIn:
+    try:
+        return msgspec.json.decode(base64.b64decode(cookie, altchars=b"-_", validate=True), type=PendingSignIn)
+    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+        raise SignInFailed("this sign-in was not begun in this browser, or took too long: begin again") from error

@@ -1,0 +1,180 @@
+"""The operators' HTTP interface on a real control plane: roles, devices, tokens, the audit log, wrong requests."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from fleet.operators.audit_chain import AuditRow, first_fault
+from fleet.trust.offline import signed_manifests
+from router.bundle.manifest import bundle_id
+from tests.fleet_server.box import sample
+
+from .conftest import Server
+
+pytestmark = pytest.mark.slow
+
+UNSAFE = (
+    ("POST", "/v1/rollouts", "operator"),
+    ("POST", "/v1/rollouts/r1/pause", "operator"),
+    ("POST", "/v1/rollouts/r1/resume", "operator"),
+    ("POST", "/v1/rollouts/r1/accept", "approver"),
+    ("POST", "/v1/rollouts/r1/abort", "operator"),
+    ("POST", "/v1/devices/box-0/revoke", "operator"),
+    ("POST", "/v1/devices/box-0/hold", "operator"),
+    ("POST", "/v1/devices/box-0/release", "operator"),
+    ("POST", "/v1/devices/box-0/pin", "operator"),
+    ("POST", "/v1/join-tokens", "operator"),
+)
+SAFE = ("/v1/fleet", "/v1/rollouts", "/v1/rollouts/r1", "/v1/devices", "/v1/devices/box-0", "/v1/audit")
+
+
+def newest(server: Server) -> str:
+    return bundle_id(signed_manifests(server.signed.published)["kiosk"])
+
+
+async def test_every_route_knows_its_role(server: Server) -> None:
+    """Without a token, with a wrong one, and with a role that does not suffice, nothing is answered or changed."""
+    for method, path, role in (*UNSAFE, *(("GET", path, "viewer") for path in SAFE)):
+        for nobody in ("", "wrong", "cwsession_wrong"):
+            assert (await server.ask(method, path, {}, as_=nobody)).code == "invalid_api_key", path
+        weaker = {"approver": "olga", "operator": "vera"}.get(role)
+        if weaker is not None:
+            assert (await server.ask(method, path, {}, as_=weaker)).code == "permission_denied", path
+    assert (await server.get("/v1/audit"))["rows"] == []
+
+
+async def test_the_bootstrap_token_is_made_once_for_its_owner_alone(server: Server) -> None:
+    file = server.signed.path / "data" / "bootstrap-token"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert await server.get("/v1/session", as_=server.bootstrap) == {"name": "bootstrap", "role": "approver"}
+
+
+async def test_a_browser_signs_in_with_a_cookie_that_no_other_site_can_use(server: Server) -> None:
+    console = {"x-causeway-console": "1"}
+    assert (await server.ask("POST", "/v1/session", {"token": "olga"}, as_="")).code == "permission_denied"
+    assert (await server.ask("POST", "/v1/session", {"token": "no"}, as_="", headers=console)).status == 401
+    answer = await server.ask("POST", "/v1/session", {"token": "olga"}, as_="", headers=console)
+    assert answer.body == {"name": "olga", "role": "operator"}
+    cookie = answer.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=Lax", "Path=/"):
+        assert part in cookie
+    secret = {"cookie": cookie.partition(";")[0]}
+    assert (await server.ask("GET", "/v1/session", as_="", headers=secret)).body["name"] == "olga"
+    for method, path, _ in UNSAFE:
+        assert (await server.ask(method, path, {}, as_="", headers=secret)).code == "permission_denied"
+    made = await server.ask("POST", "/v1/join-tokens", {}, as_="", headers=secret | console)
+    assert made.status == 201
+    assert (await server.ask("DELETE", "/v1/session", as_="", headers=secret)).code == "permission_denied"
+    assert (await server.ask("DELETE", "/v1/session", as_="", headers=secret | console)).status == 204
+    assert (await server.ask("GET", "/v1/session", as_="", headers=secret)).status == 401
+
+
+async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
+    bundle = newest(server)
+    boxes = await server.enrolled(5)
+    for box in boxes:
+        assert (await box.report(running=bundle)).status == 200
+    first = await server.get("/v1/devices?limit=2")
+    assert [one["id"] for one in first["devices"]] == ["box-0", "box-1"]
+    rest = await server.get(f"/v1/devices?limit=10&after={first['next']}")
+    assert ([one["id"] for one in rest["devices"]], rest["next"]) == (["box-2", "box-3", "box-4"], None)
+    assert (await server.ask("GET", "/v1/devices?limit=x")).code == "invalid_value"
+    await server.post("/v1/devices/box-1/hold", {"reason": "being repaired"}, as_="olga")
+    await server.post("/v1/devices/box-2/pin", {"bundle": bundle}, as_="olga")
+    assert [one["id"] for one in (await server.get("/v1/devices?state=held"))["devices"]] == ["box-1"]
+    assert [one["id"] for one in (await server.get("/v1/devices?state=pinned&q=BOX"))["devices"]] == ["box-2"]
+    assert (await server.ask("POST", "/v1/devices/box-2/pin", {"bundle": "0" * 64})).code == "bundle_unknown"
+    assert (await server.post("/v1/devices/box-2/release"))["pin"] is None
+    assert (await server.ask("POST", "/v1/devices/nobody/hold", {})).code == "not_found"
+    device = await server.get("/v1/devices/box-0")
+    assert (device["running"], device["history"][0]["running"]) == (bundle, bundle)
+    fleet = await server.get("/v1/fleet")
+    kiosk = next(one for one in fleet["cohorts"] if one["name"] == "kiosk")
+    assert (kiosk["boxes"], kiosk["heard"], kiosk["running"]) == (5, 5, {bundle: 5})
+
+
+async def test_a_revoked_box_is_refused_from_now_on(server: Server) -> None:
+    box = (await server.enrolled(1))[0]
+    await server.post("/v1/devices/box-0/revoke", {"reason": "stolen"})
+    assert (await box.report()).status in (401, 403)
+    assert (await box.ask_token()).status in (401, 403)
+    assert (await server.get("/v1/fleet"))["cohorts"][0]["boxes"] == 0
+
+
+async def test_every_change_is_in_the_audit_log_with_its_author(server: Server) -> None:
+    await server.enrolled(1)
+    await server.post("/v1/devices/box-0/hold", {"reason": "why"}, as_="olga")
+    await server.post("/v1/devices/box-0/release", as_="april")
+    content = (await server.ask("GET", "/v1/audit?limit=2", as_="vera")).body["rows"]
+    assert [(row["actor"], row["action"]) for row in content] == [("april", "join_token.new"), ("olga", "device.hold")]
+    assert content[1]["what"] == {"device": "box-0", "reason": "why"}
+    more = (await server.get(f"/v1/audit?after={content[-1]['n']}"))["rows"]
+    assert [(row["actor"], row["action"]) for row in more] == [("april", "device.release")]
+    text = [row | {"what": msgspec.json.encode(row["what"], order="deterministic").decode()} for row in content + more]
+    assert first_fault([AuditRow(**row) for row in text]) == ""
+    assert "cwjoin_" not in str(content), "secrets are not in the log"
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"cohort": "kiosk", "to_bundle": "0" * 64}, "bundle_unknown"),
+        ({"cohort": "kiosk", "to_bundle": "short"}, "invalid_value"),
+        ({"cohort": "others", "to_bundle": "KIOSK"}, "invalid_value"),
+        ({"cohort": "kiosk"}, "invalid_value"),
+        ({"cohort": "kiosk", "to_bundle": "KIOSK", "allow_leaving": True}, "permission_denied"),
+    ],
+)
+async def test_a_rollout_that_cannot_be_is_refused(server: Server, body: dict[str, object], code: str) -> None:
+    bundle = newest(server)
+    body = {key: bundle if value == "KIOSK" else value for key, value in body.items()}
+    assert (await server.ask("POST", "/v1/rollouts", body, as_="olga")).code == code
+
+
+async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) -> None:
+    """Each in its state; elsewhere a conflict names the events that the state takes."""
+    bundle = newest(server)
+    boxes = await server.enrolled(2)
+    for box in boxes:
+        await box.report()
+        await box.count(sample(None))
+    made = await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle}, as_="olga")
+    again = await server.ask("POST", "/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle})
+    assert (again.status, again.code) == (409, "wrong_state")
+    path = f"/v1/rollouts/{made['id']}"
+    while (await server.get(path))["state"] != "stage":
+        pass
+    await server.post(f"{path}/pause", {"reason": "lunch"}, as_="olga")
+    detail = await server.get(path)
+    assert (detail["state"], detail["reason"]) == ("paused", "by olga: lunch")
+    refused = await server.ask("POST", f"{path}/pause", {})
+    assert (refused.status, refused.code) == (409, "wrong_state")
+    assert "it takes: abort, accept, resume" in refused.body["error"]["message"]
+    await server.post(f"{path}/resume", as_="olga")
+    await server.post(f"{path}/pause", as_="olga")
+    accepted = await server.post(f"{path}/accept", {"reason": "looks good"}, as_="april")
+    assert (accepted["state"], accepted["share"]) == ("stage", 100_000)
+    await server.post(f"{path}/abort", as_="olga")
+    while (await server.get(path))["state"] != "reverted":
+        pass
+    actions = [event["action"] for event in (await server.get(path))["events"]]
+    assert actions[:3] == ["rollout.begin", "rollout.replay", "rollout.stage"]
+    assert actions[-3:] == ["rollout.abort", "rollout.reverting", "rollout.reverted"]
+    assert (await server.ask("GET", "/v1/rollouts/none", as_="vera")).code == "not_found"
+    assert [one["id"] for one in await server.get("/v1/rollouts?cohort=kiosk")] == [made["id"]]
+
+
+async def test_policies_side_by_side(server: Server) -> None:
+    bundle = newest(server)
+    texts = await server.get(f"/v1/policies/diff?from={bundle}&to={bundle}")
+    assert texts["from"] == texts["to"] == (server.signed.path / "policies" / "kiosk.yaml").read_text()
+    assert (await server.ask("GET", f"/v1/policies/diff?from={bundle}&to=no")).code == "bundle_unknown"
+    assert (await server.ask("GET", "/v1/policies/diff")).code == "invalid_value"
+
+
+async def test_the_openapi_document_has_every_route_of_operators(server: Server) -> None:
+    document = await server.get("/openapi.json")
+    for method, path, _ in UNSAFE:
+        generic = path.replace("/r1/", "/{id}/").replace("/box-0/", "/{id}/")
+        assert method.lower() in document["paths"][generic]
