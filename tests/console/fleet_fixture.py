@@ -19,7 +19,7 @@ from aiohttp import web
 
 from fleet.console.routes import console_routes
 from fleet.server.routes import errors_as_json
-from router.errors import AuthenticationFailed, CausewayError, NotFound
+from router.errors import AuthenticationFailed, CausewayError, InvalidRequest, NotFound
 
 TOKEN = "bootstrap-token"
 NOW = time.time()
@@ -110,6 +110,7 @@ class FleetFixture:
             web.get("/v1/devices", self.list_devices),
             web.get("/v1/devices/{id}", self.one_device),
             web.post("/v1/devices/{id}/{action}", self.change_device),
+            web.post("/v1/join-tokens", self.join_token),
             web.get("/v1/audit", self.list_audit),
             web.get("/v1/policies/diff", self.policies),
         ]
@@ -232,6 +233,13 @@ class FleetFixture:
             device |= {"held": action == "hold", "pin": body["bundle"] if action == "pin" else None}
         self.changes.append((action, name))
         return web.json_response(device)
+
+    async def join_token(self, http: web.Request) -> web.Response:
+        self._check(http)
+        body = await http.json()
+        if not isinstance(body["uses"], int) or body["uses"] < 1:
+            raise InvalidRequest("Expected `int` >= 1 - at `$.uses`")
+        return web.json_response({"token": "cwjoin_0123", "expires": NOW + 86400, "uses": body["uses"]}, status=201)
 
     async def list_audit(self, http: web.Request) -> web.Response:
         self._check(http)

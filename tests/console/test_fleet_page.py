@@ -32,7 +32,7 @@ async def test_signing_in_by_token_and_out_again(chromium: Browser) -> None:
         serving(FleetFixture()) as origin,
         open_page(chromium, f"{origin}/", allowed="401|404") as (page, _),
     ):
-        await expect(page.get_by_label("Bootstrap token")).to_be_focused()
+        await expect(page.get_by_label("Token")).to_be_focused()
         assert await accessibility_faults(page) == []
         await expect(page.get_by_role("link", name="single sign-on")).to_have_count(0)
         await page.keyboard.type("wrong")
@@ -43,7 +43,7 @@ async def test_signing_in_by_token_and_out_again(chromium: Browser) -> None:
         await expect(page.locator("#actor")).to_contain_text("anna@example.org (approver)")
         await expect(page.locator("#fleet")).to_have_text("stores")
         await page.get_by_role("button", name="Sign out").click()
-        await expect(page.get_by_label("Bootstrap token")).to_be_visible()
+        await expect(page.get_by_label("Token")).to_be_visible()
 
 
 async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -> None:
@@ -126,6 +126,21 @@ async def test_a_rollout_is_started(origin: str, fleet: FleetFixture, chromium: 
         await press(page, ["Enter"])
         await expect(page.get_by_role("heading", name="lab draft")).to_be_visible()
         assert fleet.changes == [("apply", "lab")]
+
+
+async def test_a_join_token_is_shown_once(origin: str, chromium: Browser) -> None:
+    async with open_page(chromium, f"{origin}/console", allowed="400") as (page, _):
+        await page.locator(".card", has_text="lab").get_by_role("button", name="Add boxes").click()
+        await page.get_by_label("Boxes", exact=True).fill("none")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("dialog")).to_contain_text("Expected `int`")
+        await page.get_by_label("Boxes", exact=True).fill("12")
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("textbox", name="Token")).to_have_value("cwjoin_0123")
+        assert await accessibility_faults(page) == []
+        await press(page, ["Enter"])
+        await expect(page.get_by_role("dialog")).to_be_hidden()
+        assert "cwjoin_0123" not in await page.locator("main").inner_text()
 
 
 async def test_five_thousand_devices_scroll_in_a_bounded_document(
@@ -278,4 +293,4 @@ async def test_a_session_that_ended_leads_to_the_entrance(origin: str, fleet: Fl
         await expect(page.locator(".card")).to_have_count(3)
         fleet.signed_in = False
         await page.get_by_role("link", name="Audit").click()
-        await expect(page.get_by_label("Bootstrap token")).to_be_visible()
+        await expect(page.get_by_label("Token")).to_be_visible()

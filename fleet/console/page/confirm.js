@@ -21,6 +21,7 @@ export function confirm({ title, text, button, danger = false, input = "Reason",
     const ended = new AbortController();
     const finish = (done) => {
       ended.abort();
+      byId("confirm-input").value = ""; // it may hold a secret
       dialog.close();
       resolve(done);
     };

@@ -11,13 +11,14 @@ import { rolloutsView } from "./rollouts.js";
 import { signInView } from "./sign_in.js";
 
 const EVERY_MS = 5000;
-// path → [view of the list, view of one, whether they are refreshed]
+// path → [view of the list, view of one]
 const VIEWS = {
-  rollouts: [rolloutsView, rolloutView, true],
-  devices: [devicesView, deviceView, false],
-  policies: [policiesView, policiesView, false],
-  audit: [auditView, auditView, false],
+  rollouts: [rolloutsView, rolloutView],
+  devices: [devicesView, deviceView],
+  policies: [policiesView, policiesView],
+  audit: [auditView, auditView],
 };
+const REFRESHED = [rolloutsView, rolloutView, deviceView];
 
 let timer = null;
 let turn = 0;
@@ -39,9 +40,9 @@ async function open({ keep = false } = {}) {
   clearTimeout(timer);
   if (context.session === null) return;
   const { name, id, query } = address();
-  const [list, one, refreshed] = VIEWS[name];
+  const view = VIEWS[name][id ? 1 : 0];
   try {
-    const node = await (id ? one : list)(context, id, query);
+    const node = await view(context, id, query);
     if (mine !== turn) return;
     byId("lost").hidden = true;
     place(node, keep);
@@ -50,7 +51,7 @@ async function open({ keep = false } = {}) {
   } catch (error) {
     if (mine === turn) await fail(error, keep);
   }
-  if (refreshed && mine === turn) timer = setTimeout(tick, EVERY_MS);
+  if (REFRESHED.includes(view) && mine === turn) timer = setTimeout(tick, EVERY_MS);
 }
 
 /** Put a view into the page. A refresh keeps what the reader opened, and leaves a focused control in place. */
@@ -127,5 +128,4 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("hashchange", () => {
   open().then(() => byId("view").focus({ preventScroll: true }));
 });
-document.addEventListener("visibilitychange", () => document.hidden || tick());
 start();

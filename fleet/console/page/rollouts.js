@@ -18,7 +18,7 @@ export async function rolloutsView(context) {
     "div",
     { class: "page" },
     make("h2", { class: "sr-only" }, "Rollouts"),
-    fleet.problems.length ? make("ul", { class: "panel block warn", role: "alert" }, fleet.problems.map((text) => make("li", {}, text))) : null,
+    fleet.problems.length ? make("ul", { class: "panel block warn" }, fleet.problems.map((text) => make("li", {}, text))) : null,
     make("section", { "aria-labelledby": "cohorts-title" }, make("h3", { id: "cohorts-title" }, "Cohorts"), make("ul", { class: "cards" }, fleet.cohorts.map((each) => cohortCard(each, context)))),
     make(
       "section",
@@ -61,9 +61,34 @@ function cohortCard(cohort, context) {
       "div",
       { class: "card-foot" },
       make("a", { href: withQuery("#/devices", { cohort: cohort.name }) }, "Devices"),
-      may(context.session, "operator") && !cohort.rollout ? make("button", { type: "button", onclick: start }, "New rollout") : null,
+      may(context.session, "operator")
+        ? make(
+            "span",
+            { class: "push" },
+            make("button", { type: "button", onclick: () => addBoxes(cohort.name) }, "Add boxes"),
+            " ",
+            cohort.rollout ? null : make("button", { type: "button", onclick: start }, "New rollout"),
+          )
+        : null,
     ),
   );
+}
+
+/** Make a join token and show it, once. */
+async function addBoxes(cohort) {
+  let token = "";
+  const made = await confirm(
+    {
+      title: `Add boxes to ${cohort}`,
+      text: "A join token for so many boxes, valid for a day. Give it to `causeway-edge fleet join` on each of them.",
+      button: "Make a token",
+      input: "Boxes",
+      required: true,
+      value: "1",
+    },
+    async (uses) => ({ token } = await post("v1/join-tokens", { cohort, uses: Number(uses) })),
+  );
+  if (made) await confirm({ title: "The join token", text: "It is shown once: copy it now.", button: "Done", input: "Token", value: token }, async () => null);
 }
 
 function heardText(cohort) {

@@ -1,4 +1,4 @@
-// Signing in: by the bootstrap token that the control plane made at its first start, or by single sign-on.
+// Signing in: by the bootstrap token, by one of `operators.yaml`, or by single sign-on.
 
 import { hasSingleSignOn, post } from "./api.js";
 import { make } from "./elements.js";
@@ -9,7 +9,7 @@ export async function signInView(signedIn) {
   const form = make(
     "form",
     { class: "sign-in" },
-    make("label", {}, make("span", {}, "Bootstrap token"), token),
+    make("label", {}, make("span", {}, "Token"), token),
     wrong,
     make("button", { type: "submit", class: "primary" }, "Sign in"),
   );
@@ -30,7 +30,7 @@ export async function signInView(signedIn) {
     { class: "panel entrance", "aria-labelledby": "sign-in-title" },
     make("h2", { id: "sign-in-title" }, "Sign in"),
     oidc ? make("a", { class: "button", href: "v1/oidc/start" }, "Continue with single sign-on") : null,
-    oidc ? make("p", { class: "quiet" }, "or with the token of the control plane's first start") : make("p", { class: "soft" }, "The control plane printed a token at its first start."),
+    oidc ? make("p", { class: "quiet" }, "or with a token") : make("p", { class: "soft" }, ["The control plane keeps its own in the file ", make("code", {}, "bootstrap-token"), " of its data folder; those of ", make("code", {}, "operators.yaml"), " work too."]),
     form,
   );
 }
