@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 JOURNAL = "journal.jsonl"
 MAX_BOOTS = 3
 _NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
+_UNDONE = (BoxState.ROLLBACK, BoxState.QUARANTINE, BoxState.TRIAL, BoxState.ACTIVATE)
 _ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
 
 
@@ -62,7 +63,9 @@ def boot(
     elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
         bundles = row.bundles if journal.rows else pointer or ()  # (3)
         row = msgspec.structs.replace(row, state=BoxState.IDLE, bundles=bundles)
-    candidates = tuple(dict.fromkeys((*row.bundles, *(pointer or ()))))
+    # A pointer that was not moved back yet still names what was rolled back.
+    others = () if row.state is BoxState.IDLE and journal.last.state in _UNDONE else pointer or ()
+    candidates = tuple(b for b in dict.fromkeys((*row.bundles, *others)) if b not in row.quarantined)
     bundle, refusal = first_whole(store, candidates)  # (4)
     found = () if bundle is None else candidates[candidates.index(bundle.id) :]
     if refusal is not None and row.bundles[:1] != found[:1]:

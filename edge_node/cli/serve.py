@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,11 +14,17 @@ from ..app import App, build
 from ..config.schema import Config
 from ..observability.logs import start_log
 
+if TYPE_CHECKING:
+    from ..agent.agent import FleetLink
 
-def run(config: Config) -> int:
+
+def run(config: Config, fleet: FleetLink | None = None) -> int:
     """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code.
 
     For a bundle with other settings the program is executed anew, in the same process, after the drain.
+
+    Args:
+        fleet: The fleet whose plan the daemon follows; by default the one that the box joined.
 
     Raises:
         ConfigError: The daemon cannot start.
@@ -25,9 +32,10 @@ def run(config: Config) -> int:
     start_log(config)
 
     async def run_daemon() -> bool:
-        app = build(config)
+        app = build(config, fleet=fleet)
+        start_log(app.config)  # a bundle may set the level
         await app.serve(
-            on_listening=lambda app: _print_summary(config, app), on_ready=lambda app: _print_ready(config, app)
+            on_listening=lambda app: _print_summary(app.config, app), on_ready=lambda app: _print_ready(app.config, app)
         )
         return app.restarting
 

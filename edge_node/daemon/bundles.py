@@ -78,14 +78,15 @@ async def check_golden(engine: Backend, model: str, prompts: Sequence[GoldenProm
         ModelUnusable: It does not answer.
     """
     for golden in prompts:
-        answer = await _answer(engine, model, golden.prompt)
+        answer = await golden_answer(engine, model, golden.prompt)
         if answer != golden.answer:
             raise GoldenAnswerDiffers(
                 f"{model} answers {golden.prompt[:80]!r} with {answer[:80]!r}, not {golden.answer[:80]!r}"
             )
 
 
-async def _answer(engine: Backend, model: str, prompt: str) -> str:
+async def golden_answer(engine: Backend, model: str, prompt: str) -> str:
+    """Return what a model answers to a golden prompt. Raises ModelUnusable."""
     request = Request(
         kind="chat",
         model=model,

@@ -64,6 +64,11 @@ class App:
         return self._parts
 
     @property
+    def config(self) -> Config:
+        """What the daemon runs with: the settings of its bundle included."""
+        return self._config
+
+    @property
     def restarting(self) -> bool:
         """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
         return self._restarting

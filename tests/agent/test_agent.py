@@ -119,9 +119,13 @@ async def test_settings_are_taken_by_a_restart_that_does_not_count(publisher: Pu
     assert box.agent.running == bundle
 
 
-async def test_a_trial_that_ends_the_daemon_again_and_again_is_undone(publisher: Publisher, box: TestBox) -> None:
-    first = publisher.release()
-    await box.change()
+@pytest.mark.parametrize("has_bundle", [True, False])
+async def test_a_trial_that_ends_the_daemon_again_and_again_is_undone(
+    publisher: Publisher, box: TestBox, has_bundle: bool
+) -> None:
+    first = publisher.release() if has_bundle else None
+    if has_bundle:
+        await box.change()
     second = publisher.release()
     await box.until(TRIAL)
     for _ in range(3):
@@ -130,6 +134,8 @@ async def test_a_trial_that_ends_the_daemon_again_and_again_is_undone(publisher:
     box.start()
     assert (box.agent.state, box.agent.running, box.host.bundle) == (IDLE, first, first)
     assert box.agent.row.quarantined[second].startswith("boots_failed")
+    box.start()
+    assert (box.agent.state, box.agent.running) == (IDLE, first)
 
 
 @pytest.mark.parametrize("damaged", ["policy", "manifest", "both", "pointer", "journal"])

@@ -1,0 +1,31 @@
+"""A daemon as a process, with an agent that reads a folder: python -m tests.agent.daemon_process PUBLISHER CONFIG."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from edge_node.agent.agent import AgentSettings, FleetLink
+from edge_node.agent.source import FolderSource
+from edge_node.agent.trial import TrialSettings
+from edge_node.cli.serve import run
+from edge_node.config.schema import load_config
+
+from .fleet import Member, Publisher
+
+TRIAL = TrialSettings(least_s=0.5, least_requests=5, longest_s=3600.0, poll_s=0.1)
+
+
+def main() -> None:
+    publisher = Publisher(Path(sys.argv[1]), exists=True)
+    link = FleetLink(
+        member=lambda: Member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.5, retry_s=0.5, trial=TRIAL),
+    )
+    sys.exit(run(load_config(Path(sys.argv[2]), os.environ, {}), link))
+
+
+if __name__ == "__main__":
+    main()
