@@ -32,7 +32,7 @@ from ..storage.policies import DEFAULT_POLICY
 from .components import Components
 
 _GOLDEN_S = 180.0  # of one prompt, loading the model included
-_GOLDEN_TOKENS = 256
+_GOLDEN_TOKENS, _GOLDEN_TRIES = 256, 3
 _LOAD_S = 300.0
 _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
@@ -70,19 +70,24 @@ def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Confi
     return config
 
 
-async def check_golden(engine: Backend, model: str, prompts: Sequence[GoldenPrompt]) -> None:
+async def check_golden(engine: Backend, model: str, prompts: Sequence[GoldenPrompt], tries: int = 1) -> None:
     """Ask a model directly, past policy and cache, at temperature 0.
+
+    Args:
+        tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
 
     Raises:
         GoldenAnswerDiffers: It answers something else.
         ModelUnusable: It does not answer.
     """
     for golden in prompts:
-        answer = await golden_answer(engine, model, golden.prompt)
-        if answer != golden.answer:
-            raise GoldenAnswerDiffers(
-                f"{model} answers {golden.prompt[:80]!r} with {answer[:80]!r}, not {golden.answer[:80]!r}"
-            )
+        answers: list[str] = []
+        while golden.answer not in answers:
+            if len(answers) == tries:
+                raise GoldenAnswerDiffers(
+                    f"{model} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, not {golden.answer[:80]!r}"
+                )
+            answers.append(await golden_answer(engine, model, golden.prompt))
 
 
 async def golden_answer(engine: Backend, model: str, prompt: str) -> str:
@@ -127,6 +132,7 @@ class BundleHost:
         self._running = with_settings(config, settings)
         self._model_dirs = model_dirs
         self._restart = restart
+        self._asked: set[tuple[str, str]] = set()  # models and weights that answered their prompts before they served
 
     @property
     def daemon_version(self) -> str:
@@ -202,6 +208,7 @@ class BundleHost:
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
             await check_golden(engine, model, prompts.get(model, ()))
+            self._asked.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
         try:
@@ -215,7 +222,8 @@ class BundleHost:
         engines = self._parts().engines
         if engines is None:
             raise ModelUnusable(f"{model}: this box runs no models (engine.enabled)")
-        await check_golden(engines, model, prompts)
+        if (model, engines.weights(model)) not in self._asked:
+            await check_golden(engines, model, prompts, _GOLDEN_TRIES)
 
     def restart(self) -> None:
         self._restart()

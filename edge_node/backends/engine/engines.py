@@ -75,7 +75,7 @@ class EnginePool:
 
     def __init__(self, make: Callable[[str], Engine], weights: Callable[[str], str] = lambda _: "") -> None:
         self._make = make
-        self._weights = weights
+        self.weights = weights
         self._loaded: dict[str, str] = {}  # model → the weights of its engine
         self._beside: dict[str, Engine] = {}  # model → loaded, and not in use yet
         self._retiring: set[Engine] = set()
@@ -118,7 +118,7 @@ class EnginePool:
 
     def is_changed(self, model: str) -> bool:
         """Whether the engine of a model runs other weights than a new one would, or there is none."""
-        return model not in self._engines or self._loaded.get(model) != self._weights(model)
+        return model not in self._engines or self._loaded.get(model) != self.weights(model)
 
     async def load_beside(self, model: str, deadline: float) -> Engine:
         """Load a model's present weights beside the engine that answers; the next `use` takes it, `drop_beside` not.
@@ -165,11 +165,11 @@ class EnginePool:
         if model in self._engines:
             return None
         if (loaded := self._beside.pop(model, None)) is not None:
-            self._engines[model], self._loaded[model] = loaded, self._weights(model)
+            self._engines[model], self._loaded[model] = loaded, self.weights(model)
             return None
         try:
             engine = self._engines[model] = self._make(model)
-            self._loaded[model] = self._weights(model)
+            self._loaded[model] = self.weights(model)
         except ArtifactError as error:
             self._missing[model] = str(error)
             log.error("no engine for %s: %s", model, error)
