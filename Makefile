@@ -3,6 +3,9 @@ PYTHON ?= python3
 PREPARE = $(PYTHON) -m edge_node.deploy.prepare
 BIN = .venv/bin
 ARGS ?=
+MODELS ?=
+# The pairs of `causeway-models pull demo:NAME`.
+UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test quick check lint fuzz bench bench-peers docs train-setup lock clean
@@ -14,8 +17,10 @@ setup: ## Set everything up: packages, llama.cpp, Triton, Redis, Chromium, torch
 	@$(PREPARE) test
 
 # `exec`: Ctrl-C and SIGTERM reach the program itself, which drains, and its exit status is ours.
-run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and stops
-	@$(PREPARE) run && exec $(BIN)/causeway-edge up $(ARGS)
+run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and stops (MODELS=qwen: general models)
+	@$(PREPARE) run
+	@$(if $(MODELS),$(BIN)/causeway-models pull demo:$(MODELS) $(if $(YES),--yes))
+	@exec $(BIN)/causeway-edge up $(UP_$(MODELS)) $(ARGS)
 
 test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 	@$(PREPARE) test

@@ -10,10 +10,9 @@ from typing import Any
 import click
 import msgspec
 
-from router.errors import ConfigError
+from router.errors import ConfigError, PolicyError
 
 from ..config.schema import MEANING, Config, config_keys, config_variable
-from .fleet import fleet
 from .options import (
     PATH,
     check_policy_or_exit,
@@ -166,26 +165,40 @@ def export(config_path: Path | None, settings: tuple[str, ...], since: str, **fl
 
 @main.command()
 @config_options
+@click.option("--small", metavar="MODEL", help="Model for the device; the policy is written for it.")
+@click.option("--large", metavar="MODEL", help="Model for the cloud, served by Triton; the policy is written for it.")
 @click.option("--no-cloud", is_flag=True, help="Start the daemon alone: no Triton, no gateway.")
 @click.option("--once", is_flag=True, help="Ask the demo questions, print the table, and stop.")
 @click.option("--run-dir", type=PATH, help="Folder of logs and state.")
 def up(
     config_path: Path | None,
     settings: tuple[str, ...],
+    small: str | None,
+    large: str | None,
     no_cloud: bool,
     once: bool,
     run_dir: Path | None,
     **flags: str | None,
 ) -> None:
-    """Start Triton, the gateway and the daemon on this machine, ask demo questions, then serve until Ctrl-C."""
+    """Start Triton, the gateway and the daemon on this machine, ask demo questions, then serve until Ctrl-C.
+
+    Triton serves every cloud model that the policy names, from this machine's models. With --small or --large the
+    policy is written for that pair.
+    """
+    if flags["policy"] is not None and (small is not None or large is not None):
+        usage_error("--policy names its models itself: leave out --small and --large")
     config = load_config_or_exit(config_path, settings, flags)
     check_policy_or_exit(config)
+    from models.catalog.artifact import ArtifactError
+
+    from .up.models import choose_models
     from .up.resources import default_runs_dir, find_programs
     from .up.session import UpOptions, run
 
+    try:
+        models = choose_models(config, small, large, with_cloud=not no_cloud)
+    except (ArtifactError, PolicyError) as error:
+        usage_error(str(error))
     serve_flags = tuple(command_line(config_path, settings, flags))
     runs_dir = run_dir or default_runs_dir(config)
-    sys.exit(run(UpOptions(config, serve_flags, runs_dir, find_programs(), cloud=not no_cloud, once=once)))
-
-
-main.add_command(fleet)
+    sys.exit(run(UpOptions(config, serve_flags, runs_dir, find_programs(), models, cloud=not no_cloud, once=once)))

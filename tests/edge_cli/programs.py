@@ -13,10 +13,14 @@ import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 FAULTS = Path(os.environ["FAKE_FAULTS"]).read_text().split()
 EVENTS = Path(os.environ["FAKE_EVENTS"])
+
+
+CHOSEN = ("--model-dir", "--model", "--tier", "--policy")
 
 
 def note(text: str) -> None:
@@ -74,6 +78,9 @@ def main() -> None:
         note(f"tokens {Path(flag('--token-file')).read_text().strip()}")
     if flag("--cloud-key-file"):
         note(f"key {Path(flag('--cloud-key-file')).read_text().strip()} for {flag('--cloud-url')}")
+    chosen = [flag_and_value for flag_and_value in pairwise(sys.argv) if flag_and_value[0] in CHOSEN]
+    if chosen:
+        note(" ".join([name, *(word for pair in chosen for word in pair)]))
     note(f"{name} starts")
     server = ThreadingHTTPServer(("127.0.0.1", int(flag("--port") or 0)), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()

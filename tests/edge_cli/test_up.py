@@ -17,9 +17,10 @@ import msgspec
 import psutil
 import pytest
 
+from edge_node.cli.up.models import StartedModels, choose_models
 from edge_node.cli.up.resources import find_programs
 from edge_node.cli.up.session import UpOptions
-from edge_node.cli.up.tour import TOUR
+from edge_node.cli.up.tour import KNOWLEDGE, TOUR
 from edge_node.config.schema import Config, ServerConfig, load_config
 
 pytestmark = pytest.mark.slow
@@ -45,7 +46,9 @@ class UpProcess:
         environ = {"FAKE_FAULTS": str(folder / "faults"), "FAKE_EVENTS": str(folder / "events"), "COLUMNS": "200"}
         programs = {name: [sys.executable, str(FAKE), name] for name in ("causeway-edge", "causeway-cloud")}
         config = options.pop("config", Config(server=ServerConfig(port=0, drain_s=0.0)))
-        document = {"config": config, "serve_flags": [], "runs": str(folder / "runs"), "programs": programs, **options}
+        models = StartedModels("", ("assistant-large",), (), TOUR)
+        parts = {"config": config, "serve_flags": [], "models": models, "programs": programs}
+        document = {**parts, "runs": str(folder / "runs"), **options}
         self.process = subprocess.Popen(
             [sys.executable, "-c", MAIN, msgspec.json.encode(document).decode()],
             env={**os.environ, **environ, "PYTHONPATH": str(ROOT)},
@@ -266,6 +269,21 @@ def test_only_the_newest_runs_are_kept(start: Start, tmp_path: Path) -> None:
     assert len(names) == 6
 
 
+def test_every_program_gets_the_models_and_the_policy_of_the_run(start: Start) -> None:
+    """The policy lies in the run's folder."""
+    models = StartedModels("version: 1\n", ("one", "two"), ("/models",), KNOWLEDGE)
+    up = start(once=True, models=models)
+    assert up.end() == 0
+    flags = {name: words for name, *words in (event.split() for event in up.events if " --" in event)}
+    folders = ["--model-dir", "/models"]
+    assert flags["triton"] == [*folders, "--model", "one", "--model", "two"]
+    assert flags["gateway"] == [*folders, "--tier", "one", "--tier", "two"]
+    policy = up.run_folder() / "policy.yaml"
+    assert flags["edge"] == ["--policy", str(policy)]
+    assert policy.read_text() == models.policy_text
+    assert len([event for event in up.events if event.startswith("request")]) == len(KNOWLEDGE)
+
+
 def test_the_commands_are_found_beside_python_or_as_modules() -> None:
     programs = find_programs()
     assert set(programs) == {"causeway-edge", "causeway-cloud"}
@@ -274,5 +292,7 @@ def test_the_commands_are_found_beside_python_or_as_modules() -> None:
 
 
 def test_cloud_is_on_and_once_is_off_by_default() -> None:
-    options = UpOptions(load_config(None, {"HOME": "/h"}, {}), ("--log", "debug"), Path("/runs"), find_programs())
+    config = load_config(None, {"HOME": "/h"}, {})
+    models = choose_models(config, None, None, with_cloud=True)
+    options = UpOptions(config, ("--log", "debug"), Path("/runs"), find_programs(), models)
     assert (options.cloud, options.once) == (True, False)

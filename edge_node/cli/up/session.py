@@ -25,8 +25,9 @@ from causeway import AsyncCauseway
 
 from ...config.schema import Config
 from .child_process import ChildProcess, ChildProcessEnded
+from .models import StartedModels
 from .resources import clear_shared_memory, free_port, make_run_folder, next_free_port, write_secret
-from .tour import Row, ask_all, render_table
+from .tour import KNOWLEDGE, Row, ask_all, render_table
 
 READY_TIMEOUT_S = 120.0  # a slow box loads a large model from a slow disk
 _FILE_WIDTH = 140  # of the table, if stdout is not a terminal
@@ -46,6 +47,7 @@ class UpOptions(msgspec.Struct, frozen=True):
         serve_flags: The command-line flags to pass on to `causeway-edge serve`.
         runs: The folder that holds one folder per run.
         programs: The commands `causeway-edge` and `causeway-cloud`, see `find_programs`.
+        models: The models to start, see `choose_models`.
         cloud: Start Triton and the gateway too.
         once: Stop after the demo questions.
     """
@@ -54,6 +56,7 @@ class UpOptions(msgspec.Struct, frozen=True):
     serve_flags: tuple[str, ...]
     runs: Path
     programs: Mapping[str, Sequence[str]]
+    models: StartedModels
     cloud: bool = True
     once: bool = False
 
@@ -127,11 +130,24 @@ class _UpSession:
         write_secret(tokens, f"{_DEVICE} sha256:{digest} priority=interactive critical=true\n")
         write_secret(key, f"{token}\n")
         causeway_cloud = self._options.programs["causeway-cloud"]
+        models = self._options.models
+        folders = _each("--model-dir", models.model_dirs)
         ports = ("--grpc-port", grpc.rpartition(":")[2], "--http-port", "0", "--metrics-port", "0")
-        triton = await self._start("triton", causeway_cloud, "triton", *ports)
-        gateway_flags = ("--port", "0", "--triton", grpc, "--token-file", str(tokens))
+        triton = await self._start(
+            "triton", causeway_cloud, "triton", *ports, *folders, *_each("--model", models.cloud)
+        )
+        gateway_flags = (
+            "--port",
+            "0",
+            "--triton",
+            grpc,
+            "--token-file",
+            str(tokens),
+            *folders,
+            *_each("--tier", models.cloud),
+        )
         gateway = await self._start("gateway", causeway_cloud, "serve", *gateway_flags)
-        with self._console.status("Triton loads its model"):
+        with self._console.status("Triton loads its models"):
             ready = await triton.ready(READY_TIMEOUT_S)
             self._print_ready(triton, f"grpc {ready.get('grpc', grpc)}")
             url = (await gateway.ready(READY_TIMEOUT_S))["url"]
@@ -145,6 +161,11 @@ class _UpSession:
         if port != server.port and server.port:
             self._print(f"port {server.port} is taken: the edge listens on {port}")
         state = str(self._folder / "state")
+        if self._options.models.policy_text:
+            policy = self._folder / "policy.yaml"
+            policy.write_text(self._options.models.policy_text, encoding="utf-8")
+            cloud_flags = [*cloud_flags, "--policy", str(policy)]
+            self._print(f"policy   {policy}")
         flags = (*self._options.serve_flags, *cloud_flags, "--port", str(port), "--state-dir", state)
         edge = await self._start("edge", self._options.programs["causeway-edge"], "serve", *flags)
         with self._console.status("the edge loads its model"):
@@ -169,7 +190,7 @@ class _UpSession:
     async def _ask_demo_questions(self, url: str) -> list[Row]:
         async with AsyncCauseway(url) as causeway:
             with self._console.status("asking the demo questions"):
-                rows = [row async for row in ask_all(causeway)]
+                rows = [row async for row in ask_all(causeway, self._options.models.questions)]
         self._console.print()
         self._console.print(render_table(rows, self._console.width))
         for row in rows:
@@ -178,11 +199,14 @@ class _UpSession:
         return rows
 
     def _print_usage(self, url: str) -> None:
-        body = '{"model": "auto", "messages": [{"role": "user", "content": "dim the lights in the kitchen"}]}'
+        text = (
+            "Why is the sky blue?" if self._options.models.questions is KNOWLEDGE else "dim the lights in the kitchen"
+        )
+        body = f'{{"model": "auto", "messages": [{{"role": "user", "content": "{text}"}}]}}'
         self._print(
             f"\nHTTP:      curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
             f'OpenAI:    OpenAI(base_url="{url}/v1", api_key="none")',
-            f"Terminal:  causeway-edge ask --url {url} 'dim the lights in the kitchen'",
+            f"Terminal:  causeway-edge ask --url {url} '{text}'",
             "\nCtrl-C drains and stops.",
         )
 
@@ -228,3 +252,7 @@ class _UpSession:
 
     def _print_ready(self, child: ChildProcess, address: str) -> None:
         self._print(f"{child.name:8} ready after {child.uptime_s:4.1f} s   {address}")
+
+
+def _each(flag: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

@@ -1,4 +1,7 @@
-"""The demo questions of `up`, one for each way a request can be answered, and the table of their results."""
+"""The demo questions of `up`, one for each way a request can be answered, and the table of their results.
+
+`TOUR` is for the assistants that ship, which answer with function calls, `KNOWLEDGE` for general models.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,23 @@ TOUR = (
     Question("why was my card payment declined", "short but outside the device model's domain: handed off"),
     Question("put milk on my shopping list", "private: never leaves the device", ("private",)),
 )
+
+_PARAGRAPH = (
+    "The Amazon river carries more water than any other river on earth, about a fifth of all the fresh water that "
+    "reaches the oceans. It rises in the Andes of Peru, crosses Brazil from west to east, and reaches the Atlantic "
+    "after some 6,400 kilometres. During the wet season parts of it are more than 45 kilometres wide, and ocean-going "
+    "ships can sail upstream as far as Iquitos. "
+    "In one sentence: where does the river rise, and into which ocean does it flow?"
+)
+KNOWLEDGE = (
+    Question("What is the capital of France?", "short: answered on the device"),
+    Question(_PARAGRAPH, "long: answered in the cloud"),
+    Question(_PARAGRAPH, "repeated: answered from the cache"),
+    Question("How many legs does a spider have?", "short: small models get it wrong"),
+    Question("What is 17 plus 25?", "short arithmetic"),
+    Question("Name one side effect of ibuprofen.", "private: never leaves the device", ("private",)),
+)
+"""For models that answer with text."""
 
 
 class Row(msgspec.Struct, frozen=True):

@@ -1,0 +1,121 @@
+"""Which models `up` starts: those that the policy names, or a pair for which it writes the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from router.policy.compiled import parse_policy
+
+from ...config.schema import Config
+from ...storage.policies import DEFAULT_POLICY
+from .tour import KNOWLEDGE, TOUR, Question
+
+DEFAULT_SMALL, DEFAULT_LARGE = "assistant", "assistant-large"
+_PAIR_POLICY = """\
+# Written by `causeway-edge up` for {small} on the device and {large} in the cloud. Copy it to change it.
+version: 1
+name: pair
+
+targets:
+  small:
+    at: edge
+    model: {small}
+    # Vectors of two models cannot be compared: only one target makes embeddings.
+    can: [chat, completion, embedding, tools, json, logprobs]
+  large:
+    at: cloud
+    model: {large}
+    first_token_timeout: 60s
+    timeout: 5m
+
+constraints:
+  - name: private-stays
+    when: '"private" in request.tags'
+    keep: on_device
+
+routes:
+  - name: device-in-trouble
+    when: device.temperature_c > 85 || device.throttled || device.memory_free_mb < 200
+    use: [large, small]
+  - name: device-busy
+    when: edge.queue > 8 && cloud.reachable
+    use: [large, small]
+  # A model without a calibrator is judged by its raw confidence, which says little about facts.
+  - name: fast-path
+    when: request.prompt_tokens < 96
+    use: [small, large]
+    handoff: {{after_tokens: 8, below: 0.55}}
+  - name: otherwise
+    use: [large, small]
+
+cache:
+  - name: greedy
+    when: request.temperature == 0
+    exact: {{ttl: 30s, stale_if_error: 10m}}
+
+limits: {{concurrent: 16, queue: 64}}
+"""
+
+
+class StartedModels(msgspec.Struct, frozen=True):
+    """What a run starts.
+
+    Attributes:
+        policy_text: The policy to write for it; empty: the configured one.
+        cloud: The cloud's models, served by Triton under their own names.
+        model_dirs: Folders searched for models first.
+        questions: The demo questions that fit the device's model.
+    """
+
+    policy_text: str
+    cloud: tuple[str, ...]
+    model_dirs: tuple[str, ...]
+    questions: tuple[Question, ...]
+
+
+def pair_policy(small: str, large: str) -> str:
+    """Return the policy of a pair of models: `small` on the device, `large` in the cloud."""
+    return _PAIR_POLICY.format(small=small, large=large)
+
+
+def choose_models(config: Config, small: str | None, large: str | None, *, with_cloud: bool) -> StartedModels:
+    """Find the models of the policy, or of the pair.
+
+    Args:
+        config: The edge's configuration.
+        small: The device's model of a pair.
+        large: The cloud's model of a pair.
+        with_cloud: Whether Triton is started too.
+
+    Raises:
+        ArtifactError: A model is not on this machine.
+        PolicyError: The policy is invalid, or a name cannot stand in one.
+    """
+    is_pair = small is not None or large is not None
+    text = pair_policy(small or DEFAULT_SMALL, large or DEFAULT_LARGE) if is_pair else ""
+    path = Path(config.policy) if config.policy else DEFAULT_POLICY
+    policy = parse_policy(text or path.read_text(encoding="utf-8"), "up" if is_pair else str(path))
+    folders = [Path(folder) for folder in config.engine.model_dirs]
+    on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
+    in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
+    found = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
+    speaks = any(found[name].manifest.answers == "text" for name in on_device)
+    return StartedModels(
+        policy_text=text,
+        cloud=tuple(dict.fromkeys(in_cloud)),
+        model_dirs=tuple(str(folder.absolute()) for folder in folders),
+        questions=KNOWLEDGE if speaks else TOUR,
+    )
+
+
+def _find(name: str, folders: list[Path]) -> Artifact:
+    try:
+        return find_artifact(name, folders)
+    except ArtifactError as error:
+        advice = (
+            f"`causeway-models pull SOURCE --name {name}` or `causeway-models add FILE --name {name}` brings it here"
+        )
+        raise ArtifactError(f"{error}; {advice}") from error

@@ -1,0 +1,93 @@
+"""Which models `up` starts, and the policy that it writes for a pair."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from edge_node.cli.up.models import choose_models, pair_policy
+from edge_node.cli.up.tour import KNOWLEDGE, TOUR
+from edge_node.config.schema import Config, EngineConfig
+from models.catalog.artifact import ArtifactError, find_artifact
+from router.errors import PolicyError
+from router.policy.compiled import parse_policy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A folder of models with copies of the assistant that answer with text, named small-x and large-x."""
+    source = find_artifact("assistant")
+    for name in ("small-x", "large-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.gguf").symlink_to(source.path)
+        manifest = msgspec.structs.replace(source.manifest, name=name, answers="text")
+        (tmp_path / name / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    return Config(engine=EngineConfig(model_dirs=(str(tmp_path),)))
+
+
+def test_the_default_policy_s_models_are_started() -> None:
+    models = choose_models(Config(), None, None, with_cloud=True)
+    assert (models.policy_text, models.cloud, models.questions) == ("", ("assistant-large",), TOUR)
+
+
+def test_a_pair_gets_a_policy_and_questions_of_general_knowledge(config: Config, tmp_path: Path) -> None:
+    models = choose_models(config, "small-x", "large-x", with_cloud=True)
+    targets = {target.name: (target.at, target.model) for target in parse_policy(models.policy_text, "up").targets}
+    assert targets == {"small": ("edge", "small-x"), "large": ("cloud", "large-x")}
+    assert (models.cloud, models.questions) == (("large-x",), KNOWLEDGE)
+    assert models.model_dirs == (str(tmp_path),)
+
+
+def test_one_of_a_pair_may_be_left_out(config: Config) -> None:
+    assert choose_models(config, "small-x", None, with_cloud=True).cloud == ("assistant-large",)
+    models = choose_models(config, None, "large-x", with_cloud=True)
+    assert (models.cloud, models.questions) == (("large-x",), TOUR)
+
+
+def test_without_a_cloud_only_the_device_s_model_must_be_here(config: Config) -> None:
+    assert choose_models(config, "small-x", "far-away", with_cloud=False).cloud == ()
+    with pytest.raises(ArtifactError, match=r"no model named .far-away.*`causeway-models pull SOURCE --name far-away`"):
+        choose_models(config, "small-x", "far-away", with_cloud=True)
+
+
+def test_a_policy_of_the_owner_s_is_followed(config: Config, tmp_path: Path) -> None:
+    """Triton serves each cloud model once; a target of another name is no matter."""
+    document = yaml.safe_load(pair_policy("small-x", "large-x"))
+    document["targets"]["larger"] = {"at": "cloud", "model": "assistant-large"}
+    document["targets"]["again"] = {"at": "cloud", "model": "large-x"}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    mine = msgspec.structs.replace(config, policy=str(path))
+    assert choose_models(mine, None, None, with_cloud=True).cloud == ("large-x", "assistant-large")
+
+
+def test_a_name_that_cannot_stand_in_a_policy_is_refused(config: Config) -> None:
+    with pytest.raises(PolicyError):
+        choose_models(config, "x: {at: cloud}", None, with_cloud=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--small", "nothing"), "no model named 'nothing'"),
+        (("--small", "assistant", "--policy", "policies/default.yaml"), "leave out --small and --large"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_before_anything_starts(
+    tmp_path: Path, flags: tuple[str, ...], complaint: str
+) -> None:
+    command = [sys.executable, "-m", "edge_node", "up", "--once", "--run-dir", str(tmp_path / "runs"), *flags]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 2
+    assert complaint in result.stderr
+    assert not (tmp_path / "runs").exists()
