@@ -99,6 +99,8 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _storage_gauges(parts)
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
+    if parts.fleet is not None:
+        yield from _fleet_gauges(parts.fleet)
     report = parts.policies.report
     labels = (("name", report.name), ("revision", report.revision))
     yield Gauge("causeway_edge_policy_info", "The active policy; always 1.", 1.0, labels)
@@ -169,9 +171,22 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
     if parts.cloud is not None:
         yield Gauge(
             "causeway_edge_cloud_token_refused",
-            "1: the cloud refuses the token of cloud.api_key (HTTP 401).",
+            "1: the cloud refuses the token (HTTP 401).",
             float(parts.cloud.health.token_refused),
         )
+
+
+def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
+    yield Gauge("causeway_edge_fleet_reachable", "1: the fleet's control plane answered last.", float(fleet.reachable))
+    yield Gauge(
+        "causeway_edge_fleet_token", "1: the box has a valid token of its fleet.", float(bool(fleet.tokens.token))
+    )
+    yield Gauge(
+        "causeway_edge_fleet_telemetry_lost",
+        "Minutes of telemetry that were dropped because a day of them waited.",
+        fleet.telemetry_lost,
+        is_counter=True,
+    )
 
 
 def _connection_gauges(parts: Components) -> Iterator[Gauge]:

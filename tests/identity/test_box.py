@@ -21,6 +21,8 @@ from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, Fleet
 from edge_node.agent.link.identity import FileKey, new_key, open_key, read_identity
 from edge_node.agent.link.reporter import MAX_SAMPLES, MAX_WAITING, AgentReport, TelemetryLog
 from edge_node.clock import Clock
+from edge_node.config.schema import CloudConfig
+from edge_node.daemon.fleet import credentials
 from router.bundle.protocol import LATENCY_BOUNDS_S, MAX_MESSAGE_BYTES, BoxState, StatusReply
 from router.errors import ConfigError
 
@@ -203,6 +205,13 @@ async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: P
     assert open_key(tmp_path / "fleet").public != key
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_what_root_joins_belongs_to_the_daemon(plane: ScriptedPlane, tmp_path: Path) -> None:
+    os.chown(tmp_path, 12345, 12345)
+    folder = await joined(plane, tmp_path)
+    assert {path.stat().st_uid for path in (folder, folder / "identity.json", folder / "device.key")} == {12345}
+
+
 @pytest.mark.parametrize("url", ["http://fleet.example", "fleet.example", "ftp://127.0.0.1"])
 async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="fleet URL"):
@@ -255,9 +264,9 @@ async def test_a_token_that_cannot_be_renewed_is_said_and_given_up(plane: Script
         plane.news()
         await box.time.pass_s(500)
         assert box.link.tokens.token == "token-1"
-        assert not any("expired" in problem for problem in box.link.problems)
+        assert not any("cannot be renewed" in problem for problem in box.link.problems)
         await box.time.pass_s(200)
-        await eventually(lambda: any("expired" in problem for problem in box.link.problems))
+        await eventually(lambda: any("cannot be renewed" in problem for problem in box.link.problems))
         assert box.link.tokens.token == ""
         plane.refusals = {}
         for _ in range(4):
@@ -281,6 +290,23 @@ async def test_a_revoked_box_says_so_and_gives_up_its_token(plane: ScriptedPlane
 def read_problems(folder: Path) -> tuple[str, ...]:
     record = read_record(folder)
     return () if record is None else record.problems
+
+
+@pytest.mark.parametrize(
+    ("url", "api_key", "sent"),
+    [
+        ("https://gateway.example/v1", "", True),
+        ("http://127.0.0.1:8090/v1", "", True),
+        ("http://gateway.example/v1", "", False),
+        ("https://vendor.example/v1", "sk-vendor", False),
+        ("", "", False),
+    ],
+)
+async def test_the_fleets_token_is_sent_where_nobody_else_reads_it(
+    plane: ScriptedPlane, tmp_path: Path, url: str, api_key: str, sent: bool
+) -> None:
+    box = Box(await joined(plane, tmp_path))
+    assert (credentials(box.link, CloudConfig(url=url, api_key=api_key)) is box.link.tokens) is sent
 
 
 async def test_a_wrong_clock_does_not_lock_the_box_out(plane: ScriptedPlane, tmp_path: Path) -> None:

@@ -121,6 +121,16 @@ class FleetConnection:
         return self.identity.cohort
 
     @property
+    def reachable(self) -> bool:
+        """Whether the control plane answered last."""
+        return self._failures == 0 and self._heard > 0.0
+
+    @property
+    def telemetry_lost(self) -> int:
+        """Minutes of telemetry that were dropped because too many waited."""
+        return self._telemetry.lost
+
+    @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
         own = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
@@ -177,10 +187,12 @@ class FleetConnection:
             try:
                 woken = await self.plane.wake(etag, self._uniform(*POLL_S) if polled else 0.0, token)
             except FleetRefused as error:
-                if await self.tokens.renew(token):
-                    continue
-                self._lost(error)
-                return
+                if error.code in _REVOKED:
+                    self.tokens.refused(error)
+                elif not await self.tokens.renew(token):
+                    self._lost(error)
+                    return
+                continue
             except FleetUnreachable as error:
                 self._lost(error)
                 return

@@ -12,7 +12,7 @@ from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 from router.errors import ConfigError
 
 from .control_plane import ControlPlane
-from .identity import FOLDER, Identity, daemon_version, new_key, read_identity, write_identity
+from .identity import FOLDER, Identity, daemon_version, give_to_owner, new_key, read_identity, write_identity
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +71,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     )
     try:
         write_identity(folder, identity)
+        give_to_owner(folder)
     except OSError as error:
         raise ConfigError(f"the identity cannot be written: {error.strerror}", where=str(folder)) from error
     return identity

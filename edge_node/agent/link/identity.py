@@ -164,6 +164,19 @@ def write_synced(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def give_to_owner(folder: Path) -> None:
+    """Give the folder and all in it to the owner of the state folder: root joins, the daemon is another user.
+
+    Raises:
+        OSError: It cannot be given.
+    """
+    owner = folder.parent.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def daemon_version() -> str:
     try:
         return version("causeway")

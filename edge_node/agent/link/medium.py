@@ -29,7 +29,7 @@ from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateU
 
 from ..child.look import look
 from ..inspection import Looked, LookRequest
-from .identity import Identity, daemon_version
+from .identity import Identity, daemon_version, give_to_owner
 from .imported import IMPORT, WANTED
 
 _CHUNK = 1 << 20
@@ -84,6 +84,7 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         target = folder / IMPORT
         shutil.rmtree(target, ignore_errors=True)
         place.rename(target)
+        give_to_owner(folder)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return Imported(looked.wanted, serial, len(blobs))

@@ -156,7 +156,7 @@ class TokenKeeper:
             self.refused(error)
         elif self._clock.monotonic() >= self._expires:
             self._expired.begin(
-                f"the fleet's token has expired and cannot be renewed: {error}; requests stay on this box, as the "
+                f"the fleet's token cannot be renewed and has expired: {error}; requests stay on this box, as the "
                 "cloud refuses them"
             )
             self._use("")
