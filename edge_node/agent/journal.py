@@ -76,11 +76,26 @@ TRANSITIONS: Mapping[BoxState, Mapping[Event, BoxState]] = {
     BoxState.ROLLBACK: {
         Event.DONE: BoxState.QUARANTINE,
         Event.WITHDRAWN: BoxState.IDLE,
-        Event.RESTARTED: BoxState.ROLLBACK,
+        Event.RESTARTED: BoxState.IDLE,  # the start completes it
     },
     BoxState.QUARANTINE: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
 }
 """A missing event cannot happen in that state."""
+
+
+MEANING: Mapping[BoxState, str] = {
+    BoxState.IDLE: "waits for the next look: when the control plane wakes it, at the latest after 15 minutes",
+    BoxState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
+    BoxState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
+    BoxState.VERIFY: "hashes each file and gives it its name in the store",
+    BoxState.DRY_RUN: "runs the cases, checks the models' memory, replays its own decisions of the last day",
+    BoxState.STAGE: "builds the bundle's folder, and waits until it may change",
+    BoxState.ACTIVATE: "moves the pointer; loads new models beside the old ones and asks their golden prompts",
+    BoxState.TRIAL: "serves with the bundle and compares requests, health and heat with the time before",
+    BoxState.COMMIT: "keeps the bundle, and removes files that no kept bundle needs",
+    BoxState.ROLLBACK: "returns to the bundle before, or to the factory's files",
+    BoxState.QUARANTINE: "notes the reason; the bundle is not tried again",
+}
 
 
 class JournalRow(msgspec.Struct, frozen=True):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from edge_node.agent.journal import TRANSITIONS, Event
 from router.bundle.protocol import BoxState
 
 from ..engine.tiny_gguf import write_tiny_gguf
@@ -195,3 +197,19 @@ async def test_a_bundle_for_a_newer_daemon_waits_for_it(publisher: Publisher, bo
     box.start()
     await box.change()
     assert box.agent.running == bundle
+
+
+@pytest.mark.parametrize("state", [state for state, events in TRANSITIONS.items() if Event.RESTARTED in events])
+async def test_a_start_follows_the_table(publisher: Publisher, box: TestBox, state: BoxState) -> None:
+    first = publisher.release()
+    await box.change()
+    second = publisher.release()
+    await box.until(TRIAL)
+    moved = state in (BoxState.ACTIVATE, TRIAL, BoxState.COMMIT, BoxState.ROLLBACK)
+    bundles = (second, first) if moved else (first,)
+    row = msgspec.structs.replace(box.agent.row, state=state, bundle=second, bundles=bundles, code="errors_rose")
+    box.booted.journal.append(row)
+    box.booted.store.point(bundles)
+    box.start()
+    assert box.agent.state is TRANSITIONS[state][Event.RESTARTED]
+    assert box.agent.running == (second if moved and state is not BoxState.ROLLBACK else first)

@@ -19,6 +19,8 @@ import edge_node.cli.main
 import fleet.cli.commands
 import models.cli.commands
 from cloud_pool.redis.keys import REDIS_KEYS
+from edge_node.agent.journal import MEANING as MEANING_OF_STATE
+from edge_node.agent.journal import TRANSITIONS
 from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
@@ -232,6 +234,15 @@ def refusal_table() -> str:
     return table(("code", "class", "meaning"), [(f"`{kind.code}`", kind.__name__, _summary(kind)) for kind in kinds])
 
 
+def box_states() -> str:
+    """The states of a box's agent, and what follows them."""
+    rows = []
+    for state, events in TRANSITIONS.items():
+        following = ", ".join(f"{event.name.lower()} → {after.name}" for event, after in events.items())
+        rows.append((state.name, MEANING_OF_STATE[state], following))
+    return table(("state", "the box", "then"), rows)
+
+
 def _summary(kind: type) -> str:
     return " ".join((kind.__dict__.get("__doc__") or "").split("\n\n")[0].split())
 
@@ -308,6 +319,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,
     "refusals": refusal_table,
+    "box-states": box_states,
     "signals": signal_table,
     "policy-keys": policy_keys,
 }
