@@ -153,7 +153,7 @@ def build(
         from .daemon.bundles import BundleHost
         from .daemon.fleet import follow, link_of
 
-        link = link_of(connection) if fleet is None and connection is not None else fleet
+        link = link_of(connection, config.fleet) if fleet is None and connection is not None else fleet
         assert link is not None
         assert state_dir is not None
         settings = {} if booted.bundle is None else booted.bundle.manifest.settings
@@ -237,7 +237,7 @@ def _connect(
         return None, "", None
     from .daemon.fleet import connect, credentials
 
-    connection, problem = connect(state_dir / FLEET_FOLDER, clock, metrics.traffic)
+    connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
     return connection, problem, credentials(connection, config.cloud)
 
 

@@ -90,6 +90,14 @@ class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
+class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    trial_s: Seconds = 600.0
+    trial_requests: NonNegative = 200
+    trial_max_s: Seconds = 86400.0
+    telemetry_s: Seconds = 60.0
+    check_s: Seconds = 900.0
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of one daemon. `MEANING` describes each key."""
 
@@ -101,6 +109,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     tracing: TracingConfig = TracingConfig()
+    fleet: FleetConfig = FleetConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
@@ -146,6 +155,12 @@ MEANING: Mapping[str, str] = {
     "them; `all`: these as well, computed for each request that is decided, so that any policy can be replayed",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
+    "fleet.trial_s": "least duration of the trial of a new bundle, in which this box may undo it; "
+    "for a box that joined a fleet, as all of `fleet`",
+    "fleet.trial_requests": "least number of requests of a trial",
+    "fleet.trial_max_s": "maximum duration; a bundle with fewer requests by then is kept as unproven",
+    "fleet.telemetry_s": "mean time between two telemetry messages",
+    "fleet.check_s": "time between two looks for updates, if the control plane wakes nothing",
     "log": "log level: debug, info, warning or error",
     "log_format": "text or json; prompts and answers are never logged",
 }

@@ -11,18 +11,21 @@ from pathlib import Path
 
 from router.errors import ConfigError
 
-from ..agent.agent import Agent, FleetLink
+from ..agent.agent import Agent, AgentSettings, FleetLink
 from ..agent.link.connection import FleetConnection, open_link
 from ..agent.link.control_plane import carries_secrets
 from ..agent.link.reporter import AgentReport, TrafficSums
 from ..agent.link.tokens import TokenKeeper
+from ..agent.trial import TrialSettings
 from ..clock import Clock
-from ..config.schema import CloudConfig
+from ..config.schema import CloudConfig, FleetConfig
 
 log = logging.getLogger(__name__)
 
 
-def connect(folder: Path, clock: Clock, read_traffic: Callable[[], TrafficSums]) -> tuple[FleetConnection | None, str]:
+def connect(
+    folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], TrafficSums]
+) -> tuple[FleetConnection | None, str]:
     """Return the connection of a box that joined a fleet, or None and what is wrong, "" if nothing is.
 
     A damaged identity does not keep the daemon from starting: it goes on with what it last ran.
@@ -31,18 +34,22 @@ def connect(folder: Path, clock: Clock, read_traffic: Callable[[], TrafficSums])
         folder: STATE_DIR/fleet.
     """
     try:
-        return open_link(folder, clock=clock, read_traffic=read_traffic), ""
+        return open_link(folder, clock=clock, read_traffic=read_traffic, telemetry_s=config.telemetry_s), ""
     except (ConfigError, FileNotFoundError) as error:
         problem = f"this box cannot speak to its fleet: {error}"
         log.error(problem)
         return None, problem
 
 
-def link_of(connection: FleetConnection) -> FleetLink:
+def link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
     """Return what the agent gets of the connection."""
+    trial = TrialSettings(
+        least_s=config.trial_s, least_requests=config.trial_requests, longest_s=max(config.trial_s, config.trial_max_s)
+    )
     return FleetLink(
         member=lambda: connection.identity,
         source=connection.source,
+        settings=AgentSettings(check_s=config.check_s, trial=trial),
         may_change=connection.may_change,
         on_change=connection.changed,
     )

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 LINK_FILE = "link.json"
 POLL_S = (150.0, 300.0)
-TELEMETRY_S = (50.0, 70.0)
+TELEMETRY_S = 60.0
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # a poll that nothing ended but its answer took at least so long
 _FLUSH_S = 2.0
@@ -65,6 +65,7 @@ class FleetConnection:
         read_traffic: The daemon's sums of requests.
         uniform: Chance.
         sleep: Waits for seconds.
+        telemetry_s: Mean time between two telemetry messages.
 
     Raises:
         ConfigError: The control plane's URL or CA file cannot be used.
@@ -80,8 +81,10 @@ class FleetConnection:
         read_traffic: Callable[[], TrafficSums],
         uniform: Uniform | None = None,
         sleep: Sleep = anyio.sleep,
+        telemetry_s: float = TELEMETRY_S,
     ) -> None:
         self._folder = folder
+        self._telemetry_s = telemetry_s
         self._clock = clock
         self._uniform = uniform or random.Random().uniform
         self._sleep = sleep
@@ -222,7 +225,7 @@ class FleetConnection:
 
     async def _telemetries(self) -> None:
         while True:
-            await self._sleep(self._uniform(*TELEMETRY_S))
+            await self._sleep(self._uniform(self._telemetry_s * 5 / 6, self._telemetry_s * 7 / 6))
             self._telemetry.cut(self._agent_report().running)
             await self.send_telemetry()
             await self.look_at_import()
@@ -319,7 +322,9 @@ class FleetConnection:
         self._recorded = record
 
 
-def open_link(folder: Path, *, clock: Clock, read_traffic: Callable[[], TrafficSums]) -> FleetConnection | None:
+def open_link(
+    folder: Path, *, clock: Clock, read_traffic: Callable[[], TrafficSums], telemetry_s: float = TELEMETRY_S
+) -> FleetConnection | None:
     """Return the link of a box that joined a fleet, else None.
 
     Raises:
@@ -328,7 +333,8 @@ def open_link(folder: Path, *, clock: Clock, read_traffic: Callable[[], TrafficS
     identity = read_identity(folder)
     if identity is None:
         return None
-    return FleetConnection(folder, identity, open_key(folder), clock=clock, read_traffic=read_traffic)
+    key = open_key(folder)
+    return FleetConnection(folder, identity, key, clock=clock, read_traffic=read_traffic, telemetry_s=telemetry_s)
 
 
 def read_record(folder: Path) -> LinkRecord | None:
