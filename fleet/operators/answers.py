@@ -10,7 +10,7 @@ from msgspec import Meta
 from router.bundle.manifest import Name, Sha256
 
 from ..rollout.rollout import Rollout
-from ..rollout.verdict import Verdict
+from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
 from ..store.devices import Device, DeviceEvent
 from ..store.rollouts import LookRecord, RolloutRecord
 
@@ -80,7 +80,10 @@ class FleetAnswer(msgspec.Struct, frozen=True):
 
 
 class MetricAnswer(msgspec.Struct, frozen=True):
-    """Shares of requests or boxes; null where nothing was compared. `low`, `high`: of the canary minus the control."""
+    """Shares of requests or boxes; null where nothing was compared. `low`, `high`: of the canary minus the control.
+
+    `margin`: the largest worsening that the rollout accepts; null where there is none.
+    """
 
     name: str
     outcome: str
@@ -90,6 +93,7 @@ class MetricAnswer(msgspec.Struct, frozen=True):
     low: float | None
     high: float | None
     p: float
+    margin: float | None
 
 
 class LookAnswer(msgspec.Struct, frozen=True):
@@ -220,7 +224,12 @@ def rollout_detail(
     members: dict[str, int],
     events: tuple[RolloutEventAnswer, ...],
 ) -> RolloutDetail:
-    return RolloutDetail(**_common(record), looks=tuple(map(_look, looks)), members=members, events=events)
+    settings = record.rollout.settings
+    margins = {limit.name: limit.margin for limit in settings.metrics}
+    margins |= {ROLLED_BACK: settings.lost_margin, SILENT: settings.lost_margin}
+    return RolloutDetail(
+        **_common(record), looks=tuple(_look(look, margins) for look in looks), members=members, events=events
+    )
 
 
 def device_answer(device: Device, history: tuple[DeviceEvent, ...] = ()) -> DeviceAnswer:
@@ -239,7 +248,7 @@ def _common(record: RolloutRecord) -> dict[str, Any]:
     }
 
 
-def _look(record: LookRecord) -> LookAnswer:
+def _look(record: LookRecord, margins: dict[str, float]) -> LookAnswer:
     verdict = msgspec.json.decode(record.verdict_json, type=Verdict)
     metrics = []
     for metric in verdict.metrics:
@@ -254,6 +263,7 @@ def _look(record: LookRecord) -> LookAnswer:
                 None if found is None else found.low,
                 None if found is None else found.high,
                 metric.p,
+                margins.get(metric.name),
             )
         )
     return LookAnswer(record.at, record.stage, verdict.outcome.value, tuple(metrics))

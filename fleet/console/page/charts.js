@@ -13,9 +13,12 @@ export function points(difference) {
   return `${sign}${value.toFixed(digits)}`;
 }
 
+/** Whether canary and control were compared, with an interval that ends: JSON has no infinity. */
+export const hasInterval = (metric) => metric.low !== null && metric.high !== null;
+
 /** Return the intervals of one metric over the looks; positive is worse than the control. `looks` has [at, metric]. */
 export function intervals(name, looks) {
-  const known = looks.filter(([, metric]) => metric.low !== null);
+  const known = looks.filter(([, metric]) => hasInterval(metric));
   if (known.length === 0) return make("p", { class: "quiet" }, "No interval yet: too few boxes with requests.");
   const margin = known.at(-1)[1].margin ?? null;
   const ends = known.flatMap(([, metric]) => [metric.low, metric.high]);

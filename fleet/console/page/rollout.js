@@ -1,7 +1,7 @@
 // One rollout: its stages, the verdict of each look, its boxes, what happened, and what an operator may do.
 
 import { ask, post, withQuery } from "./api.js";
-import { intervals, points, stack } from "./charts.js";
+import { hasInterval, intervals, points, stack } from "./charts.js";
 import { confirm } from "./confirm.js";
 import { facts, make } from "./elements.js";
 import { ago, count, dayAndTime, percent } from "./format.js";
@@ -77,7 +77,7 @@ function metricCards(looks, stages) {
   if (names.length === 0) return make("p", { class: "panel hint quiet" }, "No look yet. The first one is 150 s after a stage begins.");
   const last = looks.at(-1);
   const latest = looks.filter((look) => look.stage === last.stage);
-  const compared = names.filter((name) => latest.some((look) => look.metrics.some((metric) => metric.name === name && metric.low !== null)));
+  const compared = names.filter((name) => latest.some((look) => look.metrics.some((metric) => metric.name === name && hasInterval(metric))));
   const others = names.filter((name) => !compared.includes(name));
   const stage = last.stage < stages.length ? `stage ${shareText(stages[last.stage])}` : "the soak";
   return [
@@ -118,7 +118,7 @@ function lookTable(looks) {
         make("td", {}, statePill(metric.outcome)),
         make("td", { class: "right" }, metric.canary === null ? "–" : percent(metric.canary, 2)),
         make("td", { class: "right" }, metric.control === null ? "–" : percent(metric.control, 2)),
-        make("td", { class: "right" }, metric.low === null ? "–" : `${points(metric.low)} … ${points(metric.high)}`),
+        make("td", { class: "right" }, !hasInterval(metric) ? "–" : `${points(metric.low)} … ${points(metric.high)}`),
         make("td", { class: "right" }, metric.p < 0.0001 ? "< 0.0001" : metric.p.toFixed(4)),
       ),
     ),
