@@ -26,7 +26,7 @@ from ..repository.folder import check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.records import RecordReader, record_files
 from ..repository.template import new_fleet
-from . import serving, signing
+from . import devices, rollouts, serving, signing
 from .output import Checked, lint_report, print_lint, print_problems, print_run
 from .replay_output import print_bad_lines, print_replay, replay_document
 
@@ -40,6 +40,11 @@ def main() -> None:
     """Check policies and fleets, run their test cases, sign them, and serve them to boxes."""
 
 
+for _command in (
+    *(rollouts.apply, rollouts.status, rollouts.pause, rollouts.resume, rollouts.accept, rollouts.abort),
+    *(devices.devices, devices.enroll, devices.revoke, devices.hold, devices.release, devices.pin, devices.audit),
+):
+    main.add_command(_command)
 for _command in (signing.keys, signing.sign, signing.diff, serving.serve):
     main.add_command(_command)
 

@@ -57,7 +57,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
     secret = passphrase_file.read_bytes().strip() if passphrase_file else None
     if passphrase and secret is None:
         secret = click.prompt("Passphrase", hide_input=True, confirmation_prompt=True).encode()
-    with _errors():
+    with readable_errors():
         from ..trust.keys import new_key
 
         made = new_key(folder, name, secret)
@@ -70,7 +70,7 @@ def new(name: str, folder: Path, passphrase: bool, passphrase_file: Path | None)
 )
 def list_(folder: Path) -> None:
     """List the keys of a folder, and which private keys lie there."""
-    with _errors():
+    with readable_errors():
         from ..trust.keys import is_encrypted, list_keys
 
         for key in list_keys(folder):
@@ -90,8 +90,8 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
     for the boxes. With the keys of rollout, snapshot and timestamp, the published files become visible to the boxes.
     Exit code: 0 signed, 1 the fleet has errors, or a key is invalid.
     """
-    checked = _valid_fleet(folder)
-    with _errors():
+    checked = valid_fleet(folder)
+    with readable_errors():
         from ..trust.offline import sign_offline, signed_manifests
         from ..trust.online import holds_online_role, publish_online
         from ..trust.published import PublishedFolder
@@ -121,8 +121,8 @@ def diff(folder: Path) -> None:
 
     Exit code: 0 compared, 1 the fleet has errors.
     """
-    checked = _valid_fleet(folder)
-    with _errors():
+    checked = valid_fleet(folder)
+    with readable_errors():
         from ..trust.offline import signed_manifests
         from ..trust.published import PublishedFolder
 
@@ -141,7 +141,8 @@ def diff(folder: Path) -> None:
             click.echo(f"{name}: removed from fleet.yaml; its boxes keep what they run")
 
 
-def _valid_fleet(folder: Path) -> CheckedFleet:
+def valid_fleet(folder: Path) -> CheckedFleet:
+    """Return a checked fleet; print its errors and exit with 1 if it has any."""
     checked = check_fleet(folder)
     problems = [*checked.problems, *(problem for policy in checked.policies for problem in policy.problems)]
     if any(problem.severity == "error" for problem in problems):
@@ -177,7 +178,7 @@ def _print_policy_diff(old: Path, bundle: BuiltBundle) -> None:
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def readable_errors() -> Iterator[None]:
     """Say what to do about a missing extra, and print our errors and the system's without a traceback."""
     try:
         yield

@@ -22,6 +22,8 @@ def small_fleet_advice(settings: RolloutSettings, boxes: int) -> list[str]:
        never gives less than 1/C(n, m). Such a stage pauses instead.
     3. Without a control before the last stage, metrics are hardly compared at all.
     """
+    if not boxes:
+        return []
     counts = [stage_boxes(stage.share, boxes) for stage in settings.stages]
     percents = [f"{stage.share * 100 / WHOLE:g} %" for stage in settings.stages]
     advice = [  # (1)

@@ -13,7 +13,7 @@ import msgspec
 from securesystemslib.signer import CryptoSigner
 from tuf.api.metadata import DelegatedRole, Delegations, Metadata, Role, Root, T, TargetFile, Targets
 
-from router.bundle.manifest import BundleManifest, encode_manifest
+from router.bundle.manifest import BundleManifest, bundle_id, encode_manifest
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet
@@ -66,6 +66,16 @@ def sign_offline(
 def signed_manifests(folder: PublishedFolder) -> dict[str, BundleManifest]:
     """Return the newest published bundle of each cohort."""
     return _newest_manifests(folder, folder.targets("targets"))
+
+
+def all_signed_manifests(folder: PublishedFolder) -> dict[str, dict[str, BundleManifest]]:
+    """Return every published bundle: cohort → bundle id → manifest."""
+    found: dict[str, dict[str, BundleManifest]] = {}
+    metadata = folder.targets("targets")
+    for target in [] if metadata is None else metadata.signed.targets.values():
+        manifest = msgspec.json.decode(folder.read_target(target), type=BundleManifest)
+        found.setdefault(manifest.cohort, {})[bundle_id(manifest)] = manifest
+    return found
 
 
 def _newest_manifests(folder: PublishedFolder, metadata: Metadata[Targets] | None) -> dict[str, BundleManifest]:

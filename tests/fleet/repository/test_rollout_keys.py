@@ -97,7 +97,7 @@ def test_wrong_keys_are_refused_where_they_stand(tmp_path: Path, keys: str, key:
         ((1_000, 5_000, 50_000, 100_000), 12, ["1 % and 5 % are both about 1 box", "too few boxes for a comparison"]),
         ((50_000, 100_000), 5_000, []),
         ((99_000, 100_000), 20, ["are both about 20 boxes", "99 % leaves no box to compare with"]),
-        ((1_000, 100_000), 0, ["are both about 0 boxes"]),
+        ((1_000, 100_000), 0, []),
     ],
 )
 def test_a_small_fleet_is_told_what_its_stages_can_show(

@@ -1,0 +1,100 @@
+"""The commands' connection to a control plane: its address, an operator's token, and what errors look like."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
+TOKEN_VARIABLE = "CAUSEWAY_FLEET_TOKEN"
+_TIMEOUT_S = 30.0
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error = _Error()
+
+
+class FleetClient:
+    """Asks one control plane. Every failure is a click.ClickException that says what to do."""
+
+    def __init__(self, url: str, token: str, ca_file: Path | None) -> None:
+        try:
+            import httpx
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[fleet]'") from error
+
+        self._errors = (httpx.HTTPError, httpx.InvalidURL)
+        self._http = httpx.Client(
+            base_url=url,
+            headers={"authorization": f"Bearer {token}"},
+            timeout=_TIMEOUT_S,
+            verify=str(ca_file) if ca_file else True,
+        )
+        self._url = url
+
+    def get(self, path: str, kind: type[Answer], **query: str) -> Answer:
+        return self._send("GET", path, kind, params={name: value for name, value in query.items() if value})
+
+    def post(self, path: str, kind: type[Answer], body: Any = None) -> Answer:
+        content = msgspec.json.encode({} if body is None else body)
+        return self._send("POST", path, kind, content=content, headers={"content-type": "application/json"})
+
+    def _send(self, method: str, path: str, kind: type[Answer], **arguments: Any) -> Answer:
+        try:
+            response = self._http.request(method, path, **arguments)
+        except self._errors as error:
+            raise click.ClickException(f"{self._url} does not answer: {error}") from error
+        try:
+            if response.is_success:
+                return msgspec.json.decode(response.content, type=kind)
+            message = msgspec.json.decode(response.content, type=_ErrorBody).error.message
+        except msgspec.DecodeError:
+            message = ""
+        what = message or "the answer is not one of a control plane"
+        raise click.ClickException(f"{self._url} answered {response.status_code}: {what}")
+
+
+def connected(command: Command) -> Command:
+    """Give a command the options of a connection and the argument `client`."""
+
+    def run(*, url: str, token_file: Path | None, ca_file: Path | None, **rest: Any) -> Any:
+        return command(client=FleetClient(url, _token(token_file), ca_file), **rest)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    file = click.Path(path_type=Path, dir_okay=False)
+    for option in (
+        click.option("--ca-file", type=file, envvar="CAUSEWAY_FLEET_CA_FILE", help="Certificates to trust."),
+        click.option("--token-file", type=file, help=f"File with your token; default: ${TOKEN_VARIABLE}."),
+        click.option(
+            "--url",
+            envvar="CAUSEWAY_FLEET_URL",
+            default="http://127.0.0.1:8090",
+            show_default=True,
+            help="The control plane; default: $CAUSEWAY_FLEET_URL.",
+        ),
+    ):
+        run = option(run)
+    return run  # type: ignore[return-value]
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        token = os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not token:
+            raise click.UsageError(f"no token: set {TOKEN_VARIABLE} or give --token-file")
+        return token
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--token-file {file}: {error}") from error
