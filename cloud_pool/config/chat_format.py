@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import msgspec
 
-from models.catalog.artifact import Answers
+from models.catalog.artifact import Answers, ArtifactError
+from models.catalog.gguf import read_metadata
 from models.chat.template import MARK
 from router.errors import ConfigError
 
@@ -47,12 +48,11 @@ def escape_special_tokens(text: str, special: tuple[str, ...]) -> str:
 def read_chat_format(path: Path) -> ChatFormat:
     """Read the chat format from a GGUF file's metadata, without reading the weights. Raises ConfigError."""
     try:
-        reader = gguf.GGUFReader(path)
-        metadata = {name: field.contents() for name, field in reader.fields.items() if _is_wanted(name)}
-    except (OSError, ValueError, IndexError, KeyError) as error:
-        raise ConfigError(f"not a readable GGUF file ({error})", where=str(path)) from error
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    kinds = metadata.get("tokenizer.ggml.token_type", [])
+        metadata = read_metadata(path, _is_wanted)
+    except ArtifactError as error:
+        raise ConfigError(str(error)) from error
+    tokens = _sequence(metadata.get("tokenizer.ggml.tokens"))
+    kinds = _sequence(metadata.get("tokenizer.ggml.token_type"))
 
     def token(name: str) -> str:
         index = metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -64,9 +64,13 @@ def read_chat_format(path: Path) -> ChatFormat:
         bos=token("bos"),
         eos=token("eos"),
         special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),
-        context_tokens=int(context),
+        context_tokens=context if isinstance(context, int) else 0,
         is_ours=True,
     )
+
+
+def _sequence(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else ()
 
 
 def _is_wanted(name: str) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,7 @@ import gguf
 import msgspec
 
 from .artifact import ArtifactError
-from .gguf_header import GgufHeader, StringArray, read_header, read_strings
+from .gguf_header import GgufHeader, LongArray, StringArray, Value, read_header, read_numbers, read_strings
 
 
 class GgufFile(msgspec.Struct, frozen=True):
@@ -60,13 +61,35 @@ def read_gguf(path: Path) -> GgufFile:
     Raises:
         ArtifactError: the file is not a complete GGUF; the message says what is wrong where.
     """
+    with _mapped(path) as data:
+        return describe(data, len(data), str(path))
+
+
+def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, object]:
+    """Read the metadata values whose keys are wanted; arrays become lists of texts or tuples of numbers.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
+    with _mapped(path) as data:
+        header = read_header(data, len(data), str(path))
+        return {key: _whole(value, data) for key, value in header.metadata.items() if is_wanted(key)}
+
+
+def _whole(value: Value, data: mmap.mmap) -> object:
+    if isinstance(value, StringArray):
+        return [text.decode(errors="replace") for text in read_strings(data, value)]
+    return read_numbers(data, value) if isinstance(value, LongArray) else value
+
+
+@contextlib.contextmanager
+def _mapped(path: Path) -> Iterator[mmap.mmap]:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return describe(data, len(data), str(path))
-    except ValueError as error:
-        if isinstance(error, ArtifactError):
-            raise
-        raise ArtifactError(f"{path}: the file is empty") from error  # cannot be mapped
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise ArtifactError(f"{path}: the file is empty")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                yield data
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror}") from error
 

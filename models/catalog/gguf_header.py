@@ -37,9 +37,11 @@ class StringArray(msgspec.Struct, frozen=True):
 
 
 class LongArray(msgspec.Struct, frozen=True):
-    """An array of numbers that was not read."""
+    """Where the numbers of a long array lie in the file."""
 
     count: int
+    offset: int
+    layout: str  # of one number, as in `struct`
 
 
 Value = int | float | bool | str | tuple[int | float | bool, ...] | StringArray | LongArray
@@ -109,6 +111,11 @@ def read_strings(data: bytes | mmap.mmap, array: StringArray) -> Iterator[bytes]
         (length,) = struct.unpack_from("<Q", data, at)
         yield data[at + 8 : at + 8 + length]
         at += 8 + length
+
+
+def read_numbers(data: bytes | mmap.mmap, array: LongArray) -> tuple[int | float | bool, ...]:
+    """Return the numbers of an array that `read_header` has found in `data`."""
+    return struct.unpack_from(f"<{array.count}{array.layout}", data, array.offset)
 
 
 class _HeaderReader:
@@ -189,8 +196,9 @@ class _HeaderReader:
         self._check_count(count, width, f"numbers in {key!r}", self._size_bytes)
         if count <= _LISTED:
             return self._unpack(_SCALARS[kind] * count, f"the array {key!r}")
+        array = LongArray(count, self.at, _SCALARS[kind])
         self._advance(count * width, f"the array {key!r}")
-        return LongArray(count)
+        return array
 
     def _skip_strings(self, key: str, count: int) -> StringArray:
         array = StringArray(count, self.at)
