@@ -13,6 +13,7 @@ import msgspec
 from router.errors import ConfigError, PolicyError
 
 from ..config.schema import MEANING, Config, config_keys, config_variable
+from .fleet import fleet
 from .options import (
     PATH,
     check_policy_or_exit,
@@ -37,6 +38,9 @@ def _version() -> str:
 @click.version_option(_version(), prog_name="causeway-edge")
 def main() -> None:
     """Run and query the edge daemon, which answers on this box or hands off to the cloud."""
+
+
+main.add_command(fleet)
 
 
 @main.command()

@@ -42,23 +42,25 @@ WAIT_S = 100.0
 class Site:
     """One of each. The gateway has no Triton: what passes its identity check fails with 503."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fleet: Path | None = None) -> None:
+        """`fleet`: a fleet's folder with its keys in `keys`; by default one that has signed nothing."""
         self.folder = folder
+        self.fleet = fleet or folder / "fleet"
         self.state_dir = folder / "box"
         self.plane_port, self.gateway_port, self.edge_port = free_port(), free_port(), free_port()
         self.plane_url = f"http://127.0.0.1:{self.plane_port}"
         self._http = urllib3.PoolManager(retries=False, timeout=30.0)
         self._running: list[Process] = []
-        _write_fleet(folder / "fleet")
+        if fleet is None:
+            _write_fleet(self.fleet)
         (folder / "policy.yaml").write_text(POLICY)
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
     def start_plane(self) -> Process:
-        fleet = str(self.folder / "fleet")
-        data = str(self.folder / "data")
+        fleet, keys, data = str(self.fleet), str(self.fleet / "keys"), str(self.folder / "data")
         listen = f"127.0.0.1:{self.plane_port}"
-        plane = self._start("plane", "fleet", "serve", fleet, "--keys", fleet, "--data", data, "--listen", listen)
+        plane = self._start("plane", "fleet", "serve", fleet, "--keys", keys, "--data", data, "--listen", listen)
         self.until(lambda: self.get(self.plane_url + "/readyz")[0] == 200)
         return plane
 

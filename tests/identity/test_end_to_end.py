@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.fleet import Publisher
+
 from .processes import ROOT, Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -79,6 +81,25 @@ def test_a_box_starts_without_its_control_plane_and_says_so(site: Site) -> None:
     site.start_plane()
     site.until(lambda: site.ask()[0] == 200 and [row for row in site.audited() if row["device"] == "kiosk-1"])
     assert "cannot be renewed" not in site.problems()
+
+
+def test_a_signed_bundle_reaches_the_box_and_its_telemetry_names_it(tmp_path: Path) -> None:
+    """Metadata and blobs over HTTP from the control plane, permission to change, status and telemetry under it."""
+    publisher = Publisher(tmp_path / "fleet")
+    bundle = publisher.release(model="assistant")
+    site = Site(tmp_path, publisher.path)
+    try:
+        site.start_plane()
+        joined = site.join()
+        assert joined.returncode == 0, joined.stderr
+        edge = site.start_edge()
+        site.until(lambda: site.rows("select running, state from devices") == [(bundle, "trial")])
+        assert site.ask()[0] == 200
+        assert site.command("fleet", "status").stdout.count(bundle) == 1
+        assert edge.stop() == 0
+        assert site.rows(f"select requests from telemetry where bundle = '{bundle}'") == [(1,)]
+    finally:
+        site.stop()
 
 
 def test_a_gateway_that_restarts_alone_uses_its_copy(site: Site) -> None:

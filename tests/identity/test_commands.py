@@ -1,0 +1,95 @@
+"""`causeway-edge fleet`: what needs no other process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from edge_node.agent.link.connection import LINK_FILE, LinkRecord
+from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
+from edge_node.agent.link.reporter import AgentReport
+from edge_node.cli.main import main
+
+BUNDLE = "d" * 64
+
+
+def run(*arguments: str, **more: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["fleet", *arguments], **more)  # type: ignore[arg-type]
+    return done.exit_code, done.output
+
+
+def in_a_fleet(state_dir: Path) -> Path:
+    folder = state_dir / "fleet"
+    folder.mkdir()
+    identity = Identity(
+        device="kiosk-1", tenant="acme", cohort="kiosk", fleet="stores", url="https://f.example", root="{}", joined=1.0
+    )
+    write_identity(folder, identity)
+    return folder
+
+
+def test_the_commands_are_there() -> None:
+    code, output = run("--help")
+    assert code == 0
+    for command in ("join", "leave", "status", "import"):
+        assert f"  {command}  " in output
+
+
+def test_status_of_a_box_that_is_in_no_fleet(tmp_path: Path) -> None:
+    assert run("status", "--state-dir", str(tmp_path)) == (
+        1,
+        "this box is in no fleet: causeway-edge fleet join\n",
+    )
+    code, output = run("status", "--json", "--state-dir", str(tmp_path))
+    assert (code, json.loads(output)) == (1, {"joined": False})
+
+
+def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
+    folder = in_a_fleet(tmp_path)
+    code, output = run("status", "--state-dir", str(tmp_path))
+    assert (code, "restart it" in output) == (0, True)
+    report = AgentReport(running=BUNDLE, code="errors_rose", reason="5 %", quarantined=("e" * 64,))
+    record = LinkRecord(boot="b", heard=5.0, problems=("two boxes report as kiosk-1",), cloned=True, report=report)
+    write_synced(folder / LINK_FILE, json.dumps({"boot": "old"}).encode())
+    write_synced(folder / LINK_FILE, msgspec.json.encode(record))
+    code, output = run("status", "--state-dir", str(tmp_path))
+    assert code == 1
+    for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "two boxes report"):
+        assert word in output
+    code, output = run("status", "--json", "--state-dir", str(tmp_path))
+    document = json.loads(output)
+    assert (document["device"], document["link"]["cloned"]) == ("kiosk-1", True)
+    assert "root" not in document
+
+
+def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> None:
+    folder = in_a_fleet(tmp_path)
+    (folder / IDENTITY).write_text("{")
+    code, output = run("status", "--state-dir", str(tmp_path))
+    assert (code, "damaged" in output) == (2, True)
+    assert run("leave", "--state-dir", str(tmp_path))[0] == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("http://fleet.example", "--token", "t"), "https"),
+        (("https://fleet.example", "--token", "t", "--label", "role"), "KEY=VALUE"),
+        (("https://fleet.example", "--token", " "), "empty"),
+        (("https://fleet.example", "--token", "t", "--ca-file", "none.pem"), "none.pem"),
+    ],
+)
+def test_what_join_refuses_at_once(tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
+    code, output = run("join", *arguments, "--state-dir", str(tmp_path))
+    assert (code, word in output) == (2, True), output
+    assert not (tmp_path / "fleet" / IDENTITY).exists()
+
+
+def test_import_needs_an_identity(tmp_path: Path) -> None:
+    code, output = run("import", str(tmp_path), "--state-dir", str(tmp_path))
+    assert (code, "in no fleet" in output) == (2, True)
