@@ -17,10 +17,17 @@ from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
 
-_context = click.option(
+context_option = click.option(
     "--context", type=click.IntRange(1), default=2048, show_default=True, help="Context length in tokens per sequence."
 )
-_batch = click.option(
+device_option = click.option(
+    "--device",
+    type=click.Choice(sorted(fit.DEVICES)),
+    default="this-machine",
+    show_default=True,
+    help="Device whose memory the model must fit.",
+)
+batch_option = click.option(
     "--batch", type=click.IntRange(1), default=4, show_default=True, help="Sequences decoded in parallel."
 )
 
@@ -77,15 +84,9 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
     show_default="~/.local/share/causeway/models",
     help="Folder of models to copy to. The default is searched by every command and by the daemon.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(sorted(fit.DEVICES)),
-    default="this-machine",
-    show_default=True,
-    help="Device whose memory the model must fit.",
-)
-@_context
-@_batch
+@device_option
+@context_option
+@batch_option
 @click.option("--force", is_flag=True, help="Add the model even if it does not fit the device's memory.")
 @click.option(
     "--calls",
@@ -120,8 +121,8 @@ def print_added(added: AddResult) -> None:
 
 @click.command("fit")
 @click.argument("model")
-@_context
-@_batch
+@context_option
+@batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
     """Estimate the memory that MODEL (a name or a GGUF file) needs, and which devices it fits."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from ..catalog.artifact import ArtifactError
-from . import assistant, catalog, evaluate, signals
+from . import assistant, catalog, evaluate, pull, signals
 
 
 class _Group(click.Group):
@@ -22,14 +22,16 @@ class _Group(click.Group):
         except ModuleNotFoundError as error:
             if error.name in ("torch", "tokenizers"):
                 raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[train]'") from error
+            if error.name in ("huggingface_hub", "httpx2"):
+                raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[hub]'") from error
             raise
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Add, check, train, measure and publish models and router signals."""
+    """Pull, add, check, train, measure and publish models and router signals."""
 
 
-for _module in (catalog, evaluate, assistant, signals):
+for _module in (catalog, pull, evaluate, assistant, signals):
     for _command in _module.COMMANDS:
         main.add_command(_command)

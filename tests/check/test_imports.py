@@ -25,7 +25,7 @@ MAY_IMPORT = {
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
     "router": (),
-    "models": ("engine", "cpu", "train"),
+    "models": ("engine", "cpu", "hub", "train"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu"),
     "cloud_pool": ("cloud", "engine", "cpu"),
@@ -60,6 +60,7 @@ BROUGHT_BY = {
     "causeway": "causeway-sdk",
     "yaml": "pyyaml",
     "grpc": "tritonclient",
+    "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
     "llama_cpp": "llama-cpp-python",
     "opentelemetry": "opentelemetry-sdk",

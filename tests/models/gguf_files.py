@@ -54,9 +54,10 @@ NETWORK: Mapping[str, object] = {
 }
 
 
-def network_header(**more: object) -> bytes:
-    """Return the header of a plausible network without tensors."""
-    return header([pair(key, value) for key, value in {**NETWORK, **more}.items()])
+def network_header(tensors: int = 0) -> bytes:
+    """Return the header of a plausible network, cut off before its tensors."""
+    pairs = [pair(key, value) for key, value in NETWORK.items()]
+    return header(pairs, counts=(tensors, len(pairs)))
 
 
 def changed_copy(target: Path, **values: object) -> Path:

@@ -15,7 +15,14 @@ from .progress import Progress, StepFailed, run
 # What the wheel of llama-cpp-python imports, and what an editable install of ours needs.
 RUN_EXTRAS = ("diskcache", "setuptools>=77", "wheel")
 # The SDK comes from this checkout.
-ROLES = ("--extra=edge", "--extra=cloud", "--extra=fleet", "--extra=cpu", "--no-emit-package=causeway-sdk")
+ROLES = (
+    "--extra=edge",
+    "--extra=cloud",
+    "--extra=fleet",
+    "--extra=hub",
+    "--extra=cpu",
+    "--no-emit-package=causeway-sdk",
+)
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).
@@ -33,9 +40,9 @@ TRITON = (
 )
 
 # pyproject's [tool.uv] environments: true wherever a set-up gets past its checks, so only noise in every line.
-COMMON_MARKER = (
-    " ; python_full_version < '3.14' and platform_python_implementation == 'CPython' and sys_platform == 'linux'"
-)
+_SYSTEM = "platform_python_implementation == 'CPython' and sys_platform == 'linux'"
+MACHINES = f"((platform_machine == 'aarch64' and {_SYSTEM}) or (platform_machine == 'x86_64' and {_SYSTEM}))"
+COMMON_MARKER = f" ; python_full_version < '3.14' and {_SYSTEM}"
 
 
 def write_locks(places: Places, progress: Progress) -> str:
@@ -74,4 +81,4 @@ def _compile(
     text = draft.read_text(encoding="utf-8")
     if re.search(r"://|^-", text, flags=re.MULTILINE):
         raise StepFailed(f"{target.name} would name a place that packages come from", f"Look at {draft}.")
-    target.write_text(text.replace(COMMON_MARKER, ""), encoding="utf-8")
+    target.write_text(text.replace(MACHINES, _SYSTEM).replace(COMMON_MARKER, ""), encoding="utf-8")

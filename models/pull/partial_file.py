@@ -1,0 +1,41 @@
+"""A file that is being downloaded: where it lies, its checksum, and what is said when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from ..catalog.artifact import sha256_of
+from .sources import PullError
+
+
+def partial_of(target: Path) -> Path:
+    return target.with_name(f"{target.name}.partial")
+
+
+def check_sha256(partial: Path, expected: str, origin: str) -> None:
+    """Compare a downloaded file with its checksum, and delete it if it differs.
+
+    Raises:
+        PullError: it differs.
+    """
+    actual = sha256_of(partial)
+    if actual != expected:
+        partial.unlink()
+        raise PullError(
+            f"{origin}: the downloaded file's sha256 is {actual}, not {expected}: the download was deleted, "
+            "nothing else was changed"
+        )
+
+
+def no_space(error: OSError, partial: Path, left_bytes: int) -> PullError:
+    """Return the error for a disk that became full."""
+    return PullError(
+        f"{partial.parent}: {error.strerror}: {left_bytes / 2**20:,.0f} MiB are still to come; free some space and "
+        "repeat the command, which resumes"
+    )
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the error is a full disk, or a limit on files."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -1,0 +1,282 @@
+"""`causeway-models pull` as a process: the real huggingface_hub over real sockets to a server that breaks on demand."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("huggingface_hub")
+
+from models.catalog.artifact import load_artifact, verify_artifact
+
+from ..gguf_files import SHIPPED, network_header
+from .hub_server import REPOSITORY, HubServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
+
+ROOT = Path(__file__).parents[3]
+WEIGHTS = SHIPPED.read_bytes()
+SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
+MAIN = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+from models.cli.commands import main
+main(["pull", *sys.argv[2:]], prog_name="causeway-models")
+"""
+LARGE, SMALL = "tiny-Q8_0.gguf", "tiny-Q4_K_M.gguf"
+
+
+class Box:
+    """An account with a home of its own, and a hub."""
+
+    def __init__(self, home: Path, hub: HubServer) -> None:
+        self.home, self.hub = home, hub
+        self.largest_file = -1  # bytes; the file system refuses more
+        self.models = home / ".local" / "share" / "causeway" / "models"
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))},
+            "HOME": str(home),
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "300",
+        }
+
+    def start(self, *arguments: object, **environ: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", MAIN, str(self.largest_file), *map(str, arguments)]
+        return subprocess.Popen(
+            command,
+            env=self.environ | environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def pull(self, *arguments: object, answer: str = "", **environ: str) -> tuple[int, str]:
+        process = self.start(*arguments, **environ)
+        printed, _ = process.communicate(answer, timeout=120)
+        return process.returncode, printed
+
+    def files(self) -> set[str]:
+        """Return the names of all files that are no lock and no link."""
+        paths = [path for path in self.home.rglob("*") if path.is_file() and not path.is_symlink()]
+        return {
+            path.name for path in paths if path.suffix not in (".lock", ".TAG", ".tag") and "refs" not in path.parts
+        }
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    server = HubServer({SMALL: WEIGHTS, LARGE: WEIGHTS + bytes(4096), "README.md": b"# tiny"})
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def box(tmp_path: Path, hub: HubServer) -> Box:
+    return Box(tmp_path, hub)
+
+
+def test_a_pull_names_size_and_licence_asks_and_adds(box: Box) -> None:
+    """A second pull transfers nothing; the weights take the space of one copy."""
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "tiny", answer="y\n")
+    assert status == 0, printed
+    for text in (
+        f"hf:{REPOSITORY}:{SMALL}",
+        "3.8 MiB",
+        "apache-2.0",
+        "4 sequences of 2048 tokens",
+        "Pull it?",
+        "added tiny",
+    ):
+        assert text in printed
+    artifact = load_artifact(box.models / "tiny")
+    verify_artifact(artifact)
+    assert artifact.manifest.sha256 == SHA256
+    assert artifact.manifest.licence == "apache-2.0"
+    assert REPOSITORY in artifact.manifest.note
+    blob = next(box.home.rglob(f"blobs/{SHA256}"))
+    assert blob.stat().st_ino == artifact.path.stat().st_ino
+    assert box.pull(f"hf:{REPOSITORY}", "--name", "tiny")[1].startswith("tiny is there already")
+    assert box.pull(f"hf:{REPOSITORY}:{SMALL}", "--name", "twin", "--yes")[0] == 0
+    assert len(box.hub.ranges()) == 1
+
+
+def test_without_consent_nothing_is_downloaded(box: Box) -> None:
+    for answer in ("n\n", ""):
+        status, printed = box.pull(f"hf:{REPOSITORY}", answer=answer)
+        assert status == 1
+        assert "Aborted" in printed
+    assert box.hub.ranges() == []
+    assert not box.models.exists()
+
+
+@pytest.mark.parametrize("choice", ["Q8_0", "q8_0", LARGE])
+def test_a_file_or_a_quantisation_can_be_named(box: Box, choice: str) -> None:
+    status, printed = box.pull(f"hf:{REPOSITORY}:{choice}", answer="n\n")
+    assert status == 1
+    assert f"hf:{REPOSITORY}:{LARGE}" in printed
+
+
+def test_a_transfer_that_is_cut_again_and_again_is_completed(box: Box) -> None:
+    """By ranges, within one call."""
+    box.hub.cut_after = 3 * len(WEIGHTS) // 4
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    assert status == 0, printed
+    assert len(box.hub.ranges()) == 2
+    assert box.hub.ranges()[1].startswith("bytes=")
+
+
+def test_a_killed_pull_resumes_where_it_stopped(box: Box) -> None:
+    box.hub.stall_after = 2_000_000
+    process = box.start(f"hf:{REPOSITORY}", "--yes")
+    assert box.hub.stalled.wait(60)
+    partial = box.home / ".cache/huggingface/hub/models--owner--tiny-GGUF/blobs" / f"{SHA256}.partial"
+    while not partial.exists() or partial.stat().st_size < 1_000_000:
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = partial.stat().st_size
+    box.hub.stall_after = 0
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", "--name", "tiny")
+    assert status == 0, printed
+    assert "of it are here" in printed
+    assert box.hub.ranges()[-1] == f"bytes={done}-"
+    verify_artifact(load_artifact(box.models / "tiny"))
+
+
+def test_a_server_without_ranges_sends_everything_again(box: Box) -> None:
+    """A part is never glued to a whole."""
+    box.hub.ignore_ranges = True
+    target = box.home / ".cache/causeway/weights" / f"{SHA256}.gguf.partial"
+    target.parent.mkdir(parents=True)
+    target.write_bytes(WEIGHTS[:1000])
+    status, printed = box.pull(f"{box.hub.url}/cdn/{SMALL}", "--sha256", SHA256, "--yes", "--name", "tiny")
+    assert status == 0, printed
+    verify_artifact(load_artifact(box.models / "tiny"))
+
+
+def test_a_wrong_checksum_deletes_the_download_and_nothing_else(box: Box) -> None:
+    assert box.pull(f"hf:{REPOSITORY}:{SMALL}", "--yes", "--name", "sound")[0] == 0
+    before = box.files()
+    box.hub.corrupt = True
+    status, printed = box.pull(f"hf:{REPOSITORY}:{LARGE}", "--yes", "--name", "damaged")
+    assert status == 1
+    assert "sha256 is" in printed
+    assert "the download was deleted, nothing else was changed" in printed
+    assert box.files() == before
+    verify_artifact(load_artifact(box.models / "sound"))
+
+
+def test_a_full_disk_is_said_and_the_part_is_kept(box: Box) -> None:
+    """The file system refuses to write more: the next pull, with space, resumes."""
+    box.largest_file = 2_000_000
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    assert status == 1
+    assert "free some space and repeat the command, which resumes" in printed
+    box.largest_file = -1
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes")
+    assert status == 0, printed
+    assert box.hub.ranges()[-1].startswith("bytes=")
+
+
+def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(box: Box, hub: HubServer) -> None:
+    """Before the first byte; the header alone is read."""
+    big, medium = network_header() + bytes(3 * 2**20), network_header() + bytes(2**20)
+    hub.files = {"x-Q8_0.gguf": big, "x-Q4_K_M.gguf": medium}
+    flags = ("--device", "orin-nano-8gb", "--batch", "8")
+    status, printed = box.pull("hf:owner/tiny-GGUF:Q8_0", *flags, "--context", 32768 * 2)
+    assert status == 1
+    assert "orin-nano-8gb has 5,734 MiB to use" in printed
+    assert "does not fit either" in printed
+    assert hub.ranges() == []
+
+
+@pytest.mark.parametrize(
+    ("break_it", "arguments", "complaint"),
+    [
+        (lambda hub: None, ("hf:owner/nothing",), "has no such repository, or it is private"),
+        (lambda hub: setattr(hub, "gated", True), (f"hf:{REPOSITORY}",), "accept the model's licence at"),
+        (lambda hub: setattr(hub, "token", "t"), (f"hf:{REPOSITORY}",), "or set HF_TOKEN"),
+        (lambda hub: hub.files.clear(), (f"hf:{REPOSITORY}",), "the repository has no GGUF file"),
+        (lambda hub: None, (f"hf:{REPOSITORY}:Q2_K",), f"no file matches 'Q2_K'; there are: {LARGE}, {SMALL}"),
+        (lambda hub: hub.close(), (f"hf:{REPOSITORY}",), "cannot be reached"),
+        (lambda hub: None, ("hf:nonsense",), "write hf:OWNER/REPO"),
+        (lambda hub: None, ("ftp://host/x.gguf",), "neither hf:OWNER/REPO"),
+        (lambda hub: None, ("http://127.0.0.1:1/x.gguf",), "a URL needs --sha256"),
+        (lambda hub: None, ("http://127.0.0.1:1/x.gguf", "--sha256", "0" * 64), "cannot be reached"),
+        (lambda hub: None, ("demo:nothing",), "there are qwen, qwen-05b, qwen-15b"),
+    ],
+)
+def test_what_cannot_be_pulled_is_said_in_one_line(
+    box: Box, break_it: Callable[[HubServer], object], arguments: tuple[str, ...], complaint: str
+) -> None:
+    break_it(box.hub)
+    status, printed = box.pull(*arguments, "--yes")
+    assert status == 1
+    assert complaint in printed
+    assert "Traceback" not in printed
+    assert printed.startswith("Error: ")
+
+
+def test_the_token_goes_to_the_hub(box: Box) -> None:
+    box.hub.token = "secret"
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", HF_TOKEN="secret")
+    assert status == 0, printed
+    assert "secret" not in printed
+
+
+def test_two_pulls_of_one_file_do_not_write_into_each_other(box: Box) -> None:
+    box.hub.stall_after = 1_000_000
+    first = box.start(f"hf:{REPOSITORY}", "--yes", "--name", "one")
+    assert box.hub.stalled.wait(60)
+    status, printed = box.pull(f"hf:{REPOSITORY}", "--yes", "--name", "two")
+    assert status == 1
+    assert "another process is downloading this file" in printed
+    box.hub.stall_after = 0
+    box.hub.released.set()
+    out, _ = first.communicate(timeout=60)
+    assert first.returncode == 0, out
+
+
+def test_a_url_is_pulled_by_its_checksum(box: Box) -> None:
+    url = f"{box.hub.url}/cdn/{SMALL}"
+    status, printed = box.pull(url, "--sha256", SHA256.upper(), "--yes")
+    assert status == 0, printed
+    assert load_artifact(box.models / "tiny-q4_k_m").manifest.sha256 == SHA256
+    assert not any(box.home.rglob("*.partial"))
+    status, printed = box.pull(url, "--sha256", "0" * 64, "--yes", "--name", "other")
+    assert "the download was deleted" in printed
+    assert not (box.models / "other").exists()
+
+
+def test_a_file_that_is_no_gguf_is_refused_before_it_is_downloaded(box: Box) -> None:
+    box.hub.files[SMALL] = b"<html>" * 1000
+    status, printed = box.pull(f"hf:{REPOSITORY}:Q4_K_M", "--yes")
+    assert status == 1
+    assert "it starts with b'<htm', not b'GGUF'" in printed
+    assert box.hub.ranges() == []
+
+
+def test_the_hub_is_not_asked_twice_at_once(box: Box) -> None:
+    """Several pulls of different names in parallel give the same files."""
+    results: list[tuple[int, str]] = []
+    threads = [
+        threading.Thread(target=lambda choice=choice: results.append(box.pull(f"hf:{REPOSITORY}:{choice}", "--yes")))
+        for choice in ("Q4_K_M", "Q8_0")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [status for status, _ in results] == [0, 0], results
