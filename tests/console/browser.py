@@ -99,7 +99,7 @@ async def open_page(
     try:
         await page.goto(url)
         yield page, watched
-        assert watched.faults == []
+        assert watched.faults == [], watched.faults
     finally:
         await context.close()
 

@@ -71,8 +71,9 @@ def bundle(name: str) -> str:
 class FleetFixture:
     """The API's state. `role` is what the operator who signs in has."""
 
-    def __init__(self, *, devices: int = 5000, role: str = "approver", seed: int = 7) -> None:
+    def __init__(self, *, devices: int = 5000, role: str = "approver", oidc: bool = False, seed: int = 7) -> None:
         self.role = role
+        self.oidc = oidc
         self.signed_in = False
         self.audit: list[dict[str, Any]] = []
         self.changes: list[tuple[str, str]] = []
@@ -102,6 +103,8 @@ class FleetFixture:
             web.get("/v1/session", self.session),
             web.post("/v1/session", self.sign_in),
             web.delete("/v1/session", self.sign_out),
+            web.get("/v1/oidc/start", self.start_oidc),
+            web.get("/issuer", self.issuer),
             web.get("/v1/fleet", self.fleet),
             web.get("/v1/rollouts", self.list_rollouts),
             web.post("/v1/rollouts", self.start_rollout),
@@ -136,6 +139,16 @@ class FleetFixture:
         self._check(http)
         self.signed_in = False
         return web.Response(status=204)
+
+    async def start_oidc(self, http: web.Request) -> web.Response:
+        if not self.oidc:
+            raise NotFound("no single sign-on is configured")
+        return web.Response(status=302, headers={"Location": "/issuer"})
+
+    async def issuer(self, _http: web.Request) -> web.Response:
+        self.changes.append(("sign_in", "issuer"))
+        self.signed_in = True
+        return web.Response(status=302, headers={"Location": "/console"})
 
     async def fleet(self, http: web.Request) -> web.Response:
         self._check(http)
@@ -294,6 +307,9 @@ def _devices(random_: random.Random, count: int) -> dict[str, dict[str, Any]]:
             "site": f"store-{index // 12:03}",
             "labels": {"role": cohort, "region": random_.choice(["eu", "us"])},
             "state": state,
+            "state_since": NOW - 3600,
+            "running_since": NOW - 86400,
+            "history": [],
             "running": bundle("b4" if random_.random() < 0.05 else "b3"),
             "wanted": bundle("b4") if state != "idle" else None,
             "rollout": "r-0107" if state != "idle" else "",
@@ -384,7 +400,7 @@ def _look(random_: random.Random, index: int, *, drift: float, stage: int = 0) -
             | {"reason": f"{name}: at most {high * 100:.1f} points worse, margin {margin * 100:.0f}"}
         )
     for name in ("rolled_back", "silent"):
-        missing = {"canary": None, "control": None, "low": None, "high": None}
+        missing = {"canary": None, "control": None, "low": None, "high": None, "margin": 0.02}
         metrics += [{"name": name, "outcome": "pass", "reason": "3 of 210 boxes", "p": 0.4, **missing}]
     outcomes = {metric["outcome"] for metric in metrics}
     outcome = next((each for each in ("fail", "inconclusive") if each in outcomes), "pass")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -44,6 +45,49 @@ async def test_signing_in_by_token_and_out_again(chromium: Browser) -> None:
         await expect(page.locator("#fleet")).to_have_text("stores")
         await page.get_by_role("button", name="Sign out").click()
         await expect(page.get_by_label("Token")).to_be_visible()
+
+
+async def test_signing_in_by_single_sign_on(chromium: Browser) -> None:
+    """The link is there because the control plane has an issuer; asking whether it has one asks no issuer."""
+    fleet = FleetFixture(devices=10, oidc=True)
+    async with serving(fleet) as origin, open_page(chromium, f"{origin}/console", allowed="401") as (page, _):
+        link = page.get_by_role("link", name="Continue with single sign-on")
+        await expect(link).to_be_visible()
+        assert fleet.changes == []
+        await link.click()
+        await expect(page.locator("#actor")).to_contain_text("anna@example.org")
+
+
+async def test_any_two_texts_are_laid_side_by_side(chromium: Browser) -> None:
+    """Each side is its text, equal lines are as many as can be; texts without anything in common take no time."""
+    random_ = random.Random(3)
+    texts = [["\n".join(random_.choices("abcd", k=random_.randrange(12))) for _ in range(2)] for _ in range(200)]
+    texts.append(["\n".join(f"{side}{line}" for line in range(8000)) for side in "xy"])
+    async with (
+        serving(FleetFixture(devices=1)) as origin,
+        open_page(chromium, f"{origin}/console", allowed="401|404") as (page, _),
+    ):
+        found = await page.evaluate(
+            "async (texts) => { const { sideBySide } = await import('/console/line_diff.js');"
+            " return texts.map(([before, after]) => sideBySide(before, after)); }",
+            texts,
+        )
+    for (before, after), rows in zip(texts, found, strict=True):
+        assert "\n".join(left for left, _, _ in rows if left is not None) == before
+        assert "\n".join(right for _, right, _ in rows if right is not None) == after
+        same = sum(1 for left, right, kind in rows if kind == "same" and left == right)
+        assert len(rows) > 1000 or same == longest_common(before.split("\n"), after.split("\n"))
+
+
+def longest_common(one: list[str], other: list[str]) -> int:
+    lengths = [0] * (len(other) + 1)
+    for line in one:
+        diagonal = 0
+        for index, candidate in enumerate(other):
+            above = lengths[index + 1]
+            lengths[index + 1] = diagonal + 1 if line == candidate else max(above, lengths[index])
+            diagonal = above
+    return lengths[-1]
 
 
 async def test_cohorts_and_rollouts_are_listed(origin: str, chromium: Browser) -> None:

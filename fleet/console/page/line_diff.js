@@ -1,5 +1,7 @@
 // Two texts line by line, side by side: the longest common subsequence (Myers, Algorithmica 1, 1986).
 
+const MOST_EDITS = 1000; // of more, time and memory grow with the square: such texts have nothing to compare
+
 /** Return rows [left, right, kind]; a line that only one side has leaves the other null. kind: same, changed. */
 export function sideBySide(before, after) {
   const [old, fresh] = [before.split("\n"), after.split("\n")];
@@ -20,10 +22,20 @@ export function sideBySide(before, after) {
 }
 
 function edits(old, fresh) {
+  let start = 0;
+  while (start < old.length && start < fresh.length && old[start] === fresh[start]) start += 1;
+  let end = 0;
+  while (end < old.length - start && end < fresh.length - start && old.at(-1 - end) === fresh.at(-1 - end)) end += 1;
+  const same = (lines) => lines.map((line) => ["same", line]);
+  const [left, right] = [old.slice(start, old.length - end), fresh.slice(start, fresh.length - end)];
+  return [...same(old.slice(0, start)), ...middle(left, right), ...same(old.slice(old.length - end))];
+}
+
+function middle(old, fresh) {
   const [n, m] = [old.length, fresh.length];
-  let furthest = new Map([[1, 0]]);
+  const furthest = new Map([[1, 0]]);
   const trace = [];
-  for (let distance = 0; distance <= n + m; distance += 1) {
+  for (let distance = 0; distance <= Math.min(n + m, MOST_EDITS); distance += 1) {
     trace.push(new Map(furthest));
     for (let k = -distance; k <= distance; k += 2) {
       const down = k === -distance || (k !== distance && (furthest.get(k - 1) ?? -1) < (furthest.get(k + 1) ?? -1));
@@ -33,7 +45,7 @@ function edits(old, fresh) {
       if (x >= n && x - k >= m) return walkBack(trace, old, fresh);
     }
   }
-  return [];
+  return [...old.map((line) => ["gone", line]), ...fresh.map((line) => ["new", line])];
 }
 
 function walkBack(trace, old, fresh) {
