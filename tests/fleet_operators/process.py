@@ -1,0 +1,61 @@
+"""A control plane as a process, which can be killed, and an operator's commands against it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from click.testing import CliRunner, Result
+
+from fleet.cli.commands import main
+from tests.fleet.trust.signed_fleet import SignedFleet
+from tests.redis_server import free_port
+
+
+class Process:
+    """`causeway-fleet serve` as a process, and commands of an operator against it."""
+
+    def __init__(self, signed: SignedFleet) -> None:
+        self.signed = signed
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self.start()
+
+    def start(self) -> None:
+        folder, log = self.signed.path, self.signed.path.parent / "serve.log"
+        arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data")]
+        arguments += ["--listen", f"127.0.0.1:{self._port}"]
+        with log.open("wb") as output:
+            self._process = subprocess.Popen([sys.executable, "-m", "fleet", *arguments], stdout=output, stderr=output)
+        found = until(lambda: re.search(r"served at (http://\S+)", log.read_text()))
+        self.url = found[1]
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(30)
+
+    def run(self, *arguments: str, as_: str = "april", answer: str = "") -> Result:
+        env = {**os.environ, "CAUSEWAY_FLEET_URL": self.url, "CAUSEWAY_FLEET_TOKEN": as_}
+        return CliRunner().invoke(main, list(arguments), env=env, input=answer)
+
+    def done(self, *arguments: str, as_: str = "april") -> str:
+        result = self.run(*arguments, as_=as_)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+
+def until(find: Callable[[], re.Match[str] | None]) -> re.Match[str]:
+    deadline = time.monotonic() + 60
+    while True:
+        found = find()
+        if found:
+            return found
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

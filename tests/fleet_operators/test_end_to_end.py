@@ -1,0 +1,179 @@
+"""A control plane as a process, and boxes that speak the real protocol: keys, signatures, tokens, verified plans."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import httpx
+import msgspec
+import pytest
+
+from edge_node.agent.verifier import UpdateVerifier
+from fleet.trust.offline import signed_manifests
+from router.bundle.manifest import bundle_id
+from router.bundle.protocol import LATENCY_BOUNDS_S, BoxState, TelemetrySample
+from router.bundle.refusals import UpdateRefused, UpdateUnavailable
+from router.bundle.rollout import RolloutPlan, assigned_bundle
+from tests.fleet.repository.fleets import edit
+from tests.fleet.trust.signed_fleet import SignedFleet
+from tests.fleet_server.box import Box
+
+from .conftest import QUICK, quick_fleet
+from .process import Process
+
+pytestmark = pytest.mark.slow
+
+BOXES = 24
+PACE = "rollout: {stages: [50, 100], least: 6s, most: 40s, soak: 2s, first_look: 1s, silence: 5s}"
+TURN_S = 0.3
+
+
+class LiveBox:
+    """One box: it obeys what it has verified, and reports it. Lost connections cost it nothing but time.
+
+    `bad`: bundles under which 40 % of its requests fail. `history`: what it ran, one after the other.
+    """
+
+    def __init__(self, box: Box, url: str, root: bytes, folder: Path, bad: set[str]) -> None:
+        self._box = box
+        self._url = url
+        self._root = root
+        self._folder = folder
+        self._bad = bad
+        self.running: str | None = None
+        self.history: list[str | None] = [None]
+        self.refused: list[str] = []
+        self._plan: RolloutPlan | None = None
+        self._etag = ""
+
+    async def live(self) -> None:
+        while True:
+            with suppress(aiohttp.ClientError, OSError, TimeoutError):
+                await self._turn()
+            await asyncio.sleep(TURN_S)
+
+    async def _turn(self) -> None:
+        woken = await self._box.wake(self._etag)
+        if woken.status == 401:
+            await self._box.ask_token()
+            return
+        if woken.status == 200:
+            try:
+                self._plan = await asyncio.to_thread(self._verified)
+                self._etag = woken.headers["etag"]
+            except UpdateUnavailable:
+                return  # the control plane is gone again
+            except UpdateRefused as error:
+                self.refused.append(error.code)
+        wanted = self.running
+        if self._plan is not None:
+            wanted = assigned_bundle(self._plan, self._box.name, self.running)
+        rollout = "" if self._plan is None else self._plan.rollout
+        if wanted != self.running:
+            state = {"state": BoxState.STAGE, "running": self.running, "wanted": wanted, "rollout": rollout}
+            reply = await self._box.report(**state)
+            if reply.status == 200 and reply.body["may_change"]:
+                self.running = wanted
+                self.history.append(wanted)
+        await self._box.report(running=self.running, rollout=rollout)
+        failed = 12 if self.running in self._bad else 0
+        latency = (30, *(0 for _ in LATENCY_BOUNDS_S))
+        await self._box.count(
+            TelemetrySample(
+                bundle=self.running, began=0.0, ended=1.0, requests=30, errors=failed, degraded=0, latency=latency
+            )
+        )
+
+    def _verified(self) -> RolloutPlan | None:
+        verifier = UpdateVerifier(self._folder, self._root, self._fetch, lambda: 0.0)
+        verifier.refresh()
+        return verifier.plan("kiosk")
+
+    def _fetch(self, path: str) -> Iterator[bytes]:
+        try:
+            response = httpx.get(f"{self._url}/{path}", trust_env=False)
+            if response.status_code != 404:
+                response.raise_for_status()
+        except httpx.HTTPError as error:
+            raise OSError(str(error)) from error
+        if response.status_code == 404:
+            raise FileNotFoundError(path)
+        yield response.content
+
+
+@asynccontextmanager
+async def boxes_of(process: Process, folder: Path, bad: set[str]) -> AsyncIterator[list[LiveBox]]:
+    """Enrol the boxes with a token of the command, and let them live."""
+    token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk", "--uses", str(BOXES))).split()[0]
+    timeout = aiohttp.ClientTimeout(total=10)
+    async with aiohttp.ClientSession(timeout=timeout) as http, asyncio.TaskGroup() as tasks:
+        live = []
+        for index in range(BOXES):
+            box = Box(http, process.url, f"box-{index}")
+            enrolment = await box.enrol(token)
+            assert enrolment.status == 200, enrolment.body
+            await box.ask_token()
+            live.append(LiveBox(box, process.url, enrolment.body["root"].encode(), folder / box.name, bad))
+        running = [tasks.create_task(one.live()) for one in live]
+        yield live
+        for task in running:
+            task.cancel()
+
+
+async def rollout(process: Process, path: Path, *ends: str, kills: int = 0) -> str:
+    """Apply the folder and wait for an end; an approver accepts pauses. Kill the control plane so many times."""
+    await asyncio.to_thread(process.done, "apply", str(path), "--cohort", "kiosk", "--yes")
+    for turn in range(300):
+        if turn % 5 == 4 and kills:
+            await asyncio.to_thread(process.kill)
+            await asyncio.to_thread(process.start)
+            kills -= 1
+        shown = await asyncio.to_thread(process.done, "status", "kiosk", "--format", "json")
+        found = msgspec.json.decode(shown)
+        if found["state"] in ends:
+            return str(found["state"])
+        assert found["state"] != "draft", found["reason"]
+        if found["state"] == "paused":
+            await asyncio.to_thread(process.done, "accept", "kiosk")
+        await asyncio.sleep(0.3)
+    raise AssertionError(found)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    signed = quick_fleet(tmp_path)
+    edit(signed.path / "fleet.yaml", QUICK, PACE)
+    one = Process(signed)
+    yield one
+    one.kill()
+
+
+def bundle_of(signed: SignedFleet) -> str:
+    return bundle_id(signed_manifests(signed.published)["kiosk"])
+
+
+async def test_a_good_rollout_over_killed_controllers_and_a_bad_one_that_is_undone(
+    process: Process, tmp_path: Path
+) -> None:
+    """The control plane is killed three times meanwhile. The bad bundle reaches its first stage and nobody else."""
+    signed, bad = process.signed, set[str]()
+    async with boxes_of(process, tmp_path / "boxes", bad) as live:
+        good = bundle_of(signed)
+        assert await rollout(process, signed.path, "done", "reverted", kills=3) == "done"
+        assert {one.running for one in live} == {good}
+        edit(signed.path / "policies" / "kiosk.yaml", "device", "on-device")
+        edit(signed.path / "policies" / "cases" / "kiosk.yaml", "route: device", "route: on-device")
+        signed.sign("anna", "ben")
+        worse = bundle_of(signed)
+        bad.add(worse)
+        assert await rollout(process, signed.path, "done", "reverted") == "reverted"
+        assert {one.running for one in live} == {good}
+        reached = sum(worse in one.history for one in live)
+        assert 0 < reached < BOXES
+        assert {tuple(one.history) for one in live} <= {(None, good), (None, good, worse, good)}
+        assert [code for one in live for code in one.refused] == []
+        assert "chain holds" in await asyncio.to_thread(process.done, "audit", "--verify")
