@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -115,8 +114,8 @@ class PowerCuts:
         self._base = _tree(self._folder)
         self.operations.clear()
 
-    def build(self, place: Path, cut: int, chance: random.Random) -> None:
-        """Write into `place` what may be left if the power goes before operation `cut`."""
+    def build(self, place: Path, cut: int, chance: random.Random) -> Path:
+        """Write into `place`/fleet what may be left if the power goes before operation `cut`; return `place`."""
         done = self.operations[:cut]
         names: dict[Path, object] = {path: path for path, kind in self._base.items() if not isinstance(kind, str)}
         files: dict[object, bytes | None] = {
@@ -153,8 +152,8 @@ class PowerCuts:
                 _drop(now, one.path)
                 if kept:
                     _drop(names, one.path)
-        shutil.rmtree(place, ignore_errors=True)
-        _write(place, self._folder, names, files)
+        _write(place / "fleet", self._folder, names, files)
+        return place
 
     def _names_synced(self, done: list[Operation], at: int) -> bool:
         folder = done[at].path.parent

@@ -16,7 +16,7 @@ from .fleet import Publisher, TestBox
 pytestmark = pytest.mark.slow
 
 IDLE, TRIAL = BoxState.IDLE, BoxState.TRIAL
-STATES_PER_CUT = 4
+STATES_PER_CUT, STATES_AT_THE_END = 3, 30
 
 
 async def finish(box: TestBox, bundle: str, *, steps: int = 60) -> None:
@@ -47,7 +47,10 @@ def serves_verified(box: TestBox, bundles: set[str]) -> None:
 
 @pytest.mark.parametrize("good", [True, False])
 async def test_a_power_cut_at_each_write(publisher: Publisher, box: TestBox, tmp_path: Path, good: bool) -> None:
-    """Whatever the file system may have kept, the box starts with a verified bundle and gets to the wanted one."""
+    """Whatever the file system may have kept, the box starts with a verified bundle and gets to the wanted one.
+
+    What it has decided and said to others (committed, quarantined) is not forgotten.
+    """
     first = publisher.release()
     await box.change()
     cuts = PowerCuts(box.folder)
@@ -59,17 +62,21 @@ async def test_a_power_cut_at_each_write(publisher: Publisher, box: TestBox, tmp
     shutil.rmtree(box.folder / "tuf")
     total = len(cuts.operations)
     assert total > 30
-    for cut in range(total + 1):
+    for cut in range(total):
         for state in range(STATES_PER_CUT):
-            place = tmp_path / f"cut-{cut}-{state}"
-            cuts.build(place / "fleet", cut, random.Random(1000 * cut + state))
-            after = TestBox(place, publisher)
+            after = TestBox(
+                cuts.build(tmp_path / f"cut-{cut}-{state}", cut, random.Random(1000 * cut + state)), publisher
+            )
             serves_verified(after, {first, second})
             if second in after.agent.row.quarantined:
                 assert after.agent.running == first
             else:
                 await finish(after, second)
-            shutil.rmtree(place)
+            shutil.rmtree(after.state)
+    for state in range(STATES_AT_THE_END):
+        after = TestBox(cuts.build(tmp_path / f"end-{state}", total, random.Random(state)), publisher)
+        assert (after.agent.running, after.agent.state) == (second if good else first, IDLE)
+        assert list(after.agent.row.quarantined) == ([] if good else [second])
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -14,6 +14,7 @@ from edge_node.agent.agent import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
 from edge_node.app import App, build
+from edge_node.storage.decisions import read_stored
 from router.bundle.protocol import BoxState
 
 from ..edge.box import config
@@ -71,6 +72,38 @@ async def test_a_policy_is_taken_while_requests_are_answered(tmp_path: Path, pub
         await wait_for(app, BoxState.IDLE, bundle)
     async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
         assert await ask(app) == (200, "kiosk-1")
+
+
+async def test_no_request_and_no_decision_is_lost_over_a_change(tmp_path: Path, publisher: Publisher) -> None:
+    """Three users ask all the time while a policy is taken, tried, and taken back."""
+    async with daemon(tmp_path, publisher, ScriptedEngine()) as app:
+        first = publisher.release()
+        await wait_for(app, BoxState.TRIAL, first)
+        for _ in range(6):
+            await ask(app)
+        await wait_for(app, BoxState.IDLE, first)
+        answers: list[tuple[int, str]] = []
+        done = asyncio.Event()
+
+        async def user() -> None:
+            while not done.is_set():
+                answers.append(await ask(app))
+                await asyncio.sleep(0.02)
+
+        before = app.parts.metrics.traffic().requests
+        async with asyncio.TaskGroup() as users:
+            for _ in range(3):
+                users.create_task(user())
+            second = publisher.release()
+            await wait_for(app, BoxState.IDLE, second)
+            publisher.assign(second, from_bundle=first, share=0)
+            await wait_for(app, BoxState.IDLE, first)
+            done.set()
+        assert {status for status, _ in answers} == {200}
+        assert {policy for _, policy in answers} == {"kiosk-1", "kiosk-2"}
+        assert app.parts.metrics.traffic().requests - before == len(answers)
+    stored = list(read_stored(tmp_path / "box" / "state").records)
+    assert len(stored) == before + len(answers)
 
 
 async def test_a_policy_that_breaks_answers_is_undone_by_itself(tmp_path: Path, publisher: Publisher) -> None:

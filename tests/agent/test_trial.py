@@ -87,6 +87,7 @@ def test_a_hot_day_before_is_no_reason() -> None:
     assert one.judge(601.0, condition(temperature_c=85.0))
 
 
+@pytest.mark.slow
 def test_a_bundle_that_changes_nothing_is_hardly_ever_undone() -> None:
     """1,000 trials of 600 s with a look every 5 s: as many errors as before, and the same latencies."""
     chance, undone = random.Random(7), 0
