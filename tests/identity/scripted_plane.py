@@ -51,6 +51,7 @@ class ScriptedPlane:
         self.refusals: dict[str, Refusal] = {}
         self.lose: set[str] = set()
         self.check_time = False
+        self.hang: anyio.Event | None = None  # token requests wait for it
         self.reply = StatusReply(may_change=True, now=time.time(), cohort="kiosk")
         self.files: dict[str, bytes] = {}
         self.ranges = True
@@ -119,6 +120,8 @@ class ScriptedPlane:
 
     async def _token(self, http: web.Request) -> web.Response:
         request = msgspec.json.decode(await self._signed(http), type=TokenRequest)
+        if self.hang is not None:
+            await self.hang.wait()
         now = self.unix()
         if self.check_time and abs(request.sent - now) > 300:
             body = {"error": {"code": "request_stale", "message": "the time is off"}}

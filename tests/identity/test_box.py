@@ -255,6 +255,22 @@ async def test_a_refused_token_is_renewed_once_for_all_that_ask(plane: ScriptedP
         assert plane.tokens == ["token-1", "token-2"]
 
 
+async def test_a_request_does_not_wait_for_a_control_plane_that_hangs(plane: ScriptedPlane, tmp_path: Path) -> None:
+    """The first one waits for two seconds, those that follow not at all; the renewal goes on for all of them."""
+    async with Box(await joined(plane, tmp_path)).running() as box:
+        await eventually(lambda: box.link.tokens.token)
+        plane.hang = anyio.Event()
+        box.time.now += 31
+        assert not await box.link.tokens.renew("token-1")
+        box.time.now += 3
+        with anyio.move_on_after(0) as at_once:
+            assert not await box.link.tokens.renew("token-1")
+        assert not at_once.cancelled_caught
+        plane.hang.set()
+        await eventually(lambda: box.link.tokens.token == "token-2")
+        assert await box.link.tokens.renew("token-1")
+
+
 async def test_a_token_that_cannot_be_renewed_is_said_and_given_up(plane: ScriptedPlane, tmp_path: Path) -> None:
     """And the box comes back by itself."""
     async with Box(await joined(plane, tmp_path)).running() as box:

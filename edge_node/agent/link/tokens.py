@@ -11,6 +11,8 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 
+import anyio
+
 from router.bundle.protocol import IssuedToken, TokenRequest
 
 from ...clock import Clock
@@ -27,7 +29,8 @@ RETRY_S = (0.0, 60.0)
 REFUSED_S = (300.0, 900.0)
 """The same after a refusal, such as that of a revoked device."""
 _RENEW_AT = (0.5, 0.7)  # of the token's life
-_FRESH_S = 30.0  # a token of this age that is refused did not expire: another one is not better
+_FRESH_S = 30.0  # a token of this age that is refused did not expire, and a failed renewal needs no repetition
+_PATIENCE_S = 2.0  # so long a request waits for another token before it goes elsewhere
 _SKEW_S = 120.0
 _OTHER_TIME = ("request_stale", "token_request_replayed")
 
@@ -65,9 +68,12 @@ class TokenKeeper:
         self._uniform = uniform
         self._sleep = sleep
         self._changed = changed
-        self._renewing = asyncio.Lock()
+        self._asked = asyncio.Event()
+        self._attempted = asyncio.Event()  # another one for each attempt, set at its end
+        self._attempted.set()
+        self._tried = float("-inf")  # monotonic s, the beginning of the last attempt
         self._there = asyncio.Event()
-        self._received = self._expires = float("-inf")  # monotonic s
+        self._expires = float("-inf")  # monotonic s
         self._life_s = 0.0
         self._sent = 0.0
         self._ahead_s = 0.0  # of the control plane's clock
@@ -88,22 +94,37 @@ class TokenKeeper:
         return self.token
 
     async def run(self) -> None:
-        """Get a token and renew it in time, until cancelled."""
+        """Get a token and renew it in time, or when it was refused, until cancelled."""
         while True:
-            await self._sleep(await self._renewed())
+            pause_s = await self._attempt()
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(self._cancel_when_asked, waiting.cancel_scope)
+                await self._sleep(pause_s)
+                waiting.cancel_scope.cancel()
 
     async def renew(self, refused: str) -> bool:
-        """Get another token than the one that was refused (HTTP 401); return whether there is one now."""
-        async with self._renewing:
-            if self.token and self.token != refused:
-                return True
-            if self._clock.monotonic() - self._received < _FRESH_S:
-                return False
-            try:
-                await self._issue()
-            except FleetError as error:
-                self._note(error)
-            return bool(self.token) and self.token != refused
+        """Get another token than the one that was refused (HTTP 401); return whether there is one now.
+
+        1. There is one already.
+        2. A renewal has just ended: another one would not be better.
+        3. One runs: wait for it, unless it takes long.
+        4. Let `run` renew now, and wait for that.
+        """
+        if self.token and self.token != refused:  # (1)
+            return True
+        since_s = self._clock.monotonic() - self._tried
+        if since_s < _FRESH_S and self._attempted.is_set():  # (2)
+            return False
+        if since_s >= _PATIENCE_S and not self._attempted.is_set():  # (3)
+            return False
+        attempted = self._attempted
+        if attempted.is_set():  # (4)
+            attempted = self._attempted = asyncio.Event()
+            self._tried = self._clock.monotonic()
+            self._asked.set()
+        with anyio.move_on_after(_PATIENCE_S):
+            await attempted.wait()
+        return bool(self.token) and self.token != refused
 
     def refused(self, error: FleetRefused) -> None:
         """Note that the control plane does not know this box (any more)."""
@@ -115,14 +136,23 @@ class TokenKeeper:
 
     # --- renewal -----------------------------------------------------------------------------------------------------
 
-    async def _renewed(self) -> float:
+    async def _cancel_when_asked(self, scope: anyio.CancelScope) -> None:
+        await self._asked.wait()
+        self._asked.clear()
+        scope.cancel()
+
+    async def _attempt(self) -> float:
         """Renew the token; return when to do so again, seconds."""
-        async with self._renewing:
-            try:
-                await self._issue()
-            except FleetError as error:
-                self._note(error)
-                return self._uniform(*(REFUSED_S if isinstance(error, FleetRefused) else RETRY_S))
+        if self._attempted.is_set():
+            self._attempted = asyncio.Event()
+        self._tried = self._clock.monotonic()
+        try:
+            await self._issue()
+        except FleetError as error:
+            self._note(error)
+            return self._uniform(*(REFUSED_S if isinstance(error, FleetRefused) else RETRY_S))
+        finally:
+            self._attempted.set()
         return self._life_s * self._uniform(*_RENEW_AT)
 
     async def _issue(self) -> None:
@@ -135,9 +165,8 @@ class TokenKeeper:
             self._ahead_s = error.now + 1.0 - self._clock.unix()  # HTTP's dates are whole seconds
             self._sent = 0.0
             issued = await self._ask()
-        self._received = self._clock.monotonic()
         self._life_s = issued.expires_in_s
-        self._expires = self._received + issued.expires_in_s
+        self._expires = self._clock.monotonic() + issued.expires_in_s
         self._ahead_s = issued.now - self._clock.unix()
         self.cohort = issued.cohort
         self._check_clock()
