@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from ..catalog.gguf import GgufFile
-from .partial_file import check_sha256, is_full, no_space, partial_of
+from .partial_file import check_sha256, is_full, locked, no_space, partial_of
 from .sources import PullError, RemoteFile
 
 _DATA = Path(__file__).with_name("demo.json")
@@ -85,22 +85,21 @@ def fetch(model: DemoModel, tick: Callable[[int], None]) -> Path:
     target = _target(model)
     partial = partial_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with partial.open("ab"):
-        pass
-    done = _present(model, partial)
-    os.truncate(partial, sum(part.size_bytes for part in done))
-    tick(partial.stat().st_size)
-    for part in model.parts[len(done) :]:
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            try:
-                _append(_download(part, model.version, Path(folder)), part, partial)
-            except OSError as error:
-                if not is_full(error):
-                    raise PullError(f"{partial}: {error.strerror}") from error
-                raise no_space(error, partial, model.file.size_bytes - partial.stat().st_size) from error
-        tick(part.size_bytes)
-    check_sha256(partial, model.file.sha256, f"demo:{model.name}")
-    partial.replace(target)
+    with locked(partial):
+        done = _present(model, partial)
+        os.truncate(partial, sum(part.size_bytes for part in done))
+        tick(partial.stat().st_size)
+        for part in model.parts[len(done) :]:
+            with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+                try:
+                    _append(_download(part, model.version, Path(folder)), part, partial)
+                except OSError as error:
+                    if not is_full(error):
+                        raise PullError(f"{partial}: {error.strerror}") from error
+                    raise no_space(error, partial, model.file.size_bytes - partial.stat().st_size) from error
+            tick(part.size_bytes)
+        check_sha256(partial, model.file.sha256, f"demo:{model.name}")
+        partial.replace(target)
     return target
 
 

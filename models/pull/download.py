@@ -6,9 +6,7 @@ it are used: `http_get`, which resumes and retries, and its HTTP client with the
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx2
@@ -17,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import get_session
 
-from .partial_file import check_sha256, is_full, no_space, partial_of
+from .partial_file import check_sha256, is_full, locked, no_space, partial_of
 from .sources import PullError, RemoteFile
 
 _PEEK_BYTES = 256 * 1024
@@ -60,7 +58,7 @@ def download(url: str, target: Path, remote: RemoteFile, headers: Mapping[str, s
     """
     partial = partial_of(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(partial):
+    with locked(partial):
         done = partial.stat().st_size
         if done > remote.size_bytes:
             partial.write_bytes(b"")
@@ -103,14 +101,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (httpx2.HTTPStatusError, HfHubHTTPError)) and error.response is not None:
         return f"the server answers with HTTP {error.response.status_code}"
     return f"the server cannot be reached or does not answer ({str(error) or type(error).__name__})"
-
-
-@contextlib.contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """Hold a lock on the part, which is created. The lock ends with the process."""
-    with partial.open("ab") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise PullError(f"{partial}: another process is downloading this file; wait for it") from error
-        yield

@@ -49,6 +49,8 @@ def list_files(source: HubSource) -> HubListing:
     name = source.repository
     try:
         info = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
+        if info.gated:  # its list of files is public, its files are not
+            HfApi().auth_check(name)
     except GatedRepoError as error:
         raise PullError(
             f"hf:{name}: accept the model's licence at {constants.ENDPOINT}/{name}, then set HF_TOKEN or run "

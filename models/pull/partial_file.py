@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..catalog.artifact import sha256_of
@@ -39,3 +42,18 @@ def no_space(error: OSError, partial: Path, left_bytes: int) -> PullError:
 def is_full(error: OSError) -> bool:
     """Return whether the error is a full disk, or a limit on files."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextlib.contextmanager
+def locked(partial: Path) -> Iterator[None]:
+    """Hold a lock on the part, which is created. The lock ends with the process.
+
+    Raises:
+        PullError: another process holds it.
+    """
+    with partial.open("ab") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise PullError(f"{partial}: another process is downloading this file; wait for it") from error
+        yield

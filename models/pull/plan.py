@@ -14,7 +14,7 @@ from ..publish.add import check_name
 from ..publish.placing import check_space
 from .sources import PullError, RemoteFile
 
-_SPARE_BYTES = 64 * 2**20  # of disk, for everything else
+_SPARE_BYTES = 128 * 2**20  # of disk: one package of a demonstration model, and everything else
 MIB = 2**20
 
 

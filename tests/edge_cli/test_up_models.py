@@ -15,6 +15,7 @@ from edge_node.cli.up.models import choose_models, pair_policy
 from edge_node.cli.up.tour import KNOWLEDGE, TOUR
 from edge_node.config.schema import Config, EngineConfig
 from models.catalog.artifact import ArtifactError, find_artifact
+from models.pull.demo import demo_models
 from router.errors import PolicyError
 from router.policy.compiled import parse_policy
 
@@ -72,6 +73,18 @@ def test_a_policy_of_the_owner_s_is_followed(config: Config, tmp_path: Path) -> 
 def test_a_name_that_cannot_stand_in_a_policy_is_refused(config: Config) -> None:
     with pytest.raises(PolicyError):
         choose_models(config, "x: {at: cloud}", None, with_cloud=True)
+
+
+def test_make_run_starts_the_models_that_it_pulls() -> None:
+    """`make run MODELS=NAME` pulls demo:NAME and starts `up` with the flags in UP_NAME."""
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    pairs = {
+        name: words.split() for name, _, words in (line[3:].partition(" = ") for line in lines if line[:3] == "UP_")
+    }
+    assert set(pairs) == {model.pair for model in demo_models()}
+    for pair, (small_flag, small, large_flag, large) in pairs.items():
+        assert (small_flag, large_flag) == ("--small", "--large")
+        assert [small, large] == [model.name for model in demo_models() if model.pair == pair]
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ class HubServer:
             "id": REPOSITORY,
             "modelId": REPOSITORY,
             "sha": COMMIT,
+            "gated": "manual" if self.gated else False,
             "cardData": {"license": self.licence},
             "siblings": [
                 {
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = self.headers
         self.hub.requests.append((self.command, path, headers.get("Range", ""), headers.get("Authorization", "")))
         allowed = not self.hub.token or headers.get("Authorization") == f"Bearer {self.hub.token}"
-        if self.hub.gated:
+        if self.hub.gated and ("/resolve/" in path or path.endswith("/auth-check")):
             self.answer(403, {"X-Error-Code": "GatedRepo", "X-Error-Message": "gated"})
         elif not allowed and not path.startswith("/cdn/"):
             self.answer(401, {"X-Error-Code": "RepoNotFound"})
