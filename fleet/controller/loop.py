@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,18 +16,15 @@ import anyio
 import msgspec
 from anyio import to_thread
 
-from router.bundle.rollout import RolloutPlan, encode_plan
+from router.bundle.rollout import RolloutPlan
 from router.errors import CausewayError
 
-from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
-from ..repository.rollout_keys import RolloutDoc, maintenance_windows, rollout_settings
+from ..repository.rollout_keys import maintenance_windows, rollout_settings
 from ..rollout.life import RolloutState
-from ..rollout.membership import plan_of
 from ..rollout.rollout import Rollout
 from ..store.audit import append_audit
 from ..store.database import Store, StoreUnavailable
 from ..store.devices import Device, cohort_devices
-from ..store.generations import CohortPace, advance, read_generations, set_pace
 from ..store.leadership import Still
 from ..store.rollouts import (
     RolloutChanged,
@@ -37,19 +33,18 @@ from ..store.rollouts import (
     change_rollout,
     insert_rollout,
     known_rollouts,
-    pins_and_holds,
     reported_plans,
     working_rollouts,
 )
 from ..store.telemetry import forget_mark, mark, since_mark
 from .checks import lint_bundle, replay_bundle
 from .observed import BoxView, Situation, ahead_count
+from .plans import Plans, newest_begun
 from .publisher import Publisher
 from .step import CHECKED, Step, adopted, checked, has_begun, needs_boxes, paused_behind, step
 
 S = RolloutState
 ACTOR = "controller"
-REVERTING = (S.ABORTED, S.REVERTING)
 _HEARD_S = 3600.0  # boxes report at least every few minutes
 _RETRY_S = 5.0
 _log = logging.getLogger("causeway.fleet.controller")
@@ -85,14 +80,13 @@ class Controller:
         self._store = store
         self._folder = folder
         self._publisher = publisher
+        self._plans = Plans(store, folder, publisher, published)
         self._clock = clock
-        self._published = published
         self._interval_s = interval_s
         self._survey_s = survey_s
         self._news = anyio.Event()
         self._surveyed_at = float("-inf")
         self._settled: object = None
-        self._fleet: FleetDoc | None = None
         self.leads = False
         self.problems: tuple[str, ...] = ()
         self.ahead: Mapping[str, int] = {}
@@ -176,7 +170,7 @@ class Controller:
             return False
         async with self._store.write() as connection:
             for plan in lost.values():
-                rollout = adopted(plan, rollout_settings(self._rollout_doc(plan.cohort)), now)
+                rollout = adopted(plan, rollout_settings(self._plans.rollout_doc(plan.cohort)), now)
                 await insert_rollout(connection, RolloutRecord(rollout, 1, ACTOR, now, now))
                 await append_audit(connection, now, ACTOR, "rollout.recovered", _summary(rollout))
                 _log.error("%s: the store did not know the published rollout %s: restored?", plan.cohort, rollout.id)
@@ -188,7 +182,7 @@ class Controller:
             reports = await reported_plans(connection, now - _HEARD_S)
             known = await known_rollouts(connection, {report.rollout for report in reports})
         ahead = {}
-        for record in _newest(records):
+        for record in newest_begun(records):
             cohort = record.rollout.cohort
             count = ahead_count((one for one in reports if one.cohort == cohort), known | record.acknowledged)
             if not count:
@@ -232,7 +226,7 @@ class Controller:
         return Situation(
             tuple(map(box_view, devices)),
             {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts},
-            maintenance_windows(self._rollout_doc(rollout.cohort)),
+            maintenance_windows(self._plans.rollout_doc(rollout.cohort)),
         )
 
     async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
@@ -263,53 +257,8 @@ class Controller:
             advice = "nothing is published until an operator resumes, accepts, aborts or applies a rollout"
             self._report((f"boxes are ahead of the control plane ({boxes}), as after a restored backup: {advice}",))
             return
-        newest = _newest(records)
-        async with self._store.read() as connection:
-            decided = await pins_and_holds(connection)
-        plans = {}
-        for record in newest:
-            pins, holds = decided.get(record.rollout.cohort, ({}, frozenset()))
-            plans[record.rollout.cohort] = plan_of(record.rollout, pins, holds)
-        least = int(now) if any(record.acknowledged for record in newest) else 0
-        if not plans and not await to_thread.run_sync(self._publisher.published):
-            return  # nothing was ever rolled out
-        done = await to_thread.run_sync(self._publisher.publish, plans, now, least)
-        self._report(done.problems)
-        await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
+        self._report(await self._plans.publish(newest_begun(records), now))
         self._settled = settled
-
-    async def _tell(self, reverting: Mapping[str, bool]) -> None:
-        """Wake the boxes of cohorts whose published plan is another one than they were told of."""
-        published = await to_thread.run_sync(self._publisher.published)
-        async with self._store.read() as connection:
-            told = await read_generations(connection)
-        told_any = False
-        for cohort, plan in published.items():
-            doc = self._rollout_doc(cohort)
-            digest = hashlib.sha256(encode_plan(plan)).hexdigest()
-            pace = CohortPace(maintenance_windows(doc), doc.per_site, reverting.get(cohort, False), digest)
-            before = told[cohort].pace if cohort in told else None
-            if before == pace:
-                continue
-            async with self._store.write() as connection:
-                if before is not None and before.plan == digest:
-                    await set_pace(connection, cohort, pace)
-                else:
-                    await advance(connection, cohort, pace)
-            told_any = True
-        if told_any and self._published is not None:
-            await self._published()
-
-    def _rollout_doc(self, cohort: str) -> RolloutDoc:
-        """The cohort's keys as `fleet.yaml` has them now; while it has errors, as it had them before."""
-        try:
-            text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            self._report((f"{FLEET_FILE}: {error}",))
-        else:
-            self._fleet = read_fleet(text, FLEET_FILE)[0] or self._fleet
-        cohorts: Mapping[str, CohortDoc] = {} if self._fleet is None else self._fleet.cohorts
-        return cohorts[cohort].rollout if cohort in cohorts else RolloutDoc()
 
     def _report(self, problems: tuple[str, ...]) -> None:
         if problems != self.problems:
@@ -330,15 +279,6 @@ def box_view(device: Device) -> BoxView:
         weekday=device.weekday,
         minute=device.minute,
     )
-
-
-def _newest(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
-    """The newest of each cohort that has begun: its plan is the cohort's. `records` are newest first."""
-    found: dict[str, RolloutRecord] = {}
-    for record in records:
-        if has_begun(record.rollout):
-            found.setdefault(record.rollout.cohort, record)
-    return list(found.values())
 
 
 def _summary(rollout: Rollout) -> dict[str, object]:

@@ -5,18 +5,30 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fleet.operators.audit_chain import first_fault
 from fleet.rollout.life import RolloutEvent
 from fleet.store.audit import read_audit
+from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
-from fleet.store.rollouts import read_looks
+from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.rollout import WHOLE
+from tests.fleet.test_replay import CLOUD, records
+from tests.fleet.test_replay import write as write_records
 
 from .bed import START, Bed
 
 pytestmark = pytest.mark.slow
+
+PUBLIC = CLOUD.replace('"private" in', '"secret" in')
+CASES = """\
+policy: ../kiosk.yaml
+cases:
+  - name: the cloud answers
+    expect: {route: cloud, targets: [large, small]}
+"""
 
 
 @pytest.fixture
@@ -138,3 +150,57 @@ async def test_without_the_online_key_it_says_so_and_goes_on_when_it_is_there(be
         await bed.turn(store, controller)
         assert controller.problems == ()
         assert bed.publisher().published()["kiosk"].rollout == "r1"
+
+
+async def test_pins_and_holds_reach_the_plan(bed: Bed) -> None:
+    """A pin to a bundle that is not signed any longer holds its box, and stops no other."""
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 4)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        await bed.turn(store, controller)
+        async with store.write() as connection:
+            await set_operator_columns(connection, "box-0", held=True)
+            await set_operator_columns(connection, "box-1", pin=bundle)
+            await set_operator_columns(connection, "box-2", pin="f" * 64)
+        controller.notify()
+        await bed.turn(store, controller)
+        plan = bed.publisher().published()["kiosk"]
+        assert (plan.pins, plan.holds) == ({"box-1": bundle}, frozenset({"box-0", "box-2"}))
+        assert controller.problems == ()
+
+
+@pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows it"])
+async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_any_box(bed: Bed, allow: bool) -> None:
+    folder = bed.signed.path
+    (folder / "policies" / "kiosk.yaml").write_text(PUBLIC)
+    (folder / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
+    (folder / "records" / "kiosk").mkdir(parents=True)
+    write_records(folder / "records" / "kiosk" / "box-1.jsonl", records())
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        record = await bed.record(store, "r1")
+        async with store.write() as connection:
+            await change_rollout(connection, msgspec.structs.replace(record, allow_leaving=allow))
+        ended = await bed.until(store, controller, "r1", "draft", "stage")
+        assert ended.state == ("stage" if allow else "draft")
+        if not allow:
+            assert "5 of 5 recorded requests stayed on the device and would or may leave it" in ended.reason
+            assert bed.publisher().published() == {}
+
+
+async def test_a_clock_that_jumps_back_stops_nothing_and_undoes_nothing(bed: Bed) -> None:
+    """An hour back in the middle of a stage: no share shrinks, and the rollout ends."""
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 6)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        await bed.turn(store, controller, 4)
+        bed.now -= 3600
+        await bed.until(store, controller, "r1", "done")
+        assert bed.shares == sorted(bed.shares)
