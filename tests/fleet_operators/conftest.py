@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from fleet.server.serving import ServeSettings, running
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered, Box
+from tests.fleet_server.postgres import PostgresServer, make_postgres
 
 QUICK = "rollout: {stages: [50, 100], least: 2s, most: 20s, soak: 2s, first_look: 500ms, silence: 1500ms}"
 TOKENS = {"vera": "viewer", "olga": "operator", "april": "approver"}
@@ -117,3 +118,19 @@ async def server(signed: SignedFleet) -> AsyncIterator[Server]:
     yield await started
     stop.set()
     await task
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    server = make_postgres()
+    yield server
+    server.stop()
+    server.remove()
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest) -> str:
+    if request.param == "sqlite":
+        return ""
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.database()

@@ -36,8 +36,9 @@ def bed(tmp_path: Path) -> Bed:
     return Bed(tmp_path)
 
 
-async def test_the_first_bundle_reaches_every_box(bed: Bed) -> None:
+async def test_the_first_bundle_reaches_every_box(tmp_path: Path, database: str) -> None:
     """From an enrolled fleet to DONE, by the stages, with an audit row for each and a chain that holds."""
+    bed = Bed(tmp_path, database)
     bundle = bed.release()
     async with bed.store() as store:
         await bed.enrol(store, 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from fleet.store.devices import write_reports
 from fleet.store.generations import read_generations
 from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.rollout import WHOLE, RolloutPlan
-from tests.fleet_server.postgres import PostgresServer, make_postgres
+from tests.fleet_server.postgres import PostgresServer
 
 from .bed import Bed
 
@@ -291,19 +291,3 @@ async def reached(condition: Callable[[], bool]) -> None:
     with anyio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - seen from outside
             await anyio.sleep(0.02)
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = make_postgres()
-    yield server
-    server.stop()
-    server.remove()
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def database(request: pytest.FixtureRequest) -> str:
-    if request.param == "sqlite":
-        return ""
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.database()
