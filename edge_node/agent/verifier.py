@@ -107,6 +107,7 @@ class UpdateVerifier:
             target = self._updater.get_targetinfo(f"rollouts/{cohort}.json")
         if target is None:
             return None
+        self._check_role("rollout", RoleExpired)
         plan = read_plan(self._download(target, MAX_PLAN_BYTES), cohort)
         for bundle in sorted(plan.bundles):
             self._signed_bundle(bundle)
@@ -148,10 +149,13 @@ class UpdateVerifier:
             ("targets", RoleExpired),
         )
         for role, refusal in kinds:
-            expires = _read_signed(self._folder / f"{role}.json").expires
-            if expires < self._not_before:
-                late = f"it is at least {self._not_before:%Y-%m-%d} (is the clock wrong?)"
-                raise refusal(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
+            self._check_role(role, refusal)
+
+    def _check_role(self, role: str, refusal: type[UpdateRefused]) -> None:
+        expires = _read_signed(self._folder / f"{role}.json").expires
+        if expires < self._not_before:
+            late = f"it is at least {self._not_before:%Y-%m-%d} (is the clock wrong?)"
+            raise refusal(f"{role}: expired at {expires:%Y-%m-%d %H:%M}, and {late}")
 
     def _raise_floor(self) -> None:
         """Refuse versions below any that were verified before, then sync the present ones to disk."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_node.agent.agent import BUILT_AT
@@ -167,6 +168,20 @@ async def test_a_clock_4000_days_behind(publisher: Publisher, box: TestBox) -> N
     assert BUILT_AT < signed_at <= min(float(publisher.manifest().created), BUILT_AT + box.settings.signed_step_s)
     box.start()
     assert box.agent.row.signed_at == signed_at
+
+
+async def test_a_freeze_is_seen_by_a_clock_that_stands_in_the_past(publisher: Publisher, box: TestBox) -> None:
+    """Right metadata of an earlier day, which has expired since: the box has seen something newer signed."""
+    publisher.release()
+    row = msgspec.structs.replace(box.agent.row, signed_at=(NOW + days(3)).timestamp())
+    box.booted.journal.append(row)
+    box.start()
+    await box.until(IDLE)
+    assert (box.agent.row.code, box.agent.running) == ("metadata_frozen", None)
+    publisher.now = NOW + days(2)
+    publisher.release()
+    await box.change()
+    assert box.agent.row.code == ""
 
 
 async def test_signed_times_move_the_least_time_by_bounded_steps(publisher: Publisher, box: TestBox) -> None:
