@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, Error, Route, expect
 
 from edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import POLICY, Box, running
@@ -105,11 +105,28 @@ async def test_the_page_is_accessible(box: Box, chromium: Browser, scheme: Schem
     async with open_page(chromium, url(box), scheme=scheme, size=size) as (page, _):
         await expect(page.locator("#rows tr")).to_have_count(6)
         assert await accessibility_faults(page) == []
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         await page.locator(row("edge-first") + " a").first.click()
         await page.get_by_label("device.temperature_c", exact=True).fill("90")
         await expect(page.locator(".outcome")).to_have_count(2)
         await page.locator(".what-if summary").first.click()
         assert await accessibility_faults(page) == []
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.ran = true\">')",
+        "document.body.append(Object.assign(document.createElement('script'), {text: 'window.ran = true'}))",
+        "fetch('http://127.0.0.1:1/').then(() => { window.ran = true })",
+    ],
+    ids=["markup", "script", "other origin"],
+)
+async def test_what_is_injected_does_not_run(box: Box, chromium: Browser, attack: str) -> None:
+    async with open_page(chromium, url(box), allowed="(?i)content security policy|trusted") as (page, _):
+        with pytest.raises(Error):
+            await page.evaluate(attack)
+        assert await page.evaluate("window.ran === undefined")
 
 
 async def test_everything_can_be_done_from_the_keyboard(box: Box, chromium: Browser) -> None:

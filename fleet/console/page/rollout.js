@@ -23,7 +23,7 @@ const ACTIONS = [
     label: "Accept",
     states: ["paused"],
     role: "approver",
-    text: "You take this stage for passed although its verdict is not. The next stage begins now.",
+    text: "This stage counts as passed, whatever its verdict. The next stage begins now.",
   },
   {
     name: "abort",
