@@ -20,6 +20,7 @@ from router.bundle.rollout import RolloutPlan
 from router.errors import CausewayError
 
 from ..repository.rollout_keys import maintenance_windows, rollout_settings
+from ..rollout.boxes import MaintenanceWindow
 from ..rollout.life import RolloutState
 from ..rollout.rollout import Rollout
 from ..store.audit import append_audit
@@ -36,7 +37,7 @@ from ..store.rollouts import (
     reported_plans,
     working_rollouts,
 )
-from ..store.telemetry import forget_mark, mark, since_mark
+from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
 from .checks import lint_bundle, replay_bundle
 from .observed import BoxView, Situation, ahead_count
 from .plans import Plans, newest_begun
@@ -223,11 +224,8 @@ class Controller:
         async with self._store.read() as connection:
             devices = await cohort_devices(connection, rollout.cohort)
             counts = await since_mark(connection, rollout.id, rollout.cohort)
-        return Situation(
-            tuple(map(box_view, devices)),
-            {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts},
-            maintenance_windows(self._plans.rollout_doc(rollout.cohort)),
-        )
+        windows = maintenance_windows(self._plans.rollout_doc(rollout.cohort))
+        return await to_thread.run_sync(_situation, devices, counts, windows)
 
     async def _write(self, record: RolloutRecord, done: Step, now: float) -> None:
         before, after = record.rollout, done.rollout
@@ -279,6 +277,13 @@ def box_view(device: Device) -> BoxView:
         weekday=device.weekday,
         minute=device.minute,
     )
+
+
+def _situation(
+    devices: Sequence[Device], counts: Sequence[BundleCounts], windows: tuple[MaintenanceWindow, ...]
+) -> Situation:
+    found = {(one.device, one.bundle or ""): (one.requests, one.errors, one.degraded, *one.latency) for one in counts}
+    return Situation(tuple(map(box_view, devices)), found, windows)
 
 
 def _summary(rollout: Rollout) -> dict[str, object]:
