@@ -8,10 +8,10 @@ Workers divide what the gateways leave, since jobs are the lowest class:
 
     left = permits − demand of the gateways − headroom
 
-The headroom is one permit and two standard deviations of the demand, as if requests came at random (a Poisson process,
-whose variance is its mean), so that nearly every request finds a sequence that no job holds, although no process knows
-how full an endpoint is of the others' work. By simulation one deviation raises the p99 to the first token by half at
-half load. The demand of the last seconds counts (`JobShare`), since requests come and go faster than jobs end. Where
+The headroom is, at each endpoint, one permit and two standard deviations of its demand, as if requests came at random (a
+Poisson process, whose variance is its mean), so that nearly every request finds a sequence that no job holds, although
+no process knows how full an endpoint is of the others' work. By simulation one deviation raises the p99 to the first
+token by half at half load, and the headroom of one endpoint for three of them by a fifth to two thirds. The demand of the last seconds counts (`JobShare`), since requests come and go faster than jobs end. Where
 nothing is left, one job may start every four seconds, so that jobs never stop; one that always runs would double the
 p99 of sixteen sequences at four fifths of their load.
 
@@ -59,7 +59,7 @@ class JobShare:
         self._cut_at = -math.inf
         self._beats = -1
 
-    def permits(self, permits: int, peers: Peers, now: float) -> int:
+    def permits(self, permits: int, peers: Peers, now: float, endpoints: float = 1.0) -> int:
         """Return how many of the tier's permits are for the jobs of all workers. Call it once per heartbeat.
 
         Where nothing is left it is 1 in two heartbeats of _TRICKLE: a part counts from its second heartbeat on.
@@ -71,7 +71,7 @@ class JobShare:
                 self.value, self._cut_at = max(_MIN_SHARE, self.value / 2.0), now
         else:
             self.value = min(1.0, self.value + _GROWTH)
-        headroom = 1.0 + _DEVIATIONS * math.sqrt(self._demand) if gateways else 0.0
+        headroom = endpoints + _DEVIATIONS * math.sqrt(self._demand * endpoints) if gateways else 0.0
         left = permits - self._demand - headroom
         self._beats += 1
         return max(int(self._beats % _TRICKLE in (0, 1)), int(left * self.value))

@@ -156,16 +156,16 @@ class PeerHeartbeat:
     def _apply(self, tier: _TierShare) -> None:
         capacity = tier.shared.capacity()
         permits = max(1, round(tier.shared.concurrency * capacity.endpoints))
-        part = self._part(tier, permits)
+        part = self._part(tier, permits, capacity.endpoints)
         bound, endpoints = int(min(tier.part, part)), min(tier.endpoints, capacity.endpoints)
         tier.part, tier.endpoints = part, capacity.endpoints
         tier.shared.admission.set_upper_bound(bound, TierCapacity(permits, endpoints, capacity.away))
 
-    def _part(self, tier: _TierShare, permits: int) -> int:
+    def _part(self, tier: _TierShare, permits: int, endpoints: float) -> int:
         """Return this process's part of the tier's permits."""
         if self._kind == "gateway":
             return gateway_permits(permits, tier.peers).get(self._name, permits)
-        jobs = tier.jobs.permits(permits, tier.peers, self._clock())
+        jobs = tier.jobs.permits(permits, tier.peers, self._clock(), endpoints)
         return 1 if self.fault else worker_permits(jobs, tier.peers).get(self._name, 0)
 
     async def _leave(self) -> None:

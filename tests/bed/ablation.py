@@ -29,12 +29,13 @@ ARGUMENTS = {
 }
 
 _TENANTS = ("kept places", "preemption", "bunching", "credits")
-_REPLICAS = ("trust", "slow start", "hedging", "warm-up")
+_REPLICAS = ("trust", "slow start", "hedging")
 WHERE = {
-    "overload": (*_TENANTS, "shares by device", "warm-up"),
+    "overload": (*_TENANTS, "shares by device"),
     "tenants": _TENANTS,
     "fanout": _TENANTS,
     "slow": _REPLICAS,
+    "idle": ("warm-up",),
     "stalls": ("lag correction",),
 }
 """The scenarios in virtual time, and the mechanisms that can matter in each."""

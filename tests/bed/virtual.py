@@ -9,6 +9,7 @@ equal. A minute takes a few seconds. What it cannot show is what sockets, parsin
     tenants    one of two tenants floods the tier (`tests.bed.tenants`)
     fanout     one of two tenants sends 6 × 128 sequences (`tests.bed.fanout`)
     slow       one of three replicas becomes ten times slower, and recovers (`tests.bed.slow`)
+    idle       a request every 80 s, to a server whose first token takes 1.5 s more after a minute without work
     stalls     1.2 times the capacity, while the gateways' machine stops for 150 ms twice a second
 
 With `--mixed` prefills and answers vary in length (lognormal, coefficients of variation 0.3 and 0.5). A figure ends in
@@ -31,6 +32,7 @@ import anyio
 import msgspec
 
 from cloud_pool.admission import AdmissionController
+from cloud_pool.admission.division import PeerKind
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.pool import Pool
@@ -42,6 +44,8 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.warm_up import TierWarmer
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.jobs.worker.app import worker_admission
+from cloud_pool.jobs.worker.worker import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.serving.request_context import AnswerHead, RequestContext
 from cloud_pool.serving.service import Service
@@ -61,6 +65,7 @@ from .without import CONFIG, MECHANISMS, PATCHES, Off
 
 TOKENS = 4
 SETTLE_S = 10.0
+COLD_AFTER_S = 60.0
 _JITTER_S = 0.002
 _FREED_S = 0.02  # after which the slot of a cancelled sequence is free
 _PREFILL_CV, _ANSWER_CV = 0.3, 0.5
@@ -75,6 +80,8 @@ class Server:
         self.speed = speed
         self.factor = 1.0  # how much slower it is
         self.calls = 0  # without probes
+        self.cold_s = 0.0  # by which a first token is later after COLD_AFTER_S without work
+        self._worked_at = math.inf
         self._mixed = mixed
         self._chance = chance
         self._waiting: list[asyncio.Event] = []
@@ -85,6 +92,9 @@ class Server:
         prefill_s = self.speed.prefill_s * self._draw(_PREFILL_CV) + self._chance.expovariate(1.0 / _JITTER_S)
         step_s = self.speed.step_s * self._draw(_ANSWER_CV)
         async with self._slot():
+            now = asyncio.get_running_loop().time()
+            prefill_s += self.cold_s if now - self._worked_at >= COLD_AFTER_S else 0.0
+            self._worked_at = now
             for number in range(tokens):
                 await asyncio.sleep((step_s if number else prefill_s) * self.factor)
                 last = number == tokens - 1
@@ -184,10 +194,11 @@ class SharedHashes:
 
 
 class Gateway:
-    """One gateway process, wired as by `serving.assembly`."""
+    """One gateway process, wired as by `serving.assembly`, or a worker's serving part."""
 
-    def __init__(self, bed: VirtualBed, number: int) -> None:
-        clock, chance = bed.clock, random.Random(f"{bed.seed} gateway {number}")
+    def __init__(self, bed: VirtualBed, number: int, kind: PeerKind = "gateway") -> None:
+        clock, chance = bed.clock, random.Random(f"{bed.seed} {kind} {number}")
+        self.admissions: dict[str, AdmissionController] = {}
         self._clock = clock
         names = tuple(dict.fromkeys(bed.servers.values()))
         degradation = msgspec.convert(bed.config.get("degradation", {}), DegradationConfig)
@@ -218,8 +229,8 @@ class Gateway:
                 clock=clock,
                 chance=chance.random,
             )
-            settings = config.admission_settings
-            admission = AdmissionController(
+            settings = config.admission_settings if kind == "gateway" else worker_admission(config)
+            admission = self.admissions[name] = AdmissionController(
                 settings.permits,
                 settings.max_queued,
                 settings,
@@ -247,7 +258,9 @@ class Gateway:
             fallback, pools, dict(zip(names, names, strict=True)), degradation.warm_up_after_idle_s, clock=clock
         )
         client = cast("Any", bed.redis)
-        self.heartbeat = PeerHeartbeat(client, shared, name=f"g{number}", sleep=asyncio.sleep, clock=clock)
+        self.heartbeat = PeerHeartbeat(
+            client, shared, kind=kind, name=f"{kind}{number}", sleep=asyncio.sleep, clock=clock
+        )
         self._start_s = chance.uniform(0.0, 0.5)
 
     async def watch(self) -> None:
@@ -283,6 +296,35 @@ class Gateway:
             result.outcome, result.code = "rejected", error.code
         result.ended_at = self._clock()
         return result
+
+
+class VirtualWorker(Gateway):
+    """A worker with an endless backlog of jobs for the first tier: `jobs.worker` without its store."""
+
+    def __init__(self, bed: VirtualBed, number: int) -> None:
+        super().__init__(bed, number, "worker")
+        self.ended = 0  # jobs
+        self._slots = WorkerSlots(next(iter(self.tiers)), 1_000_000, next(iter(self.admissions.values())))
+
+    async def watch(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(super().watch)
+            await self.heartbeat.beat()  # The first one takes no permits yet.
+            while True:
+                await self._slots.wait_for_slot()
+                for _ in range(self._slots.free):
+                    self._slots.acquire()
+                    tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        load = VirtualLoad(name="jobs", per_s=1.0, tenant="batch", priority="standard")
+        message = Message("user", f"job {self.ended}")
+        request = Request(kind="chat", model=self._slots.tier, messages=(message,), max_tokens=TOKENS)
+        result = await self.send(load, request, 600.0)
+        self.ended += result.outcome == "answer"
+        if result.outcome != "answer":
+            await asyncio.sleep(1.0)
+        self._slots.release()
 
 
 def _client_of(clients: Mapping[str, Client]) -> Callable[[str], TritonClient]:
@@ -328,6 +370,7 @@ class VirtualBed:
         config: dict[str, Any] | None = None,
         without: str = "",
         mixed: bool = False,
+        workers: int = 0,
     ) -> None:
         off = CONFIG.get(without, Off())
         self.clock = clock
@@ -341,6 +384,7 @@ class VirtualBed:
         self.redis = SharedHashes()
         self.stalls = Stalls(clock)
         self.gateways = [Gateway(self, number) for number in range(2)]
+        self.workers = [VirtualWorker(self, number) for number in range(workers)]
         self._marks = itertools.count()
 
     async def open_loop(self, profiles: Sequence[VirtualLoad], for_s: float, seed: int = 1) -> list[RequestResult]:
@@ -484,6 +528,7 @@ async def play_fanout(make: MakeBed) -> Figures:
 def _beside(in_calm: list[RequestResult], under: list[RequestResult]) -> Figures:
     before, after = p99s(in_calm), p99s(under)
     return {
+        "calm: p99 first token, ms (low)": before[0],
         "p99 first token, ms (low)": after[0],
         "p99 first token, times calm (low)": after[0] / before[0],
         "p99 answer, times calm (low)": after[1] / before[1],
@@ -512,6 +557,7 @@ async def play_slow(make: MakeBed) -> Figures:
         "calls that the slow replica got (low)": calls / len(slowed),
         "recovering: p99 first token (low)": after[0] / base[0],
         "healthy: p99 first token, ms (low)": base[0],
+        "one slow: p99 first token, ms (low)": during[0],
     }
 
 
@@ -532,17 +578,45 @@ async def play_stalls(make: MakeBed) -> Figures:
     }
 
 
+async def play_idle(make: MakeBed) -> Figures:
+    speed = overload.SPEED
+    tier = {"concurrency": speed.slots, "max_queued": 64, "ttft_objective_s": 2 * speed.prefill_s}
+    bed = make(overload.TIERS, speed, tier, {"degradation": {"tiers": overload.TIERS}})
+    for server in bed.servers:
+        server.cold_s = 1.5
+    load = VirtualLoad(name="interactive", per_s=4.0, tenant="acme")
+    await bed.open_loop((load,), SETTLE_S)
+    results: list[RequestResult] = []
+    for turn in range(20):
+        await asyncio.sleep(80.0)
+        results += (await bed.open_loop((load,), 2.0, turn + 2))[:1]
+    return {
+        "mean first token, ms (low)": 1000.0 * sum(each.ttft_s for each in results) / len(results),
+        "on its tier (high)": sum(each.tier == overload.TIERS[0] for each in results) / len(results),
+    }
+
+
 MakeBed = Callable[[Iterable[str], ReplicaSpeed, dict[str, Any], dict[str, Any]], VirtualBed]
 SCENARIOS: dict[str, Callable[[MakeBed], Awaitable[Figures]]] = {
     "overload": play_overload,
     "tenants": play_tenants,
     "fanout": play_fanout,
     "slow": play_slow,
+    "idle": play_idle,
     "stalls": play_stalls,
 }
 
 
-def run(scenario: str, seed: int, *, without: str = "", mixed: bool = False) -> Figures:
+TIMES = {
+    "interactive p99 first token, ms (low)",
+    "calm: p99 first token, ms (low)",
+    "p99 first token, ms (low)",
+    "one slow: p99 first token, ms (low)",
+    "healthy: p99 first token, ms (low)",
+}
+
+
+def run(scenario: str, seed: int, *, without: str = "", mixed: bool = False, workers: int = 0) -> Figures:
     """Play a scenario once."""
 
     async def main(clock: Callable[[], float]) -> Figures:
@@ -552,13 +626,15 @@ def run(scenario: str, seed: int, *, without: str = "", mixed: bool = False) -> 
         def make(
             servers: Iterable[str], speed: ReplicaSpeed, tier: dict[str, Any], config: dict[str, Any]
         ) -> VirtualBed:
-            bed = VirtualBed(clock, seed, servers, speed, tier, config=config, without=without, mixed=mixed)
+            more: dict[str, Any] = {"config": config, "without": without, "mixed": mixed, "workers": workers}
+            bed = VirtualBed(clock, seed, servers, speed, tier, **more)
             beds.append(bed)
-            watches.extend(asyncio.ensure_future(gateway.watch()) for gateway in bed.gateways)
+            watches.extend(asyncio.ensure_future(each.watch()) for each in (*bed.gateways, *bed.workers))
             return bed
 
         try:
-            return await SCENARIOS[scenario](make)
+            figures = await SCENARIOS[scenario](make)
+            return figures | ({"jobs ended (high)": float(sum(w.ended for w in beds[0].workers))} if workers else {})
         finally:
             for task in watches:
                 task.cancel()
@@ -574,10 +650,21 @@ def main() -> None:
     parser.add_argument("--without", choices=MECHANISMS, default="", help="a mechanism that is off")
     parser.add_argument("--rounds", type=int, default=5, help="seeds 1, 2 …")
     parser.add_argument("--mixed", action="store_true", help="prefills and answers of several lengths")
+    parser.add_argument("--workers", type=int, default=0, help="once more beside so many workers with endless jobs")
     arguments = parser.parse_args()
     PATCHES.get(arguments.without, lambda: None)()
     for seed in range(1, arguments.rounds + 1):
-        print_figures(run(arguments.scenario, seed, without=arguments.without, mixed=arguments.mixed))
+        found = run(arguments.scenario, seed, without=arguments.without, mixed=arguments.mixed)
+        if arguments.workers:
+            alone = found
+            found = run(
+                arguments.scenario, seed, without=arguments.without, mixed=arguments.mixed, workers=arguments.workers
+            )
+            times = {
+                name.replace(", ms", ", times without jobs"): found[name] / alone[name] for name in TIMES & alone.keys()
+            }
+            found = times | {"jobs ended (high)": found["jobs ended (high)"]}
+        print_figures(found)
 
 
 if __name__ == "__main__":

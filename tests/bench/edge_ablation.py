@@ -29,7 +29,7 @@ from .whole.load import Contestant, Plan
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = "everything"
-REQUESTS, TURNS = 300, 20
+REQUESTS = 300
 
 
 class _Forgetful(dict[object, str]):
@@ -93,15 +93,20 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=20, help="of a daemon in a round")
+    parser.add_argument("--only", choices=tuple(PATCHES), action="append", help="repeatable; default: all")
     arguments = parser.parse_args()
+    chosen = arguments.only or [name for name in PATCHES if name != EVERYTHING]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         upstream = servers.enter_context(_upstream())
         daemons = {
             name: servers.enter_context(_daemon(Path(folder) / str(number), upstream, name))
-            for number, name in enumerate([*PATCHES, "everything again"])
+            for number, name in enumerate([EVERYTHING, *chosen, "everything again"])
         }
         for title, bodies in (("(b) exact hit", bench_edge.HITS), ("(c) passed on", bench_edge.PASSED)):
-            rounds = [_play(daemons, bodies) for _ in range(arguments.rounds + 1)][1:]  # the first fills the caches
+            rounds = [_play(daemons, bodies, arguments.turns) for _ in range(arguments.rounds + 1)][
+                1:
+            ]  # the first fills the caches
             base_us = statistics.median(one[EVERYTHING] for one in rounds)
             print(f"{title}: {base_us:.0f} us of processor time a request with everything")
             print(table(("without", "times"), [(name, _interval(rounds, name)) for name in daemons]), flush=True)
@@ -112,14 +117,14 @@ def _interval(rounds: list[dict[str, float]], name: str) -> str:
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
-def _play(daemons: Mapping[str, _Daemon], bodies: tuple[bytes, ...]) -> dict[str, float]:
+def _play(daemons: Mapping[str, _Daemon], bodies: tuple[bytes, ...], turns: int) -> dict[str, float]:
     """Return the processor time of a request by the daemon's name, us."""
     before = {name: daemon.cpu_s for name, daemon in daemons.items()}
     contestants = tuple(Contestant(name, daemon.port, bodies) for name, daemon in daemons.items())
-    plan = Plan(contestants, bench_edge.ONE, REQUESTS, TURNS)
+    plan = Plan(contestants, bench_edge.ONE, REQUESTS, turns)
     command = [sys.executable, "-m", "tests.bench.whole.load"]
     subprocess.run(command, input=msgspec.json.encode(plan), cwd=ROOT, capture_output=True, check=True, timeout=300)
-    return {name: 1e6 * (daemon.cpu_s - before[name]) / REQUESTS / TURNS for name, daemon in daemons.items()}
+    return {name: 1e6 * (daemon.cpu_s - before[name]) / REQUESTS / turns for name, daemon in daemons.items()}
 
 
 @contextlib.contextmanager

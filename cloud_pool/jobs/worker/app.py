@@ -84,7 +84,7 @@ async def _work(
     accounts = build_accounts(config, metrics, is_gateway=settings.redis != config.redis)
     reload_listeners = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    admission = {tier.name: _admission_settings(tier.config) for tier in tiers}
+    admission = {tier.name: worker_admission(tier.config) for tier in tiers}
     serving = build_serving(config, tiers, pools, admission, metrics, client=accounts.redis, kind="worker")
     reload_listeners.listeners.append(serving.warmer.loaded)
     background = msgspec.structs.replace(config, cache=config.cache.for_background())
@@ -132,7 +132,7 @@ async def _work(
     await runtime.run(stop)  # (3)
 
 
-def _admission_settings(tier: TierConfig) -> AdmissionSettings:
+def worker_admission(tier: TierConfig) -> AdmissionSettings:
     """Return a worker's: claims already prefer urgent jobs, and a claimed job has time to wait, whatever its class."""
     return msgspec.structs.replace(
         tier.admission_settings,
