@@ -35,6 +35,8 @@ WHERE = {
     "tenants": _TENANTS,
     "fanout": _TENANTS,
     "slow": _REPLICAS,
+    "hiccups": _REPLICAS,
+    "joining": _REPLICAS,
     "idle": ("warm-up",),
     "stalls": ("lag correction",),
 }

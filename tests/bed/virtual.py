@@ -9,6 +9,8 @@ equal. A minute takes a few seconds. What it cannot show is what sockets, parsin
     tenants    one of two tenants floods the tier (`tests.bed.tenants`)
     fanout     one of two tenants sends 6 × 128 sequences (`tests.bed.fanout`)
     slow       one of three replicas becomes ten times slower, and recovers (`tests.bed.slow`)
+    hiccups    each of three replicas stops for 0.8 s now and then, every 8 s on average
+    joining    a third replica joins, whose first tokens come 2.5 times later for 8 s (cold caches)
     idle       a request every 80 s, to a server whose first token takes 1.5 s more after a minute without work
     stalls     1.2 times the capacity, while the gateways' machine stops for 150 ms twice a second
 
@@ -80,6 +82,7 @@ class Server:
         self.speed = speed
         self.factor = 1.0  # how much slower it is
         self.calls = 0  # without probes
+        self.stopped_until = -math.inf  # in the loop's time
         self.cold_s = 0.0  # by which a first token is later after COLD_AFTER_S without work
         self._worked_at = math.inf
         self._mixed = mixed
@@ -97,6 +100,7 @@ class Server:
             self._worked_at = now
             for number in range(tokens):
                 await asyncio.sleep((step_s if number else prefill_s) * self.factor)
+                await asyncio.sleep(max(0.0, self.stopped_until - asyncio.get_running_loop().time()))
                 last = number == tokens - 1
                 say(Delta((" word",), ("length" if last else None,), (1,), ((),), 10, last))
 
@@ -578,6 +582,53 @@ async def play_stalls(make: MakeBed) -> Figures:
     }
 
 
+async def play_hiccups(make: MakeBed) -> Figures:
+    speed = slow.SPEED
+    bed = make(("assistant-large",) * 3, speed, {"concurrency": speed.slots, "max_queued": 64}, {})
+    load = VirtualLoad(name="interactive", per_s=0.35 * capacity(speed, 3), tenant="acme", deadline_s=15.0)
+
+    async def stop_now_and_then(server: Server, chance: random.Random) -> None:
+        while True:
+            await asyncio.sleep(chance.expovariate(1.0 / 8.0))
+            server.stopped_until = bed.clock() + 0.8
+
+    stops = [
+        asyncio.ensure_future(stop_now_and_then(server, random.Random(f"{bed.seed} hiccups {number}")))
+        for number, server in enumerate(bed.servers)
+    ]
+    await bed.open_loop((load,), SETTLE_S)
+    results = await bed.open_loop((load,), 60.0)
+    for stop in stops:
+        stop.cancel()
+    await asyncio.gather(*stops, return_exceptions=True)
+    return {
+        "p95 first token, ms (low)": ttft_ms(answers(results), 0.95),
+        "p99 first token, ms (low)": ttft_ms(answers(results), 0.99),
+        "p99 answer, ms (low)": slow.duration_ms(results, 0.99),
+    }
+
+
+async def play_joining(make: MakeBed) -> Figures:
+    speed = slow.SPEED
+    bed = make(("assistant-large",) * 3, speed, {"concurrency": speed.slots, "max_queued": 64}, {})
+    load = VirtualLoad(name="interactive", per_s=0.35 * capacity(speed, 3), tenant="acme", deadline_s=15.0)
+    names = [f"assistant-large-{number}:1" for number in range(3)]
+    for gateway in bed.gateways:
+        gateway.pools[load.tier].set_endpoints(dict.fromkeys(names[:2], ""))
+    await bed.open_loop((load,), 2 * SETTLE_S)
+    cold = list(bed.servers)[2]
+    cold.factor = 2.5
+    asyncio.get_running_loop().call_later(8.0, vars(cold).__setitem__, "factor", 1.0)
+    for gateway in bed.gateways:
+        gateway.pools[load.tier].set_endpoints(dict.fromkeys(names, ""))
+    results = await bed.open_loop((load,), 20.0, 2)
+    return {
+        "p95 first token, ms (low)": ttft_ms(answers(results), 0.95),
+        "p99 first token, ms (low)": ttft_ms(answers(results), 0.99),
+        "p99 answer, ms (low)": slow.duration_ms(results, 0.99),
+    }
+
+
 async def play_idle(make: MakeBed) -> Figures:
     speed = overload.SPEED
     tier = {"concurrency": speed.slots, "max_queued": 64, "ttft_objective_s": 2 * speed.prefill_s}
@@ -602,6 +653,8 @@ SCENARIOS: dict[str, Callable[[MakeBed], Awaitable[Figures]]] = {
     "tenants": play_tenants,
     "fanout": play_fanout,
     "slow": play_slow,
+    "hiccups": play_hiccups,
+    "joining": play_joining,
     "idle": play_idle,
     "stalls": play_stalls,
 }
