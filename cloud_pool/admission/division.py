@@ -8,12 +8,13 @@ Workers divide what the gateways leave, since jobs are the lowest class:
 
     left = permits − demand of the gateways − headroom
 
-The headroom is, at each endpoint, one permit and two standard deviations of its demand, as if requests came at random (a
-Poisson process, whose variance is its mean), so that nearly every request finds a sequence that no job holds, although
-no process knows how full an endpoint is of the others' work. By simulation one deviation raises the p99 to the first
-token by half at half load, and the headroom of one endpoint for three of them by a fifth to two thirds. The demand of the last seconds counts (`JobShare`), since requests come and go faster than jobs end. Where
-nothing is left, one job may start every four seconds, so that jobs never stop; one that always runs would double the
-p99 of sixteen sequences at four fifths of their load.
+The headroom is, at each endpoint, one permit and two standard deviations of its demand, as if requests came at random
+(a Poisson process, whose variance is its mean), so that nearly every request finds a sequence that no job holds,
+although no process knows how full an endpoint is of the others' work. By simulation one deviation raises the p99 to the
+first token by half at half load, and the headroom of one endpoint for three of them by a fifth to two thirds. The
+demand of the last seconds counts (`JobShare`), since requests come and go faster than jobs end. Where nothing is left,
+one job may start every four seconds, so that jobs never stop; one that always runs would double the p99 of sixteen
+sequences at four fifths of their load.
 
 Where a gateway's requests wait, or their first tokens are late, the workers use a smaller share of what is left: half
 of it at once, and a little more with each heartbeat in which that is over (AIMD, as TCP's congestion control).

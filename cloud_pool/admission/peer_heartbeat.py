@@ -1,7 +1,7 @@
 """A tier's permits, `concurrency` for each of its endpoints that takes requests, divided between the gateways and
 workers that share it, so that together they hand over what its Tritons can take.
 
-Twice a second the permits follow the endpoints: those that discovery added and slow start ramps up, and those that were
+Twice a second the permits follow the endpoints: those that discovery added, and those that were
 ejected or removed. Each process tells the others its demand through Redis:
 
     causeway:permits:<tier>:<endpoints>   hash: peer → "<time, Redis's clock, unix s> <its PeerState as JSON>"

@@ -9,11 +9,11 @@ owner of the state, does it. The life of an endpoint:
     active             a probe fails (proof: no bound)                ejected
     active             no longer listed                               draining: running calls end, no new ones start
     ejected            its time is over                               stays ejected; a probe is sent
-    ejected            the probe succeeds                             active, with a share that ramps up
+    ejected            the probe succeeds                             active
     ejected            the probe fails                                ejected; probed again soon
     active             LATE_LIMIT late first tokens in a row          active, slow: probed; requests if all are busy
     active, slow       a probe is as fast as its peers                active, on trial: one request goes there
-    active, on trial   that request is in time                        active, with a share that ramps up
+    active, on trial   that request is in time                        active
     active, on trial   that request is late                           active, slow, for longer each time
     ejected            no longer listed                               draining
     draining           listed again                                   ejected until a probe succeeds; probed at once

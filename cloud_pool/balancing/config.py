@@ -24,7 +24,6 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     base_ejection_s: Seconds = 0.5  # the first time; doubles with each relapse
     max_ejection_s: Seconds = 30.0  # longest ejection
     max_ejected_share: Share = 0.5  # share of the pool that suspicion may eject; a failed probe is proof, unbounded
-    slow_start_s: Pause = 10.0  # a readmitted endpoint ramps from a tenth of its share to all of it in this time
     slowness_decay_s: Seconds = 30.0  # without new samples an endpoint's measured slowness decays by two thirds
     zone_spill_requests: Positive = 16  # load at which endpoints in other zones help
     load_factor: Annotated[float, Meta(gt=1)] = 1.25  # with prefix_affinity: the highest load, times the mean load

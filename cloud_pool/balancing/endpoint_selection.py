@@ -9,11 +9,10 @@
 
 Load counts in requests of a typical endpoint of the pool:
 
-    load = (outstanding + 1) × slowness² / ramp
+    load = (outstanding + 1) × slowness²
 
-slowness   see `slowness`. Squared, because sharing work by speed alone would still give some callers a first token
-           that takes ten times as long.
-ramp       from 0.1 to 1 after an endpoint returns, so that a cold cache does not get a full share (slow start).
+`slowness` is squared, because sharing work by speed alone would still give some callers a first token that takes ten
+times as long. An endpoint that is new or returns gets its share at once: if it is cold, its slowness shows it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ import math
 from collections.abc import Collection, Sequence
 
 from .config import LoadBalancingConfig
-from .prefix_affinity import RingShare, preferred_endpoint
+from .prefix_affinity import preferred_endpoint
 from .slowness import SLOW, late_after_s, median_ttft_s, slowness
 from .state import Endpoint, PoolState
-
-_FIRST_RAMP = 0.1
 
 
 def choose(
@@ -55,7 +52,7 @@ def choose(
         return candidates[0] if candidates else None  # (1)
     median_s, late_s = median_ttft_s(state, now), late_after_s(state, now)
     slow = {one.address: slowness(one, median_s, late_s, now, settings) for one in candidates}
-    loads = {one.address: load(one, slow[one.address], now, settings) for one in candidates}
+    loads = {one.address: (one.outstanding + 1) * slow[one.address] ** 2 for one in candidates}
     if zone:
         near = [one for one in candidates if one.zone == zone and loads[one.address] <= settings.zone_spill_requests]
         candidates = near or candidates  # (2)
@@ -67,7 +64,7 @@ def choose(
     candidates = [one for one in candidates if slow[one.address] < SLOW or loads[one.address] < least]  # (4)
     if key:
         # A warm prefix saves less than an endpoint loses that is several times slower than the others.
-        warm = _warm(state, usual or candidates, key, now, settings)
+        warm = _warm(state, usual or candidates, key, settings.load_factor)
         if warm is not None:
             return warm  # (5)
     if len(candidates) < 2:
@@ -83,21 +80,7 @@ def draw_two(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint
     return among[at], among[second + (second >= at)]
 
 
-def ramp(endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> float:
-    """Return the share, 0.1 to 1, that the endpoint gets during its slow start."""
-    if settings.slow_start_s <= 0.0:
-        return 1.0
-    return min(1.0, max(_FIRST_RAMP, (now - endpoint.phase_since) / settings.slow_start_s))
-
-
-def load(endpoint: Endpoint, slow: float, now: float, settings: LoadBalancingConfig) -> float:
-    """Return the endpoint's load in requests of a typical endpoint; `slow` is its slowness."""
-    return (endpoint.outstanding + 1) * slow**2 / ramp(endpoint, now, settings)
-
-
-def _warm(
-    state: PoolState, among: Sequence[Endpoint], key: bytes, now: float, settings: LoadBalancingConfig
-) -> Endpoint | None:
-    shares = {one.address: RingShare(one.outstanding, ramp(one, now, settings)) for one in among}
-    address = preferred_endpoint((one.address for one in state.members), shares, key, settings.load_factor)
+def _warm(state: PoolState, among: Sequence[Endpoint], key: bytes, factor: float) -> Endpoint | None:
+    loads = {one.address: one.outstanding for one in among}
+    address = preferred_endpoint((one.address for one in state.members), loads, key, factor)
     return next((one for one in among if one.address == address), None)

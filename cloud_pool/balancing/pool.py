@@ -97,7 +97,7 @@ class Pool:
 
     @property
     def capacity(self) -> PoolCapacity:
-        return capacity_of(self._state, self._clock(), self._settings)
+        return capacity_of(self._state)
 
     @property
     def endpoints(self) -> Sequence[EndpointView]:

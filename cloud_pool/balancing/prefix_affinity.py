@@ -22,11 +22,6 @@ _POINTS = 100  # of each endpoint on the ring: shares differ by about a tenth
 _HEAD_CHARACTERS = 1024
 
 
-class RingShare(msgspec.Struct, frozen=True):
-    load: int
-    weight: float  # of a typical endpoint: 1
-
-
 def prefix_key(request: Request) -> bytes:
     """Return the prefix key of a request.
 
@@ -39,17 +34,13 @@ def prefix_key(request: Request) -> bytes:
     return _digest(msgspec.msgpack.encode((request.tools, request.messages[: first + 1])))
 
 
-def load_bound(shares: Mapping[str, RingShare], address: str, factor: float) -> int:
-    """Return the most requests that `address` may have once one more request comes."""
-    weights = sum(share.weight for share in shares.values())
-    work = 1 + sum(share.load for share in shares.values())
-    return math.ceil(factor * work * shares[address].weight / weights)
+def load_bound(loads: Mapping[str, int], factor: float) -> int:
+    """Return the most requests that an endpoint may have once one more request comes."""
+    return math.ceil(factor * (1 + sum(loads.values())) / len(loads))
 
 
-def preferred_endpoint(
-    addresses: Iterable[str], shares: Mapping[str, RingShare], key: bytes, factor: float
-) -> str | None:
-    """Return the key's endpoint among `shares`, None if all are at their bound.
+def preferred_endpoint(addresses: Iterable[str], loads: Mapping[str, int], key: bytes, factor: float) -> str | None:
+    """Return the key's endpoint among `loads`, None if all are at their bound.
 
     `addresses` are all endpoints of the pool, so that keys stay where they are when some are away.
     """
@@ -61,7 +52,7 @@ def preferred_endpoint(
         if address in seen:
             continue
         seen.add(address)
-        if address in shares and shares[address].load < load_bound(shares, address, factor):
+        if address in loads and loads[address] < load_bound(loads, factor):
             return address
     return None
 

@@ -12,7 +12,7 @@ Beyond that an endpoint has a trust level, which does not fade:
     trust      event                                     next trust
     trusted    LATE_LIMIT late first tokens in a row     slow       probed; requests only if all others are busy
     slow       a probe as fast as its peers              on_trial   the next request goes there, and no other
-    on_trial   that request is in time                   trusted    with a share that ramps up
+    on_trial   that request is in time                   trusted
     on_trial   that request is late                      slow       it is fast for probes only; twice as long as before
 """
 
@@ -158,9 +158,7 @@ def _with_late(
 
 
 def _trusted_again(one: Endpoint, usual_s: float, now: float) -> Endpoint:
-    # After one fast probe the endpoint gets its share at once; after a longer slow time its share ramps up.
-    since = now if one.late_count > LATE_LIMIT else one.phase_since
-    return _replace(one, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now, phase_since=since)
+    return _replace(one, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now)
 
 
 def _ttft_s(endpoint: Endpoint, now: float) -> float:

@@ -33,7 +33,7 @@ class Endpoints:
 
     def __init__(self, *configured: str) -> None:
         self.configured = configured or ENDPOINTS
-        self.capacity = PoolCapacity(1.0)
+        self.capacity = PoolCapacity(1)
 
 
 def controller(permits: int = 16, least: int = 1) -> AdmissionController:
@@ -145,7 +145,7 @@ async def test_without_redis_each_gateway_divides_by_what_it_knew(redis_server: 
         await beat(lost, times=1)
         assert lost.fault
         assert one.limit == 16
-        endpoints.capacity = PoolCapacity(3.0)
+        endpoints.capacity = PoolCapacity(3)
         await beat(lost, times=2)
     assert one.limit == 48
 
@@ -167,39 +167,38 @@ async def test_a_fixed_limit_is_divided_too(client: redis.asyncio.Redis) -> None
 
 
 async def test_permits_follow_the_endpoints(client: redis.asyncio.Redis) -> None:
-    """Out, through a slow start, and back down, at both gateways."""
+    """Out and back down, at both gateways."""
     one, two, endpoints = controller(least=0), controller(least=0), Endpoints()
     both = (peer(client, "a", one, endpoints), peer(client, "b", two, endpoints))
     limits = []
-    for count in (1.0, 1.5, 2.0, 4.0, 3.0, 1.0):
+    for count in (1, 2, 4, 3, 1):
         endpoints.capacity = PoolCapacity(count)
         await beat(*both)
         limits.append((one.limit, two.limit))
-    assert limits == [(8, 8), (12, 12), (16, 16), (32, 32), (24, 24), (8, 8)]
+    assert limits == [(8, 8), (16, 16), (32, 32), (24, 24), (8, 8)]
 
 
 async def test_a_gateway_without_a_redis_follows_its_endpoints() -> None:
     one, endpoints = controller(least=0), Endpoints()
     alone = peer(None, "a", one, endpoints)
-    for count in (4.0, 2.0):
+    for count in (4, 2):
         endpoints.capacity = PoolCapacity(count)
         await beat(alone)
         assert one.limit == 16 * count
 
 
 async def test_a_limit_that_was_found_changes_with_the_endpoints() -> None:
-    """A tier whose endpoints take 7 requests each, of at most 16; a step of a slow start is less than a permit."""
+    """A tier whose endpoints take 7 requests each, of at most 16."""
     one, endpoints = controller(), Endpoints()
     alone = peer(None, "a", one, endpoints)
     await beat(alone)
     async with one.acquire("standard", 60.0) as permit:
         permit.failed()
     assert one.limit == 7
-    for count in (1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0):
-        endpoints.capacity = PoolCapacity(count)
-        await beat(alone, times=2)
+    endpoints.capacity = PoolCapacity(2)
+    await beat(alone, times=2)
     assert one.limit == 14
-    endpoints.capacity = PoolCapacity(1.0)
+    endpoints.capacity = PoolCapacity(1)
     await beat(alone, times=2)
     assert one.limit == 7
 
@@ -208,15 +207,15 @@ async def test_requests_at_ejected_endpoints_take_no_permits_of_others(client: r
     """Of two endpoints with 16 requests each, one is ejected: its calls may hang, and the other has its full 16."""
     one, endpoints = controller(least=0), Endpoints()
     alone = peer(client, "a", one, endpoints)
-    endpoints.capacity = PoolCapacity(2.0)
+    endpoints.capacity = PoolCapacity(2)
     await beat(alone)
     async with holding(one, 40):
         assert (one.running, one.waiting) == (32, 8)
-        endpoints.capacity = PoolCapacity(1.0, away=16)
+        endpoints.capacity = PoolCapacity(1, away=16)
         await beat(alone)
         assert (one.limit, one.running) == (32, 32)
         assert one.demand == 16 + 8
-        endpoints.capacity = PoolCapacity(1.0)
+        endpoints.capacity = PoolCapacity(1)
         await beat(alone)
         assert one.limit == 16
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import pytest
 
 from cloud_pool.balancing.capacity import PoolCapacity, capacity_of
-from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.state import Endpoint, PoolState
 from router.errors import CloudUnreachable
 
 from .scripted import Bed
 
-CONFIG = LoadBalancingConfig(slow_start_s=10.0)
 BUSY = (0.0, 0.0, 0.0)
 
 
 def capacity(*endpoints: Endpoint) -> PoolCapacity:
-    return capacity_of(PoolState(endpoints), 100.0, CONFIG)
+    return capacity_of(PoolState(endpoints))
 
 
 def test_idle_and_busy_endpoints_count_alike() -> None:
-    assert capacity(Endpoint(address="a"), Endpoint(address="b", open_since=BUSY)) == PoolCapacity(2.0)
+    assert capacity(Endpoint(address="a"), Endpoint(address="b", open_since=BUSY)) == PoolCapacity(2)
 
 
 @pytest.mark.parametrize(
@@ -33,26 +31,21 @@ def test_idle_and_busy_endpoints_count_alike() -> None:
     ],
 )
 def test_endpoints_without_new_requests_count_nothing(other: Endpoint) -> None:
-    assert capacity(Endpoint(address="a"), other) == PoolCapacity(1.0, away=3)
-
-
-def test_a_new_endpoint_counts_by_its_slow_start() -> None:
-    others = [Endpoint(address=address) for address in "ab"]
-    assert capacity(*others, Endpoint(address="c", phase_since=96.0)).endpoints == pytest.approx(2.4)
+    assert capacity(Endpoint(address="a"), other) == PoolCapacity(1, away=3)
 
 
 def test_a_tier_that_is_down_has_the_capacity_of_one_endpoint() -> None:
     """Its requests must fail, and not wait."""
-    assert capacity(Endpoint(address="a", phase="ejected", open_since=BUSY)) == PoolCapacity(1.0)
-    assert capacity() == PoolCapacity(1.0)
+    assert capacity(Endpoint(address="a", phase="ejected", open_since=BUSY)) == PoolCapacity(1)
+    assert capacity() == PoolCapacity(1)
 
 
 def test_the_pool_follows_its_endpoints() -> None:
     bed = Bed("t0:1", "t1:1", "t2:1")
-    assert bed.pool.capacity == PoolCapacity(3.0)
+    assert bed.pool.capacity == PoolCapacity(3)
     with bed.pool.lease() as lease:
         lease.failed(CloudUnreachable("refused", phase="connect"))
-        assert bed.pool.capacity == PoolCapacity(2.0, away=1)
-    assert bed.pool.capacity == PoolCapacity(2.0)
+        assert bed.pool.capacity == PoolCapacity(2, away=1)
+    assert bed.pool.capacity == PoolCapacity(2)
     bed.pool.set_endpoints({"t1:1": ""})
-    assert bed.pool.capacity == PoolCapacity(1.0)
+    assert bed.pool.capacity == PoolCapacity(1)

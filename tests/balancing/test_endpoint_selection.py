@@ -149,18 +149,6 @@ def test_an_endpoint_with_a_late_first_token_is_avoided_before_it_answers() -> N
     assert "t1:1" not in shares(others)
 
 
-# --- slow start ------------------------------------------------------------------------------------------------------
-
-
-def test_a_returning_endpoint_ramps_up_from_a_tenth() -> None:
-    for age, fair in ((0.0, 1), (5.0, 5), (10.0, 10), (60.0, 10)):
-        state = changed(pool(9, 0), 1, phase_since=NOW - age)
-        chance = random.Random(1)
-        while (chosen := choose(state, CONFIG, now=NOW, draw=chance.random())) == state.endpoints[1]:
-            state = taken(state, chosen)
-        assert abs(state.endpoints[1].outstanding - fair) <= 1, age
-
-
 # --- zones -----------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from ..cloud.conftest import triton_environment as triton_environment
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
 MODEL = "assistant-large"
-QUICK = LoadBalancingConfig(slow_start_s=0.5, slowness_decay_s=1.0)
+QUICK = LoadBalancingConfig(slowness_decay_s=1.0)
 
 
 @pytest.fixture(scope="module")

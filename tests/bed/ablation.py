@@ -29,7 +29,7 @@ ARGUMENTS = {
 }
 
 _TENANTS = ("kept places", "preemption", "bunching", "credits")
-_REPLICAS = ("trust", "slow start", "hedging")
+_REPLICAS = ("trust", "hedging")
 WHERE = {
     "overload": (*_TENANTS, "shares by device"),
     "tenants": _TENANTS,

@@ -31,7 +31,6 @@ SPEED = ReplicaSpeed(slots=8, prefill_s=0.4, step_s=0.2)
 TOKENS = 4
 STAGES = (1, 2, 4, 2, 1)
 MIN_GAIN = {2: 1.9, 4: 3.6}
-SLOW_START_S = 5.0
 SETTLE_S = 10.0
 _CLIENTS = 1.25  # times the slots
 _REACHED = 0.9
@@ -106,9 +105,8 @@ def main() -> int:
     arguments = parser.parse_args()
     # Patient: the load comes before the endpoints, and nothing may be shed for it.
     tier = {"concurrency": SPEED.slots, "max_queued": 64, "ttft_objective_s": 10.0}
-    config = {"load_balancing": {"slow_start_s": SLOW_START_S}}
     replicas = ("assistant-large",) * max(STAGES)
-    with running_bed(replicas, speed=SPEED, tier=tier, config=config, workers=0, serving=1) as bed:
+    with running_bed(replicas, speed=SPEED, tier=tier, workers=0, serving=1) as bed:
         failures = asyncio.run(measure(bed, arguments.seconds))
     for failure in failures:
         print(f"FAILED: {failure}")

@@ -39,7 +39,7 @@ DEADLINE_MS = 3_000
 RETURN_S = 45.0
 MIN_REQUESTS = 20
 _FACTOR = 10.0
-_SLOW_START_S = 12.0
+_RETURNED_S = 12.0
 
 
 def pool_capacity(replicas: int) -> float:
@@ -60,7 +60,7 @@ async def one_slow(
     bed.serve_from([one for one in bed.replicas if one is not victim])
     two = await open_loop(session, bed.urls, (profile,), seconds, seed=2)
     bed.serve_from(bed.replicas)
-    await open_loop(session, bed.urls, (profile,), _SLOW_START_S, seed=6)
+    await open_loop(session, bed.urls, (profile,), _RETURNED_S, seed=6)
     before = len(victim.calls())
     victim.set_speed(ReplicaSpeed(SPEED.slots, SPEED.prefill_s * _FACTOR, SPEED.step_s * _FACTOR))
     began = time.monotonic()
@@ -165,7 +165,7 @@ async def measure(bed: Bed, seconds: float, load: float, jobs: int) -> list[str]
         await open_loop(session, bed.urls, (patient,), 5.0)
         failures, p99s = await one_slow(bed, session, patient, seconds)
         if jobs:
-            await open_loop(session, bed.urls, (patient,), _SLOW_START_S, seed=7)
+            await open_loop(session, bed.urls, (patient,), _RETURNED_S, seed=7)
             backlog = Backlog(session, bed, jobs, tokens=TOKENS)
             await backlog.submit()
             started = backlog.started

@@ -48,8 +48,7 @@ async def until(holds: Callable[[float], bool], session: aiohttp.ClientSession, 
 
 async def test_permits_follow_endpoints_out_and_back_and_no_request_fails() -> None:
     tier = {"concurrency": CONCURRENCY, "min_concurrency": 0, "ttft_objective_s": TIMEOUT_S}
-    config = {"load_balancing": {"slow_start_s": 1.0}}
-    with running_bed((TIER,) * 2, speed=SPEED, tier=tier, config=config, workers=0, serving=1) as bed:
+    with running_bed((TIER,) * 2, speed=SPEED, tier=tier, workers=0, serving=1) as bed:
         token, done, outcomes = bed.token("acme"), asyncio.Event(), []
 
         async def client(session: aiohttp.ClientSession, url: str) -> None:

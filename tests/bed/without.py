@@ -31,7 +31,6 @@ class Off(msgspec.Struct, frozen=True):
 
 
 CONFIG: dict[str, Off] = {
-    "slow start": Off(top={"load_balancing": {"slow_start_s": 0}}),
     "kept places": Off(tier={"admission": {"reserved_share": 0}}),
     "preemption": Off(tier={"admission": {"preemption_share": 0}}),
     "hedging": Off(tier={"hedge": {"enabled": False}}),

@@ -93,7 +93,7 @@ async def test_rates_usage_and_shared_limits_work_on_a_cluster(client: redis.asy
     assert await recorder.flush()
     assert [row.requests for row in await read_usage(client, "b", "2026-11-21")] == [1]
     admission = AdmissionController(16, 64, AdmissionSettings(permits=16, max_queued=64))
-    shared = SharedTier("large", 16, lambda: ("e",), lambda: PoolCapacity(1.0), admission)
+    shared = SharedTier("large", 16, lambda: ("e",), lambda: PoolCapacity(1), admission)
     heartbeats = [PeerHeartbeat(client, [shared], name=name) for name in "ab"]
     for heartbeat in heartbeats:
         await heartbeat.beat()

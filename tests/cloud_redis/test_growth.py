@@ -196,7 +196,7 @@ class MiniatureDay:
 
     async def _heartbeat(self) -> None:
         admission = AdmissionController(16, 64, AdmissionSettings(permits=16, max_queued=64))
-        shared = SharedTier("large", 16, lambda: ("e",), lambda: PoolCapacity(1.0), admission)
+        shared = SharedTier("large", 16, lambda: ("e",), lambda: PoolCapacity(1), admission)
         await PeerHeartbeat(self._redis, [shared]).beat()
 
     async def _cache(self, number: int) -> None:
