@@ -8,13 +8,15 @@ from importlib.metadata import version
 import msgspec
 from aiohttp import web
 
+from router.bundle.protocol import MAX_MESSAGE_BYTES
+
 from ..console.routes import console_routes
 from .boxes.api import device_routes
 from .files import file_routes
 from .health import health_routes
 from .openapi import PATH, openapi_document
 from .plane import ControlPlane
-from .routes import ApiRoute, Unfinished, errors_as_json
+from .routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 
 
 def all_routes(plane: ControlPlane, more: Sequence[ApiRoute] = ()) -> list[ApiRoute]:
@@ -25,17 +27,18 @@ def all_routes(plane: ControlPlane, more: Sequence[ApiRoute] = ()) -> list[ApiRo
 
 
 def build_app(routes: Sequence[ApiRoute], drain_s: float = 5.0) -> web.Application:
-    """Return the application. Bodies are bounded by their handlers, errors are JSON.
+    """Return the application. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON.
 
     Args:
         routes: What it serves.
         drain_s: How long handlers whose clients have left may go on when the server stops.
     """
-    app = web.Application(middlewares=[errors_as_json])
+    app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
     unfinished = Unfinished()
     for route in routes:
         handler = route.handler if route.parks else unfinished.finished(route.handler)
-        app.router.add_route(route.method, route.path, handler)
+        app.router.add_route(route.method, route.path, errors_as_json(handler))
+    app.router.add_route("*", "/{path:.*}", nothing_here)
 
     async def drain(_app: web.Application) -> None:
         await unfinished.wait(drain_s)

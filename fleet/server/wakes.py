@@ -1,4 +1,4 @@
-"""Parked polls: one event for each cohort. Every process reads the generations from the database twice a second, so a
+"""Parked polls, by cohort. Every process reads the generations from the database twice a second, so a
 change that one process commits wakes the boxes of all of them."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Wakes:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: Mapping[str, Generation] = {}
-        self._events: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, dict[asyncio.Future[None], float]] = {}  # by cohort: when the poll's time is over
         self._turn = anyio.Lock()
         self.closing = False
         self._away = False
@@ -42,17 +42,21 @@ class Wakes:
         return self.current(cohort).pace
 
     async def wait(self, cohort: str, etag: str, wait_s: float) -> Generation:
-        """Return when the cohort's generation differs from `etag`, or after `wait_s`, or when the server stops."""
+        """Return when the cohort's generation differs from `etag`, or after `wait_s`, or when the server stops.
+
+        A parked poll is one future: `watch` ends those whose time is over, twice a second, without a timer for each.
+        """
         if self.current(cohort).etag == etag and wait_s > 0 and not self.closing:
-            event = self._events.setdefault(cohort, asyncio.Event())
+            loop = asyncio.get_running_loop()
+            news: asyncio.Future[None] = loop.create_future()
+            waiting = self._waiting.setdefault(cohort, {})
+            waiting[news] = loop.time() + wait_s
             self.parked += 1
             try:
-                async with asyncio.timeout(wait_s):
-                    await event.wait()
-            except TimeoutError:
-                pass
+                await news
             finally:
                 self.parked -= 1
+                waiting.pop(news, None)
         return self.current(cohort)
 
     async def refresh(self) -> None:
@@ -79,15 +83,22 @@ class Wakes:
                 if not self._away:
                     _log.warning("%s", error.message)
                 self._away = True
+            self._end_old()
             await anyio.sleep(CHECK_EVERY_S)
 
     def close(self) -> None:
         """Answer every parked poll: the server stops."""
         self.closing = True
-        for name in list(self._events):
+        for name in list(self._waiting):
             self._wake(name)
 
     def _wake(self, name: str) -> None:
-        event = self._events.pop(name, None)
-        if event is not None:
-            event.set()
+        for news in self._waiting.pop(name, {}):
+            if not news.done():
+                news.set_result(None)
+
+    def _end_old(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for waiting in self._waiting.values():
+            for news in [news for news, ends in waiting.items() if ends <= now and not news.done()]:
+                news.set_result(None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import bindparam, case, delete, func, insert, or_, select, update
+from sqlalchemy import Dialect, Insert, Update, bindparam, case, delete, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import BoxState
@@ -96,11 +98,26 @@ _REPORTED = (
     *("heard", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
     *("wanted", "rollout", "code", "reason", "quarantined_json", "unproven", "weekday", "minute", "granted"),
 )
-_UPDATE = (
-    update(devices)
-    .where(devices.c.id == bindparam("b_id"))
-    .values({name: bindparam(f"b_{name}") for name in _REPORTED})
-)
+_reported = attrgetter(*_REPORTED, "id")
+_EVENT = ("device", *DeviceEvent.__struct_fields__)
+_UPDATE = update(devices).where(devices.c.id == bindparam("key")).values({name: bindparam(name) for name in _REPORTED})
+_INSERT = insert(device_events).values({name: bindparam(name) for name in _EVENT})
+_PARAMETERS = {_UPDATE: (*_REPORTED, "key"), _INSERT: _EVENT}
+
+
+async def _run(connection: AsyncConnection, statement: Update | Insert, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Run a compiled statement for many rows of `_PARAMETERS`.
+
+    To bind each row by names would cost a fifth of what a report costs.
+    """
+    await connection.exec_driver_sql(_compiled(statement, connection.dialect), list(rows))
+
+
+@cache
+def _compiled(statement: Update | Insert, dialect: Dialect) -> str:
+    compiled = statement.compile(dialect=dialect)
+    assert compiled.positiontup == [*_PARAMETERS[statement]], compiled.positiontup
+    return str(compiled)
 
 
 async def lock_devices(connection: AsyncConnection, ids: Iterable[str]) -> dict[str, Device]:
@@ -114,11 +131,9 @@ async def write_reports(
 ) -> None:
     """Write what devices reported, and their events; operators' columns stay as they are."""
     if changed:
-        rows = [{f"b_{name}": getattr(device, name) for name in ("id", *_REPORTED)} for device in changed]
-        await connection.execute(_UPDATE, rows)
+        await _run(connection, _UPDATE, map(_reported, changed))
     if events:
-        rows = [{"device": device, **msgspec.structs.asdict(event)} for device, event in events]
-        await connection.execute(insert(device_events), rows)
+        await _run(connection, _INSERT, ((device, *msgspec.structs.astuple(event)) for device, event in events))
 
 
 async def changing_at(connection: AsyncConnection, sites: Iterable[str], now: float) -> list[tuple[str, str]]:

@@ -123,10 +123,10 @@ async def enrol(
         "enrolled": now,
         "daemon": daemon,
     }
-    await connection.execute(insert(devices).values(_NEVER_HEARD | row))
+    await connection.execute(insert(devices).values(NEVER_HEARD | row))
 
 
-_NEVER_HEARD = {
+NEVER_HEARD = {
     "revoked": None,
     "held": False,
     "pin": None,

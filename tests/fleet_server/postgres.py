@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -62,22 +61,10 @@ class PostgresServer:
         finally:
             self.start()
 
-    @contextmanager
-    def stuck(self) -> Iterator[None]:
-        """Inside the block every process of it is stopped: connections stay open and nothing answers."""
-        pids = self._pids()
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in pids:
-                os.kill(pid, signal.SIGCONT)
-
-    def _pids(self) -> list[int]:
-        first = int((self._data / "postmaster.pid").read_text().splitlines()[0])
-        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
-        return [first, *map(int, children)]
+    @property
+    def pid(self) -> int:
+        """Of its first process; each connection has a child of it."""
+        return int((self._data / "postmaster.pid").read_text().splitlines()[0])
 
     def _run(self, program: str, *arguments: str) -> None:
         user = None if self._user is None else self._user.pw_uid

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from typing import TypeVar
+from urllib.parse import parse_qsl
 
 from aiohttp import web
 
@@ -90,16 +92,20 @@ class DeviceApi:
     async def wake(self, http: web.Request) -> web.StreamResponse:
         """Answer at once if the ETag is not the newest one, else when something is new."""
         plane = self._plane
-        name = plane.key.device_of(http.headers.get("authorization", ""), plane.clock())
-        device = await plane.lookups.submit(name)
-        if device.revoked is not None:
-            raise refusals.DeviceRevoked(f"{name} was revoked: enrol with a new key and a new join token")
+        cohort = await self._cohort(http)  # in a function of its own: a parked poll holds as little as it can
         etag = http.headers.get("if-none-match", "")
-        generation = await plane.wakes.wait(device.cohort, etag, _seconds(http.query.get("wait", "0")))
+        generation = await plane.wakes.wait(cohort, etag, _seconds(http.query_string))
         headers = {"etag": generation.etag, "cache-control": "no-store"}
         if generation.etag == etag:
             return web.Response(status=304, headers=headers)
-        return json_response(Wake(cohort=device.cohort, now=plane.clock()), headers=headers)
+        return json_response(Wake(cohort=cohort, now=plane.clock()), headers=headers)
+
+    async def _cohort(self, http: web.Request) -> str:
+        name = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
+        device = await self._plane.lookups.submit(name)
+        if device.revoked is not None:
+            raise refusals.DeviceRevoked(f"{name} was revoked: enrol with a new key and a new join token")
+        return sys.intern(device.cohort)
 
     async def jwks(self, _http: web.Request) -> web.StreamResponse:
         return web.Response(
@@ -123,14 +129,21 @@ class DeviceApi:
     async def _submit(self, http: web.Request, kind: type[_Message]) -> Answer:
         body = await read_body(http)
         message: Message = decode_body(body, kind)
-        bearer = ""
-        if authorization := http.headers.get("authorization"):
-            try:
-                bearer = self._plane.key.device_of(authorization, self._plane.clock())
-            except AuthenticationFailed:
-                bearer = ""  # the signature decides; a box whose token has expired asks for a new one this way
         signature = http.headers.get(SIGNATURE_HEADER, "")
-        return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature, bearer))
+        try:
+            return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature))
+        except refusals.SignatureInvalid:
+            self._check_sender(http, message.device)
+            raise
+
+    def _check_sender(self, http: web.Request, device: str) -> None:
+        """Of a message that is not signed by the device that it names, say whose it is if its token tells."""
+        try:
+            sender = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
+        except AuthenticationFailed:
+            return
+        if sender != device:
+            raise refusals.ForeignDevice(f"the message names {device!r}, but it is of {sender!r}")
 
 
 class NotPublished(CausewayError):
@@ -177,7 +190,9 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
     ]  # fmt: skip
 
 
-def _seconds(text: str) -> float:
+def _seconds(query: str) -> float:
+    """Return `wait` of a query."""
+    text = dict(parse_qsl(query)).get("wait", "0")
     try:
         wait_s = float(text)
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64decode
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -28,11 +29,15 @@ from .refusals import (
 def verified(public_key: str, signature: str, signed: bytes) -> bool:
     """Whether an Ed25519 signature is valid; key and signature in base64url."""
     try:
-        key = Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(public_key + "="))
-        key.verify(urlsafe_b64decode(signature + "=" * (-len(signature) % 4)), signed)
+        _key(public_key).verify(urlsafe_b64decode(signature + "=" * (-len(signature) % 4)), signed)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=20_000)
+def _key(public_key: str) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(public_key + "="))
 
 
 async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest, now: float) -> EnrolledDevice:

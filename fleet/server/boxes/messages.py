@@ -3,7 +3,7 @@
 For each message, in the order of arrival:
 
 1. The device is enrolled, and not revoked.
-2. The signature is of its key; the token that came along, if any, names the same device.
+2. The signature is of its key.
 3. The message is no replay: a report's `seq` grows within a boot, a token request's `sent` grows and is near our time.
    Telemetry that was counted before is accepted again, and not counted.
 4. It changes the device's row, which is written once for all its messages.
@@ -35,7 +35,6 @@ from .enrolment import verified
 from .refusals import (
     DeviceRevoked,
     DeviceUnknown,
-    ForeignDevice,
     RequestStale,
     SignatureInvalid,
     StatusReplayed,
@@ -55,14 +54,12 @@ class SignedMessage(msgspec.Struct, frozen=True):
         path: That it was posted to.
         body: Its exact bytes.
         signature: Of the device key, base64url.
-        bearer: The device of the token that came along, "" for none.
     """
 
     message: Message
     path: str
     body: bytes
     signature: str
-    bearer: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -173,8 +170,6 @@ class _Group:
             raise DeviceUnknown(f"the device {signed.message.device!r} is not enrolled here")
         if device.revoked is not None:
             raise DeviceRevoked(f"{device.id} was revoked: enrol with a new key and a new join token")
-        if signed.bearer and signed.bearer != device.id:
-            raise ForeignDevice(f"the message names {device.id!r}, but the token is of {signed.bearer!r}")
         if not verified(device.public_key, signed.signature, signed_bytes(signed.path, signed.body)):
             raise SignatureInvalid(f"the message is not signed by the key of {device.id!r}")
         return device

@@ -66,7 +66,7 @@ class SignatureInvalid(AuthenticationFailed):
 
 
 class ForeignDevice(PermissionDenied):
-    """The message names another device than the token that came with it."""
+    """The message is signed by another device than it names, by the token that came with it."""
 
     code = "foreign_device"
 

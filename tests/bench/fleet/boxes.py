@@ -1,0 +1,54 @@
+"""Boxes with keys that follow from their number, so that server and load generator agree without a word."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from base64 import urlsafe_b64encode
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from router.bundle.protocol import SIGNATURE_HEADER, BoxState, StatusReport, signed_bytes
+
+STATUS = "/v1/status"
+_RUNNING = "a" * 64
+
+
+def box_key(number: int) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"box {number}".encode()).digest())
+
+
+def public_key(number: int) -> str:
+    return _base64url(box_key(number).public_key().public_bytes_raw())
+
+
+def box_name(number: int) -> str:
+    return f"box-{number:06}"
+
+
+def status_request(number: int, seq: int) -> bytes:
+    """A whole HTTP request, signed; `seq` tells how the state changes, so that each report writes an event too."""
+    states = (BoxState.IDLE, BoxState.CHECK, BoxState.FETCH, BoxState.VERIFY)
+    report = StatusReport(
+        device=box_name(number),
+        boot="5f1c0f6e9a3b4c2d",
+        seq=seq,
+        sent=time.time(),
+        state=states[seq % 4],
+        running=_RUNNING,
+        rollout="2026-11-22-kiosk",
+        daemon="0.1.0",
+        since=time.time(),
+    )
+    body = msgspec.json.encode(report)
+    signature = _base64url(box_key(number).sign(signed_bytes(STATUS, body)))
+    head = (
+        f"POST {STATUS} HTTP/1.1\r\nHost: fleet\r\nContent-Type: application/json\r\n"
+        f"{SIGNATURE_HEADER}: {signature}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _base64url(content: bytes) -> str:
+    return urlsafe_b64encode(content).rstrip(b"=").decode()

@@ -1,0 +1,92 @@
+"""`python -m tests.bench.fleet.server bare | plane FOLDER DATABASE BOXES`: prints its port and serves until killed.
+
+bare    aiohttp's least on uvloop: a handler that reads a status report's body and returns fixed bytes
+plane   the control plane with so many boxes of the cohort `everyone`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import uvloop
+from aiohttp import web
+from sqlalchemy import insert
+
+from fleet.repository.template import new_fleet
+from fleet.server.serving import ServeSettings, allow_many_files, running
+from fleet.store.database import Store
+from fleet.store.enrolment import NEVER_HEARD
+from fleet.store.tables import devices
+from router.bundle.protocol import StatusReply
+
+from .boxes import STATUS, box_name, public_key
+
+FLEET = "version: 1\nname: bench\ncohorts:\n  everyone: {policy: policies/default.yaml}\n"
+
+
+async def bare() -> None:
+    answer = msgspec.json.encode(StatusReply(may_change=True, now=time.time(), cohort="everyone"))
+
+    async def handle(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(body=answer, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_post(STATUS, handle)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.Event().wait()
+
+
+async def make_boxes(folder: Path, database: str, boxes: int) -> None:
+    """Make a fleet and its boxes; every third one is of the cohort `others`."""
+    new_fleet(folder)
+    (folder / "fleet.yaml").write_text(FLEET)
+    store = await Store.open(database)
+    rows = [
+        NEVER_HEARD
+        | {
+            "id": box_name(number),
+            "tenant": "acme",
+            "cohort": "everyone" if number % 3 else "others",
+            "labels_json": "{}",
+            "site": "",
+            "public_key": public_key(number),
+            "join_token": "",
+            "enrolled": time.time(),
+            "daemon": "",
+        }
+        for number in range(boxes)
+    ]
+    async with store.write() as connection:
+        await connection.execute(insert(devices), rows)
+    await store.close()
+
+
+async def plane(folder: Path, database: str) -> None:
+    settings = ServeSettings(folder, folder / "keys", folder / "data", database, host="0.0.0.0", port=0)
+    async with running(settings) as (_, url):
+        print(url.rpartition(":")[2], flush=True)
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    allow_many_files()
+    if sys.argv[1] == "bare":
+        uvloop.run(bare())
+    elif sys.argv[1] == "boxes":
+        uvloop.run(make_boxes(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    else:
+        uvloop.run(plane(Path(sys.argv[2]), sys.argv[3]))
+
+
+if __name__ == "__main__":
+    main()
