@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -265,10 +265,20 @@ class FleetFixture:
         return web.json_response({"from": POLICY, "to": POLICY if same else NEW_POLICY})
 
 
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    async def run(same: web.Request) -> web.StreamResponse:
+        return await handler(same)
+
+    return await errors_as_json(run)(request)
+
+
 @asynccontextmanager
 async def serving(fixture: FleetFixture, port: int = 0) -> AsyncIterator[str]:
     """Serve the page and the API; yields the origin."""
-    app = web.Application(middlewares=[errors_as_json])
+    app = web.Application(middlewares=[_errors])
     for route in console_routes():
         app.router.add_route(route.method, route.path, route.handler)
     app.router.add_routes(fixture.routes())
