@@ -41,6 +41,7 @@ from .serving.service import Service
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
 from .signals.probes.device import DeviceProbes
+from .signals.semantic import SemanticAnswers
 from .storage.cache import AnswerCache
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
@@ -138,6 +139,7 @@ def build(
         clock=clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
+        semantic=SemanticAnswers([Path(folder) for folder in config.engine.model_dirs]),
         default_deadline_s=config.server.default_deadline_s,
         record_all=record_all,
     )

@@ -306,10 +306,18 @@ class ExactCache(msgspec.Struct, frozen=True):
     stale_if_error_s: float = 0.0
 
 
+class SemanticCache(msgspec.Struct, frozen=True):
+    """A question that means the same may share an answer up to `ttl_s` old; `max_error`: share of wrong ones."""
+
+    ttl_s: float
+    max_error: float = 0.01
+
+
 class CachePlan(msgspec.Struct, frozen=True):
     """The policy's cache rule for this request. `exact` None: bypass the cache, and `bypass` says why."""
 
     exact: ExactCache | None = None
+    semantic: SemanticCache | None = None  # only with `exact`
     rule: str = ""
     bypass: str = ""
     reasons: tuple[Reason, ...] = ()
@@ -416,6 +424,8 @@ class Outcome(msgspec.Struct, frozen=True):
     reason: str = ""  # short: the name of the rule, `cache`, or the cause of the fallback
     cache: CacheStatus = "bypass"
     cache_reason: str = ""  # why the cache was bypassed
+    cache_age_s: float | None = None  # of the cached answer
+    similarity: float | None = None  # of the cached answer's question, 0 to 1; only if `cache` is semantic
     # The policy's first choice failed or is down, the answer is stale, or the cloud itself degraded the answer.
     degraded: bool = False
     attempts: tuple[AttemptRecord, ...] = ()

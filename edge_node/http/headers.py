@@ -19,8 +19,9 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-target": "name of the policy's target that made the answer",
     "x-causeway-reason": "name of the rule that chose the target, or `fallback: CODE`, `handoff: CODE`, `cache`, "
     "`stale: CODE`, `model_named`, `continued`",
-    "x-causeway-cache": "`hit`; `stale` (an old answer after an error); `miss`; `coalesced` (shared with an identical "
-    "request in progress); `bypass` (the policy allows no caching)",
+    "x-causeway-cache": "`hit`; `semantic` (the answer to a question that means the same); `stale` (an old answer "
+    "after an error); `miss`; `coalesced` (shared with an identical request in progress); `bypass` (the policy allows "
+    "no caching)",
     "x-causeway-cache-reason": "why the cache was bypassed; only with `x-causeway-cache: bypass`",
     "x-causeway-policy": "`name@revision` of the active policy",
     "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",

@@ -16,7 +16,7 @@ from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
-from ..storage.cache import StoredAnswer
+from ..storage.cache import CacheHit
 from .generation import Generation, policy_label
 from .reply import AnswerHead, Piece, Reply
 
@@ -65,6 +65,7 @@ class RequestContext:
         self.shared = False  # another request's generation answers
         self._usage = Usage()
         self._finish_reason = ""
+        self._hit: CacheHit | None = None  # what was replayed
 
     @property
     def committed(self) -> bool:
@@ -97,8 +98,10 @@ class RequestContext:
             self._finish_reason = piece.finish_reason
         return self.reply.send(piece)
 
-    async def replay(self, answer: StoredAnswer, *, stale: CausewayError | None = None) -> None:
+    async def replay(self, hit: CacheHit, *, stale: CausewayError | None = None) -> None:
         """Answer from the cache. `stale`: the error because of which an expired answer is served."""
+        answer, self._hit = hit.answer, hit
+        fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
         self.head = AnswerHead(
             id=self.id,
             policy=policy_label(self.generation.policy),
@@ -106,7 +109,7 @@ class RequestContext:
             target=answer.target,
             model=answer.model,
             reason="cache" if stale is None else f"stale: {stale.code}",
-            cache="hit" if stale is None else "stale",
+            cache=fresh if stale is None else "stale",
             degraded=stale is not None,
         )
         body = answer.body
@@ -145,6 +148,8 @@ class RequestContext:
             reason=self.generation.reason if head is None else head.reason,
             cache=self.cache,
             cache_reason=self.generation.cache_plan.bypass if self.cache == "bypass" else "",
+            cache_age_s=None if self._hit is None else self._hit.age_s,
+            similarity=None if self._hit is None else self._hit.similarity,
             degraded=head is not None and head.degraded,
             attempts=self.generation.records(now),
             ttft_ms=self._ttft_ms(total_ms),

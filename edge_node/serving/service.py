@@ -2,8 +2,8 @@
 
     bytes → Request      `http.listener`, `http.api`, `http.request_reader`: parse and validate once
     admission            `admission`: a rate limit per client; a bounded queue in front of bounded concurrency
-    cache                `storage.cache`: the policy's cache rule, an exact answer; `generation`: identical requests
-                         in progress share one answer
+    cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
+                         that means the same; `generation`: identical requests in progress share one answer
     Request → Decision   `router.decision.decide`: pure
     Decision → Chunks    `attempts`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `request_context`: exactly one per request: metrics, trace, decision record
@@ -42,6 +42,7 @@ from ..observability.metrics import FinishedGeneration, Metrics
 from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.estimators import QUALITY
+from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from ..storage.decisions import DecisionStore
 from ..storage.spend import SpendStore
@@ -64,13 +65,17 @@ _SELF_CHECK_REQUEST = Request(
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """What the policy would do with a request now. `cached_age_s` None: no cached answer."""
+    """What the policy would do with a request now. `cached_age_s` None: no cached answer.
+
+    `similarity`: of the question that the cached answer answers; None: the same request, or no cached answer.
+    """
 
     cache: CachePlan
     cached_age_s: float | None
     decision: Decision
     estimates: Estimates
     snapshot: Snapshot
+    similarity: float | None = None
 
 
 class Service:
@@ -80,6 +85,7 @@ class Service:
         count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
         estimate_quality: the signal `edge.quality`; None on a box without an engine.
         default_deadline_s: time of a request that names no deadline.
+        semantic: finds answers to questions that mean the same; used only by policies with `semantic` rules.
         record_all: compute the costly signals of every request that is decided, for its record.
     """
 
@@ -98,6 +104,7 @@ class Service:
         count_tokens: TokenCounter | None = None,
         estimate_quality: QualityEstimator | None = None,
         default_deadline_s: float = 120.0,
+        semantic: SemanticAnswers | None = None,
         record_all: bool = False,
     ) -> None:
         self._admission = admission
@@ -112,6 +119,7 @@ class Service:
         self._count_tokens = count_tokens
         self._estimate_quality = estimate_quality
         self._planner = CachePlanner()
+        self._semantic = semantic
         self._default_deadline_s = default_deadline_s
         self._record_all = record_all
         self._policy: Policy
@@ -124,6 +132,8 @@ class Service:
         """
         self._policy = policy
         self._planner = CachePlanner(scope)
+        if self._semantic is not None:
+            self._semantic.activate(policy)
 
     async def answer(self, context: RequestContext) -> None:
         """Return when the last byte is handed to the client's connection.
@@ -169,6 +179,8 @@ class Service:
         )
         self._admission.admit(request.hints.client, now)
         found = await self._find(generation, RequestMemo())
+        if found is None or not _is_fresh(found, generation.cache_plan):
+            found = await self._find_similar(generation) or found
         policy, estimates = generation.policy, generation.estimates
         generation.cache_plan = self._planner.plan(policy, request, generation.snapshot, estimates).plan
         generation.snapshot = self._signals.snapshot(policy)
@@ -176,6 +188,7 @@ class Service:
         return Explanation(
             cache=generation.cache_plan,
             cached_age_s=None if found is None else found.age_s,
+            similarity=None if found is None else found.similarity,
             decision=decision,
             estimates=generation.estimates,
             snapshot=generation.snapshot,
@@ -215,8 +228,13 @@ class Service:
         self._admission.admit(context.request.hints.client, context.arrived)
         found = await self._find(generation, context.memo)
         if found is not None and _is_fresh(found, generation.cache_plan):
-            await context.replay(found.answer)
+            await context.replay(found)
             return
+        if generation.cache_plan.semantic is not None:
+            similar = await self._find_similar(generation)
+            if similar is not None:
+                await context.replay(similar)
+                return
         try:
             if generation.cache_key is None:
                 await self._generate(generation, context)
@@ -225,7 +243,7 @@ class Service:
         except CausewayError as error:
             if found is None or context.committed or not _may_be_stale(found, context.generation.cache_plan, error):
                 raise
-            await context.replay(found.answer, stale=error)
+            await context.replay(found, stale=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
@@ -246,6 +264,28 @@ class Service:
         if found is None and not generation.on_device:
             found = await self._cache.lookup_disk(generation.cache_key, request)
         return found
+
+    async def _find_similar(self, generation: Generation) -> CacheHit | None:
+        """Cache: a fresh answer to a question of the same client that means the same."""
+        plan, semantic = generation.cache_plan, self._semantic
+        if plan.semantic is None or semantic is None:
+            return None
+        request = generation.request
+        question = generation.semantic_question = semantic.question(request)
+        if question is None:
+            return None
+        scope = generation.semantic_scope = self._planner.semantic_scope(generation.policy, request, plan)
+        match = semantic.find(scope, question, plan.semantic.max_error)
+        if match is None:
+            return None
+        found = self._cache.lookup_memory(match.key)
+        if found is None and not generation.on_device:
+            found = await self._cache.lookup_disk(match.key, request)
+        if found is None:
+            semantic.forget(match.key)
+        if found is None or found.age_s >= plan.semantic.ttl_s:
+            return None
+        return msgspec.structs.replace(found, similarity=match.similarity)
 
     async def _share(self, context: RequestContext, key: bytes) -> None:
         """Single-flight: identical requests in progress share one generation."""
@@ -333,6 +373,8 @@ class Service:
                 return
             answer = StoredAnswer(target.name, target.model, CachedAnswer(generation.request, target.model, chunks))
         self._cache.put(generation.cache_key, answer, durable=not generation.on_device)
+        if self._semantic is not None and generation.semantic_question is not None:
+            self._semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
 
     def _finish_generation(self, generation: Generation, ended: float) -> None:
         """Once per generation, however many requests shared it."""

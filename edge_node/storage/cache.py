@@ -60,6 +60,7 @@ class StoredAnswer(msgspec.Struct, frozen=True):
 class CacheHit(msgspec.Struct, frozen=True):
     answer: StoredAnswer
     age_s: float
+    similarity: float | None = None  # of the question that the answer was made for; None: the same request
 
 
 class CacheStats(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ class RouteExplanation(msgspec.Struct, frozen=True):
     estimates: Estimates
     snapshot: Snapshot
     cached_age_s: float | None = None
+    similarity: float | None = None  # of the cached answer's question; None: an exact hit, or none
     draft: bool = False  # without a box: signals are those that were given
 
 
@@ -112,11 +113,16 @@ def _aligned(rows: Sequence[Sequence[Segment]]) -> list[Line]:
 
 def _cache(explanation: RouteExplanation) -> str:
     if explanation.cached_age_s is not None:
-        return f"hit: an answer {explanation.cached_age_s:.1f} s old"
+        age = f"an answer {explanation.cached_age_s:.1f} s old"
+        if explanation.similarity is None:
+            return f"hit: {age}"
+        return f"semantic: {age} to a question of similarity {explanation.similarity:.2f}"
     exact = explanation.cache.exact
     if exact is None:
         return f"bypass: {explanation.cache.bypass}"
-    return f"miss; the answer would be fresh for {exact.ttl_s:g} s"
+    semantic = explanation.cache.semantic
+    shared = "" if semantic is None else f", and {semantic.ttl_s:g} s for questions that mean the same"
+    return f"miss; the answer would be fresh for {exact.ttl_s:g} s{shared}"
 
 
 def _signals(explanation: RouteExplanation) -> list[Line]:

@@ -274,6 +274,29 @@ def fingerprint(request: Request, scope: bytes) -> bytes:
     return blake2b(encoded, digest_size=KEY_BYTES).digest()
 
 
+def question_of(request: Request) -> str | None:
+    """Return the text that the semantic cache compares: the last message, of the user, or the only prompt.
+
+    None: nothing is compared, because the question is not text alone, or because the answer repeats it.
+    """
+    if request.kind == "chat" and request.messages:
+        last = request.messages[-1]
+        plain = last.role == "user" and not last.tool_calls
+        return last.content if plain and isinstance(last.content, str) else None
+    if request.kind == "completion" and len(request.prompts) == 1 and not request.echo and request.suffix is None:
+        prompt = request.prompts[0]
+        return prompt if isinstance(prompt, str) else None
+    return None
+
+
+def without_question(request: Request) -> Request:
+    """Return the request with an empty text where `question_of` finds the question."""
+    if request.kind == "chat":
+        last = msgspec.structs.replace(request.messages[-1], content="")
+        return msgspec.structs.replace(request, messages=(*request.messages[:-1], last))
+    return msgspec.structs.replace(request, prompts=("",))
+
+
 def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> CachePlan:
     """Apply the policy's cache rules: the first one that holds decides. Without one nothing is cached. Never raises."""
     reasons: list[Reason] = []
@@ -285,7 +308,7 @@ def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: 
         if rule is not None and rule.exact is not None:
             reasons.append(Reason("cache_refused", rule=rule.name, detail=bypass))
         return CachePlan(rule="" if rule is None else rule.name, bypass=bypass, reasons=tuple(reasons), private=private)
-    return CachePlan(exact=rule.exact, rule=rule.name, reasons=tuple(reasons), private=private)
+    return CachePlan(exact=rule.exact, semantic=rule.semantic, rule=rule.name, reasons=tuple(reasons), private=private)
 
 
 def early_bypass(policy: Policy, request: Request) -> str:
@@ -366,6 +389,15 @@ class CachePlanner:
             planned = memo.planned = self.plan(policy, request, snapshot, Estimates())
             memo.policy, memo.snapshot = policy, snapshot
         return planned
+
+    def semantic_scope(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:
+        """Return what two requests must share so that one may get the answer to the other's question.
+
+        That is everything of the exact key but the question: the conversation before, tools, formats, limits. Clients
+        never share: the client's name is in the scope, also where the exact cache shares.
+        """
+        client = request.hints.client.encode("utf-8", "replace")
+        return self._key(policy, without_question(request), plan) + blake2b(client, digest_size=KEY_BYTES).digest()
 
     def _key(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:
         if self._policy_scope[0] is not policy:

@@ -16,7 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import ExactCache, Handoff, Reason, ReasonCode, Target
+from ..types import ExactCache, Handoff, Reason, ReasonCode, SemanticCache, Target
 from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
@@ -65,6 +65,7 @@ class CacheRule(Rule):
     NOT_HELD: ClassVar[ReasonCode] = "cache_rule_not_held"
 
     exact: ExactCache | None  # None: matching requests are not cached
+    semantic: SemanticCache | None
     allow_sampled: bool
     allow_tools: bool
 
@@ -264,4 +265,7 @@ def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule
         ttl_s = seconds(doc.exact.ttl) or 0.0
         exact = ExactCache(ttl_s=ttl_s, stale_if_error_s=seconds(doc.exact.stale_if_error) or 0.0)
     name = f"cache[{index}]" if isinstance(doc.name, UnsetType) else doc.name
-    return CacheRule(name, when, exact, doc.allow_sampled, doc.allow_tools)
+    semantic = None
+    if not isinstance(doc.semantic, UnsetType):
+        semantic = SemanticCache(ttl_s=seconds(doc.semantic.ttl) or 0.0, max_error=doc.semantic.max_error)
+    return CacheRule(name, when, exact, semantic, doc.allow_sampled, doc.allow_tools)

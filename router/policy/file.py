@@ -126,6 +126,20 @@ class ExactDoc(_Doc, frozen=True):
     ] = UNSET
 
 
+class SemanticDoc(_Doc, frozen=True):
+    """Answers a question from the cache that means the same as an earlier one."""
+
+    ttl: Annotated[Duration, Meta(description="How long an answer is used for such questions; at most `exact.ttl`.")]
+    max_error: Annotated[
+        float,
+        Meta(
+            ge=0.002,
+            le=0.05,
+            description="Share of all requests that may get a wrong answer this way, as measured on held-back data.",
+        ),
+    ] = 0.01
+
+
 class CacheDoc(_Doc, frozen=True):
     """Says which answers are cached. The first rule that holds decides; without one nothing is cached."""
 
@@ -134,6 +148,13 @@ class CacheDoc(_Doc, frozen=True):
     exact: Annotated[
         ExactDoc | UnsetType,
         Meta(description="Cache by exact match. A rule without `exact` keeps its requests out of the cache."),
+    ] = UNSET
+    semantic: Annotated[
+        SemanticDoc | UnsetType,
+        Meta(
+            description="Also answer a question that means the same as an earlier one of the same client, if nothing "
+            "else in the request differs. Needs `exact`."
+        ),
     ] = UNSET
     allow_sampled: Annotated[
         bool, Meta(description="Also cache sampled answers (temperature above 0, or n above 1).")

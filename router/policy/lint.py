@@ -134,6 +134,17 @@ class _Checks:
         for index, rule in enumerate(self.doc.cache):
             if not isinstance(rule.exact, UnsetType) and seconds(rule.exact.ttl) == 0.0:
                 yield self.error(f"cache[{index}].exact.ttl", "must be more than 0; without `exact`, nothing is cached")
+            if isinstance(rule.semantic, UnsetType):
+                continue
+            path, ttl_s = f"cache[{index}].semantic", seconds(rule.semantic.ttl) or 0.0
+            if isinstance(rule.exact, UnsetType):
+                yield self.error(path, "needs `exact` in the same rule: it shares the answers that `exact` stores")
+            elif ttl_s == 0.0:
+                yield self.error(f"{path}.ttl", "must be more than 0; leave `semantic` out to turn it off")
+            elif ttl_s > (seconds(rule.exact.ttl) or 0.0):
+                yield self.error(f"{path}.ttl", "is longer than `exact.ttl`: no answer is used for so long")
+            if rule.allow_sampled:
+                yield self.warning(path, "shares sampled answers between different questions (`allow_sampled`)")
 
     def money(self) -> Iterator[Problem]:
         priced = [name for name, target in self.doc.targets.items() if target.usd_per_1k_tokens]

@@ -22,6 +22,7 @@ from router.types import (
     Handoff,
     Reason,
     ReasonCode,
+    SemanticCache,
     Snapshot,
     Target,
 )
@@ -74,6 +75,10 @@ def test_an_absent_signal_is_named() -> None:
 
 def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
     assert "hit: an answer 3.5 s old" in printed(cached_age_s=3.5)
+    similar = printed(cached_age_s=3.5, similarity=0.912)
+    assert "semantic: an answer 3.5 s old to a question of similarity 0.91" in similar
+    plan = CachePlan(exact=ExactCache(30.0), semantic=SemanticCache(20.0))
+    assert "fresh for 30 s, and 20 s for questions that mean the same" in printed(cache=plan)
     assert "would be fresh for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
     assert "bypass: the request offers tools" in printed()
 

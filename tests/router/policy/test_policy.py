@@ -284,6 +284,26 @@ MISTAKES = {
         (9, 18, "cache[0].exact.ttl"),
         "must be more than 0",
     ),
+    "a semantic cache without an exact one": (
+        GOOD + "cache: [{semantic: {ttl: 1s}}]\n",
+        (9, 10, "cache[0].semantic"),
+        "needs `exact` in the same rule",
+    ),
+    "a semantic cache for no time": (
+        GOOD + "cache: [{exact: {ttl: 1s}, semantic: {ttl: 0s}}]\n",
+        (9, 39, "cache[0].semantic.ttl"),
+        "leave `semantic` out",
+    ),
+    "a semantic cache for longer than answers are kept": (
+        GOOD + "cache: [{exact: {ttl: 1s}, semantic: {ttl: 2s}}]\n",
+        (9, 39, "cache[0].semantic.ttl"),
+        "longer than `exact.ttl`",
+    ),
+    "a semantic cache that promises nothing": (
+        GOOD + "cache: [{exact: {ttl: 1s}, semantic: {ttl: 1s, max_error: 0.5}}]\n",
+        (9, 59, "cache[0].semantic.max_error"),
+        "0.05",
+    ),
     "a cache rule that is never reached": (
         GOOD + "cache: [{exact: {ttl: 1s}}, {exact: {ttl: 2s}}]\n",
         (9, 29, "cache[1]"),

@@ -1,0 +1,259 @@
+"""The judge: how likely two questions, whose protected words agree, have the same answer.
+
+A text becomes a `Question` once: the encoder's vector, the probabilities of the trained intents, its words. A pair
+becomes `FEATURES` and the set of words that only one side has; a small network maps them to log-odds. `Calibration`
+turns a promised error rate into the least log-odds of a hit.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import zlib
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..catalog.artifact import Artifact, ArtifactError
+from ..signals.encoder import SentenceEncoder
+from .protected import Signature, poles, signature
+from .words import CHARACTERS, words
+
+Vector = NDArray[np.float32]
+FEATURES = 15
+TEXT_BUCKETS, WORD_BUCKETS = 1 << 13, 1 << 12
+DELTA = 0.1  # the promised error rate holds with a probability of 1 - DELTA over the draw of the held-back rows
+SAME_WORDS = 100.0  # log-odds of two texts that differ in nothing but politeness, contractions and plurals
+_SMALL = 1e-4
+
+
+class Array(msgspec.Struct, frozen=True):
+    """An array in a JSON file: int8 with one scale per row, little endian, base64."""
+
+    shape: tuple[int, ...]
+    values: str
+    scales: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: NDArray[np.floating]) -> Array:
+        rows = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
+        scales = np.maximum(np.abs(rows).max(axis=1), 1e-9) / 127.0
+        whole = np.round(rows / scales[:, None]).astype(np.int8)
+        return cls(
+            values.shape, base64.b64encode(whole.tobytes()).decode(), tuple(float(f"{scale:.6g}") for scale in scales)
+        )
+
+    def load(self) -> Vector:
+        """Raises ValueError if the fields contradict each other."""
+        whole = np.frombuffer(base64.b64decode(self.values), np.int8).reshape(len(self.scales), -1)
+        return (whole * np.array(self.scales, np.float32)[:, None]).reshape(self.shape).astype(np.float32)
+
+
+class Calibration(msgspec.Struct, frozen=True):
+    """What the judge did on a stream of rows that it was not trained on.
+
+    `wrong`: the log-odds of the wrong hits, highest first, as many as are needed for any promise up to `most_error`.
+    `design_effect`: wrong hits come in clusters (one misleading entry misleads several requests), so that their number
+    varies more than that of independent errors, by this factor (Kish 1965).
+    """
+
+    requests: int
+    wrong: tuple[float, ...]
+    most_error: float = 0.05
+    design_effect: float = 1.0
+
+    def threshold(self, max_error: float) -> float:
+        """Return the log-odds that a hit must exceed so that at most `max_error` of all requests get a wrong answer.
+
+        The number of wrong hits falls as the threshold rises, so the thresholds are tested from the strictest on, each
+        by the exact binomial tail (Angelopoulos et al. 2021, Learn then Test, arXiv 2110.01052). Infinite if the rows
+        are too few for the promise.
+        """
+        independent = allowed_errors(int(self.requests / self.design_effect), min(max_error, self.most_error))
+        if independent < 0:
+            return math.inf
+        allowed = int(independent * self.design_effect)
+        return self.wrong[allowed] if allowed < len(self.wrong) else self.wrong[-1] if self.wrong else math.inf
+
+
+def allowed_errors(requests: int, max_error: float, delta: float = DELTA) -> int:
+    """Return the greatest count of errors among `requests` that is improbable (`delta`) at a rate above `max_error`.
+
+    -1: even no error at all would not be improbable enough.
+    """
+    tail, count = 0.0, -1
+    log_p, log_q = math.log(max_error), math.log1p(-max_error)
+    while count < requests:
+        at = count + 1
+        ways = math.lgamma(requests + 1) - math.lgamma(at + 1) - math.lgamma(requests - at + 1)
+        tail += math.exp(ways + at * log_p + (requests - at) * log_q)
+        if tail > delta:
+            return count
+        count = at
+    return count
+
+
+class JudgeFile(msgspec.Struct, frozen=True):
+    """The artifact's file."""
+
+    harmless: tuple[str, ...]  # words that may differ
+    rarity: dict[str, float]  # inverse document frequency of the words of the training rows, nats
+    unseen_rarity: float
+    text_words: Array  # [TEXT_BUCKETS, hidden]
+    text_vector: Array  # [dimensions, hidden]
+    text_bias: Array  # [hidden]
+    intents: Array  # [intents, hidden]
+    intent_bias: Array
+    mean: tuple[float, ...]  # of the features
+    spread: tuple[float, ...]
+    pair_words: Array  # [WORD_BUCKETS, pair hidden]
+    layers: tuple[Array, ...]  # each [outputs, inputs]
+    biases: tuple[Array, ...]
+    calibration: Calibration | None = None
+
+
+class Question(msgspec.Struct, frozen=True, eq=False):
+    """One text, ready to be compared."""
+
+    signature: Signature
+    poles: int
+    vector: Vector  # unit length
+    intents: Vector  # probabilities
+    words: tuple[str, ...]
+    distinct: frozenset[str]
+
+
+class Judge:
+    """A loaded judge; calls may come from any thread."""
+
+    def __init__(self, file: JudgeFile, encoder: SentenceEncoder) -> None:
+        self._encoder = encoder
+        self._harmless = frozenset(file.harmless)
+        self._rarity, self._unseen = file.rarity, file.unseen_rarity
+        self._text_words, self._text_vector, self._text_bias = (
+            one.load() for one in (file.text_words, file.text_vector, file.text_bias)
+        )
+        self._intents, self._intent_bias = file.intents.load(), file.intent_bias.load()
+        self._mean, self._spread = np.array(file.mean, np.float32), np.array(file.spread, np.float32)
+        self._pair_words = file.pair_words.load()
+        self._layers = [(one.load().T.copy(), bias.load()) for one, bias in zip(file.layers, file.biases, strict=True)]
+        self.calibration = file.calibration
+
+    @classmethod
+    def load(cls, judge: Artifact, encoder: Artifact) -> Judge:
+        """Load `judge` if it was trained on exactly this `encoder`.
+
+        Raises:
+            ArtifactError: it was trained on another version, or a file is malformed.
+        """
+        if judge.manifest.judges_sha256 != encoder.manifest.sha256:
+            raise ArtifactError(f"{judge.path}: made for another version of {encoder.name}")
+        return cls(read_judge(judge.path), SentenceEncoder(encoder.path))
+
+    def question(self, text: str) -> Question | None:
+        """Return what is compared of a text; None for one that is empty or too long to be understood."""
+        if len(text) > CHARACTERS:
+            return None
+        found = words(text)
+        if not found:
+            return None
+        vector = self._encoder(text)
+        return Question(
+            signature=signature(text, found, self._harmless),
+            poles=poles(found),
+            vector=vector,
+            intents=self._probabilities(vector, found),
+            words=tuple(found),
+            distinct=frozenset(found),
+        )
+
+    def vector(self, text: str) -> Vector:
+        """Return the encoder's vector of a text: float32 [dimensions], of length 1."""
+        return self._encoder(text)
+
+    def log_odds(self, asked: Question, others: Sequence[Question], similarities: Sequence[float]) -> Vector:
+        """Return for each of `others` the log-odds that its answer answers `asked` too: float32 [others].
+
+        Args:
+            similarities: inner products of the vectors.
+        """
+        rows = [self.features(asked, other, similar) for other, similar in zip(others, similarities, strict=True)]
+        hidden = (np.array(rows, np.float32) - self._mean) / self._spread
+        (matrix, bias), *rest = self._layers
+        hidden = hidden @ matrix + bias
+        hidden += np.stack([self._pair_words[differing(asked, other)].sum(axis=0) for other in others])
+        for matrix, bias in rest:
+            hidden = np.maximum(hidden, 0.0) @ matrix + bias
+        result = np.asarray(hidden[:, 0], np.float32)
+        for row, other in enumerate(others):
+            if other.words == asked.words:
+                result[row] = SAME_WORDS
+        return result
+
+    def features(self, asked: Question, other: Question, similarity: float) -> list[float]:
+        """Return FEATURES numbers about a pair."""
+        p, q = asked.intents, other.intents
+        best_p, best_q = int(p.argmax()), int(q.argmax())
+        only_asked, only_other = asked.distinct - other.distinct, other.distinct - asked.distinct
+        common = asked.distinct & other.distinct
+        unlike = [self._rarity.get(word, self._unseen) for word in (*only_asked, *only_other)]
+        shared = sum([self._rarity.get(word, self._unseen) for word in common])
+        differs = sum(unlike)
+        in_order = [w for w in asked.words if w in common] == [w for w in other.words if w in common]
+        return [
+            similarity,
+            float(p @ q),
+            float(best_p == best_q),
+            math.log(float(p[best_q]) + _SMALL),
+            math.log(float(q[best_p]) + _SMALL),
+            math.log(float(p[best_p])),
+            math.log(float(q[best_q])),
+            float(np.sqrt(p * q).sum()),
+            float(len(only_asked)),
+            float(len(only_other)),
+            float(len(common)),
+            shared / (shared + differs + 1e-6),
+            differs,
+            max(unlike, default=0.0),
+            float(in_order),
+        ]
+
+    def _probabilities(self, vector: Vector, found: Sequence[str]) -> Vector:
+        buckets = text_buckets(found)
+        hidden = self._text_words[buckets].sum(axis=0) / math.sqrt(len(buckets))
+        logits = self._intents @ (hidden + vector @ self._text_vector + self._text_bias) + self._intent_bias
+        powers = np.exp(logits - logits.max())
+        result: Vector = powers / powers.sum()
+        return result
+
+
+def read_judge(path: Path) -> JudgeFile:
+    """Read a judge's file.
+
+    Raises:
+        ArtifactError: the file is malformed.
+    """
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=JudgeFile)
+        shapes = file.text_words.shape[0], file.pair_words.shape[0], len(file.mean), len(file.spread)
+        if shapes != (TEXT_BUCKETS, WORD_BUCKETS, FEATURES, FEATURES):
+            raise ValueError(f"its arrays have {shapes} rows")
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"{path}: not a judge of questions ({error})") from error
+    return file
+
+
+def text_buckets(found: Sequence[str]) -> list[int]:
+    """Hash words and pairs of words into TEXT_BUCKETS."""
+    padded = ["<", *found, ">"]
+    pairs = [f"{one} {other}" for one, other in pairwise(padded)]
+    return [zlib.crc32(part.encode()) % TEXT_BUCKETS for part in (*found, *pairs)]
+
+
+def differing(asked: Question, other: Question) -> list[int]:
+    """Hash the words that only one of two questions has into WORD_BUCKETS."""
+    return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in asked.distinct ^ other.distinct]
