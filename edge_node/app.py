@@ -139,7 +139,7 @@ def build(
         clock=clock,
         count_tokens=None if engines is None else engines.count,
         estimate_quality=None if engines is None else learned.quality,
-        semantic=SemanticAnswers([Path(folder) for folder in config.engine.model_dirs]),
+        semantic=SemanticAnswers(model_dirs),
         default_deadline_s=config.server.default_deadline_s,
         record_all=record_all,
     )
