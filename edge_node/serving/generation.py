@@ -30,7 +30,7 @@ from ..observability.logs import redacted
 from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
-    from models.semantic.judge import Question
+    from models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
 
@@ -68,7 +68,7 @@ class Generation:
         self.trace = trace
         self.cache_plan = CachePlan(bypass="refused before the cache was asked")
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
-        self.semantic_question: Question | None = None  # set if the semantic cache was searched
+        self.semantic_question: ComparedText | None = None  # set if the semantic cache was searched
         self.semantic_scope = b""
         self.estimates = Estimates()
         self.unrecorded = COSTLY  # those of the costly signals that were not computed

@@ -19,7 +19,7 @@ from router.types import Request
 
 if TYPE_CHECKING:
     from models.semantic.index import Match, SemanticIndex
-    from models.semantic.judge import Judge, Question
+    from models.semantic.judge import ComparedText, Judge
 
 log = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ class SemanticAnswers:
             log.warning("the semantic cache stays off, its judge cannot be used: %s", error)
             return None
 
-    def question(self, request: Request) -> Question | None:
+    def question(self, request: Request) -> ComparedText | None:
         """Return what is compared of a request; None if the cache is off, or nothing of the request is compared."""
         if self._index is None:
             return None
         text = question_of(request)
         return None if text is None else self._index.question(text)
 
-    def find(self, scope: bytes, question: Question, max_error: float) -> Match | None:
+    def find(self, scope: bytes, question: ComparedText, max_error: float) -> Match | None:
         """Return the best earlier question, if it is likely enough for `max_error`."""
         if self._index is None:
             return None
@@ -87,7 +87,7 @@ class SemanticAnswers:
         self._index.touch(match.key)
         return match
 
-    def add(self, scope: bytes, question: Question, key: bytes) -> None:
+    def add(self, scope: bytes, question: ComparedText, key: bytes) -> None:
         """Add the question whose answer was cached under `key`."""
         if self._index is not None:
             self._index.add(scope, question, key)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from .judge import Judge, Question, Vector
+from .judge import ComparedText, Judge, Vector
 from .protected import Signature, opposed
 
 CANDIDATES: Final = 4  # nearest entries that the judge looks at
@@ -37,10 +37,10 @@ class _Bucket:
 
     def __init__(self, dimensions: int) -> None:
         self.matrix: Vector = np.empty((1, dimensions), np.float32)
-        self.questions: list[Question] = []
+        self.questions: list[ComparedText] = []
         self.keys: list[bytes] = []
 
-    def add(self, question: Question, key: bytes) -> None:
+    def add(self, question: ComparedText, key: bytes) -> None:
         count = len(self.keys)
         if count == len(self.matrix):
             self.matrix = np.concatenate([self.matrix, np.empty_like(self.matrix)])
@@ -74,11 +74,11 @@ class SemanticIndex:
     def __len__(self) -> int:
         return len(self._used)
 
-    def question(self, text: str) -> Question | None:
+    def question(self, text: str) -> ComparedText | None:
         """Return what is compared of a text; None for one that is never compared."""
         return self._judge.question(text)
 
-    def find(self, scope: bytes, question: Question) -> Match | None:
+    def find(self, scope: bytes, question: ComparedText) -> Match | None:
         """Return the likeliest earlier question of this scope; None if all are ruled out.
 
         Args:
@@ -105,7 +105,7 @@ class SemanticIndex:
         best = int(log_odds.argmax())
         return Match(bucket.keys[rows[best]], similar[best], float(log_odds[best]))
 
-    def add(self, scope: bytes, question: Question, key: bytes) -> None:
+    def add(self, scope: bytes, question: ComparedText, key: bytes) -> None:
         """Add the question of the request whose answer is cached under `key`."""
         self.remove(key)
         at = (scope, question.signature)

@@ -1,6 +1,6 @@
 """The judge: how likely two questions, whose protected words agree, have the same answer.
 
-A text becomes a `Question` once: the encoder's vector, the probabilities of the trained intents, its words. A pair
+A text becomes a `ComparedText` once: the encoder's vector, the probabilities of the trained intents, its words. A pair
 becomes `FEATURES` and the set of words that only one side has; a small network maps them to log-odds. `Calibration`
 turns a promised error rate into the least log-odds of a hit.
 """
@@ -116,7 +116,7 @@ class JudgeFile(msgspec.Struct, frozen=True):
     calibration: Calibration | None = None
 
 
-class Question(msgspec.Struct, frozen=True, eq=False):
+class ComparedText(msgspec.Struct, frozen=True, eq=False):
     """One text, ready to be compared."""
 
     signature: Signature
@@ -154,7 +154,7 @@ class Judge:
             raise ArtifactError(f"{judge.path}: made for another version of {encoder.name}")
         return cls(read_judge(judge.path), SentenceEncoder(encoder.path))
 
-    def question(self, text: str) -> Question | None:
+    def question(self, text: str) -> ComparedText | None:
         """Return what is compared of a text; None for one that is empty or too long to be understood."""
         if len(text) > CHARACTERS:
             return None
@@ -162,7 +162,7 @@ class Judge:
         if not found:
             return None
         vector = self._encoder(text)
-        return Question(
+        return ComparedText(
             signature=signature(text, found, self._harmless),
             poles=poles(found),
             vector=vector,
@@ -175,7 +175,7 @@ class Judge:
         """Return the encoder's vector of a text: float32 [dimensions], of length 1."""
         return self._encoder(text)
 
-    def log_odds(self, asked: Question, others: Sequence[Question], similarities: Sequence[float]) -> Vector:
+    def log_odds(self, asked: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]) -> Vector:
         """Return for each of `others` the log-odds that its answer answers `asked` too: float32 [others].
 
         Args:
@@ -194,7 +194,7 @@ class Judge:
                 result[row] = SAME_WORDS
         return result
 
-    def features(self, asked: Question, other: Question, similarity: float) -> list[float]:
+    def features(self, asked: ComparedText, other: ComparedText, similarity: float) -> list[float]:
         """Return FEATURES numbers about a pair."""
         p, q = asked.intents, other.intents
         best_p, best_q = int(p.argmax()), int(q.argmax())
@@ -254,6 +254,6 @@ def text_buckets(found: Sequence[str]) -> list[int]:
     return [zlib.crc32(part.encode()) % TEXT_BUCKETS for part in (*found, *pairs)]
 
 
-def differing(asked: Question, other: Question) -> list[int]:
+def differing(asked: ComparedText, other: ComparedText) -> list[int]:
     """Hash the words that only one of two questions has into WORD_BUCKETS."""
     return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in asked.distinct ^ other.distinct]

@@ -24,9 +24,9 @@ from ...semantic.judge import (
     TEXT_BUCKETS,
     WORD_BUCKETS,
     Array,
+    ComparedText,
     Judge,
     JudgeFile,
-    Question,
     Vector,
     differing,
     text_buckets,
@@ -106,7 +106,7 @@ def train_judge(
     judge, questions = Judge(draft, encoder), []
     for row, vector, probabilities in zip(rows, vectors, crossed, strict=True):
         questions.append(
-            Question(
+            ComparedText(
                 signature=signature(row.row.text, list(row.words), frozenset(harmless)),
                 poles=poles(list(row.words)),
                 vector=vector,
@@ -215,7 +215,7 @@ def _step(loss: torch.Tensor, optimizer: torch.optim.Optimizer, schedule: torch.
 def _with_paraphrases(
     rows: Sequence[LabelledRow],
     judge: Judge,
-    questions: list[Question],
+    questions: list[ComparedText],
     pairs: list[Pair],
     right: NDArray[np.bool_],
     seed: int,
@@ -276,7 +276,7 @@ def _rarity(rows: Sequence[LabelledRow]) -> dict[str, float]:
     return {word: round(math.log(len(rows) / (1 + count)), 3) for word, count in having.items() if count > 1}
 
 
-def _comparable(one: Question, other: Question) -> bool:
+def _comparable(one: ComparedText, other: ComparedText) -> bool:
     return one.signature == other.signature and not opposed(one.poles, other.poles)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.semantic.index import SemanticIndex
-from models.semantic.judge import Judge, Question
+from models.semantic.judge import ComparedText, Judge
 from models.signals.lookup import find_judged_artifact, find_signal
 
 
@@ -16,7 +16,7 @@ def judge() -> Judge:
     return Judge.load(artifact, find_judged_artifact(artifact))
 
 
-def asked(judge: Judge, text: str) -> Question:
+def asked(judge: Judge, text: str) -> ComparedText:
     question = judge.question(text)
     assert question is not None
     return question
@@ -69,7 +69,7 @@ def test_the_nearest_of_many_is_found(judge: Judge) -> None:
     draw = np.random.default_rng(1)
     for number in range(10_000):
         vector = draw.standard_normal(len(question.vector)).astype(np.float32)
-        other = Question(
+        other = ComparedText(
             question.signature, 0, vector / np.linalg.norm(vector), question.intents, ("x",), frozenset({"x"})
         )
         index.add(b"s", other, number.to_bytes(4, "big"))
