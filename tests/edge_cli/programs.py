@@ -20,7 +20,7 @@ FAULTS = Path(os.environ["FAKE_FAULTS"]).read_text().split()
 EVENTS = Path(os.environ["FAKE_EVENTS"])
 
 
-CHOSEN = ("--model-dir", "--model", "--tier", "--policy")
+CHOSEN = ("--model-dir", "--model", "--tier", "--policy", "--config")
 
 
 def note(text: str) -> None:

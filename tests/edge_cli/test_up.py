@@ -271,13 +271,15 @@ def test_only_the_newest_runs_are_kept(start: Start, tmp_path: Path) -> None:
 
 def test_every_program_gets_the_models_and_the_policy_of_the_run(start: Start) -> None:
     """The policy lies in the run's folder."""
-    models = StartedModels("version: 1\n", ("one", "two"), ("/models",), KNOWLEDGE)
+    models = StartedModels("version: 1\n", ("one", "two"), ("/models",), KNOWLEDGE, "log: info\n")
     up = start(once=True, models=models)
     assert up.end() == 0
     flags = {name: words for name, *words in (event.split() for event in up.events if " --" in event)}
     folders = ["--model-dir", "/models"]
     assert flags["triton"] == [*folders, "--model", "one", "--model", "two"]
-    assert flags["gateway"] == [*folders, "--tier", "one", "--tier", "two"]
+    gateway = up.run_folder() / "gateway.yaml"
+    assert flags["gateway"] == [*folders, "--tier", "one", "--tier", "two", "--config", str(gateway)]
+    assert gateway.read_text() == models.gateway_text
     policy = up.run_folder() / "policy.yaml"
     assert flags["edge"] == ["--policy", str(policy)]
     assert policy.read_text() == models.policy_text

@@ -11,10 +11,12 @@ import msgspec
 import pytest
 import yaml
 
+from cloud_pool.config.loader import Flags
+from cloud_pool.config.loader import load_config as load_gateway_config
 from edge_node.cli.up.models import choose_models, pair_policy
 from edge_node.cli.up.tour import KNOWLEDGE, TOUR
 from edge_node.config.schema import Config, EngineConfig
-from models.catalog.artifact import ArtifactError, find_artifact
+from models.catalog.artifact import ArtifactError, Manifest, find_artifact
 from models.pull.demo import demo_models
 from router.errors import PolicyError
 from router.policy.compiled import parse_policy
@@ -45,6 +47,17 @@ def test_a_pair_gets_a_policy_and_questions_of_general_knowledge(config: Config,
     assert targets == {"small": ("edge", "small-x"), "large": ("cloud", "large-x")}
     assert (models.cloud, models.questions) == (("large-x",), KNOWLEDGE)
     assert models.model_dirs == (str(tmp_path),)
+
+
+def test_a_large_model_in_the_cloud_gets_a_patient_gateway(config: Config, tmp_path: Path) -> None:
+    """On a CPU a long prompt silences Triton for longer than the default bounds allow."""
+    assert choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text == ""
+    manifest = msgspec.json.decode((tmp_path / "large-x" / "manifest.json").read_bytes(), type=Manifest)
+    larger = msgspec.structs.replace(manifest, parameters=1_500_000_000)
+    (tmp_path / "large-x" / "manifest.json").write_bytes(msgspec.json.encode(larger))
+    text = choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text
+    (tmp_path / "gateway.yaml").write_text(text)
+    assert load_gateway_config(tmp_path / "gateway.yaml", Flags()).load_balancing.hung_after_s > 60
 
 
 def test_one_of_a_pair_may_be_left_out(config: Config) -> None:

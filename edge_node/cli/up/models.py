@@ -58,6 +58,12 @@ cache:
 
 limits: {{concurrent: 16, queue: 64}}
 """
+_LARGE_PARAMETERS = 100_000_000
+LARGE_MODELS_GATEWAY = """\
+# Written by `causeway-edge up`. A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
+# with the defaults, which suit a GPU, it would be taken for dead.
+load_balancing: {silent_before_probe_s: 10, probe_timeout_s: 60, hung_after_s: 180}
+"""
 
 
 class StartedModels(msgspec.Struct, frozen=True):
@@ -68,12 +74,14 @@ class StartedModels(msgspec.Struct, frozen=True):
         cloud: The cloud's models, served by Triton under their own names.
         model_dirs: Folders searched for models first.
         questions: The demo questions that fit the device's model.
+        gateway_text: The gateway's configuration to write for it; empty: the defaults.
     """
 
     policy_text: str
     cloud: tuple[str, ...]
     model_dirs: tuple[str, ...]
     questions: tuple[Question, ...]
+    gateway_text: str = ""
 
 
 def pair_policy(small: str, large: str) -> str:
@@ -103,11 +111,13 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
     in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
     found = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
     speaks = any(found[name].manifest.answers == "text" for name in on_device)
+    has_large = any(found[name].manifest.parameters >= _LARGE_PARAMETERS for name in in_cloud)
     return StartedModels(
         policy_text=text,
         cloud=tuple(dict.fromkeys(in_cloud)),
         model_dirs=tuple(str(folder.absolute()) for folder in folders),
         questions=KNOWLEDGE if speaks else TOUR,
+        gateway_text=LARGE_MODELS_GATEWAY if has_large else "",
     )
 
 

@@ -146,6 +146,10 @@ class _UpSession:
             *folders,
             *_each("--tier", models.cloud),
         )
+        if models.gateway_text:
+            configuration = self._folder / "gateway.yaml"
+            configuration.write_text(models.gateway_text, encoding="utf-8")
+            gateway_flags = (*gateway_flags, "--config", str(configuration))
         gateway = await self._start("gateway", causeway_cloud, "serve", *gateway_flags)
         with self._console.status("Triton loads its models"):
             ready = await triton.ready(READY_TIMEOUT_S)
