@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import msgspec
 from aiohttp import web
+from prometheus_client.registry import Collector
 
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 
@@ -19,10 +20,12 @@ from .plane import ControlPlane
 from .routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 
 
-def all_routes(plane: ControlPlane, more: Sequence[ApiRoute] = ()) -> list[ApiRoute]:
-    """Return every route of the control plane, `/openapi.json` among them. `more`: those of operators."""
+def all_routes(
+    plane: ControlPlane, more: Sequence[ApiRoute] = (), collectors: Sequence[Collector] = ()
+) -> list[ApiRoute]:
+    """Return every route of the control plane, `/openapi.json` among them. `more`, `collectors`: those of operators."""
     files = [*file_routes(plane.folder / "published"), *console_routes()]
-    routes = [*device_routes(plane), *files, *health_routes(plane), *more]
+    routes = [*device_routes(plane), *files, *health_routes(plane, collectors), *more]
     return [*routes, _openapi(routes)]
 
 

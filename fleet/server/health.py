@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -34,10 +34,11 @@ class _PlaneCollector(Collector):
         yield CounterMetricFamily(*values[2], value=plane.messages.transactions)
 
 
-def health_routes(plane: ControlPlane) -> list[ApiRoute]:
-    """Return the three routes."""
+def health_routes(plane: ControlPlane, collectors: Sequence[Collector] = ()) -> list[ApiRoute]:
+    """Return the three routes. `collectors`: of further metrics."""
     registry = CollectorRegistry()
-    registry.register(_PlaneCollector(plane))
+    for collector in (_PlaneCollector(plane), *collectors):
+        registry.register(collector)
 
     async def healthz(_http: web.Request) -> web.StreamResponse:
         return json_response({"status": "ok"})

@@ -18,6 +18,7 @@ from aiohttp import web
 from router.errors import ConfigError
 
 from ..operators.assembly import build_operators, operator_routes
+from ..operators.metrics import ControllerCollector
 from ..repository.fleet_file import FleetDoc
 from ..repository.folder import check_fleet
 from ..store.database import Store
@@ -71,7 +72,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
             settings.folder, settings.keys, settings.data, fleet, store, plane.clock, plane.wakes.refresh
         )
         runner = web.AppRunner(
-            build_app(all_routes(plane, operator_routes(operators))),
+            build_app(all_routes(plane, operator_routes(operators), (ControllerCollector(operators.controller),))),
             access_log=None,
             handler_cancellation=True,  # a poll ends when its box leaves
             keepalive_timeout=_IDLE_S,

@@ -178,3 +178,10 @@ async def test_the_openapi_document_has_every_route_of_operators(server: Server)
     for method, path, _ in UNSAFE:
         generic = path.replace("/r1/", "/{id}/").replace("/box-0/", "/{id}/")
         assert method.lower() in document["paths"][generic]
+
+
+async def test_the_controllers_metrics(server: Server) -> None:
+    """This process leads, and nothing is wrong."""
+    while b"causeway_fleet_controller_leads 1.0" not in (text := (await server.ask("GET", "/metrics", as_="")).body):
+        pass
+    assert b"causeway_fleet_controller_problems 0.0" in text
