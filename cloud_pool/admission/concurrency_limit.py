@@ -103,7 +103,7 @@ class ConcurrencyLimit:
         self._endpoints: float | None = None
         self._objective_s = objective_s or math.inf
         self.value = upper if self._fixed else max(self._lower, -(-upper // 2))
-        self._exact = float(self.value)  # A slow start comes in steps, each too small to change a low limit.
+        self._exact = float(self.value)  # In proportion to the endpoints, without drift by rounding.
         self.base_s: float | None = None  # TTFT of requests that do not wait inside Triton
         self._changed_at = now
         self._settled_at = now  # neither cut nor half empty since
