@@ -25,6 +25,7 @@ from edge_node.config.layers import leaves_of
 from edge_node.config.schema import MEANING, Config, config_keys
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from fleet.repository.rollout_keys import RolloutDoc
+from fleet.server.boxes import refusals as message_refusals
 from router import errors
 from router.bundle import refusals
 from router.policy.file import policy_schema
@@ -234,6 +235,14 @@ def refusal_table() -> str:
     return table(("code", "class", "meaning"), [(f"`{kind.code}`", kind.__name__, _summary(kind)) for kind in kinds])
 
 
+def message_refusal_table() -> str:
+    """The reasons for which the control plane refuses a message of a box."""
+    classes = [kind for kind in vars(message_refusals).values() if isinstance(kind, type)]
+    kinds = [kind for kind in classes if issubclass(kind, errors.CausewayError)]
+    kinds = [kind for kind in kinds if kind.__module__ == message_refusals.__name__]
+    return table(("code", "status", "meaning"), [(f"`{k.code}`", str(k.status), _summary(k)) for k in kinds])
+
+
 def box_states() -> str:
     """The states of a box's agent, and what follows them."""
     rows = []
@@ -319,6 +328,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,
     "refusals": refusal_table,
+    "message-refusals": message_refusal_table,
     "box-states": box_states,
     "signals": signal_table,
     "policy-keys": policy_keys,
