@@ -1,0 +1,97 @@
+"""`causeway-fleet serve` as a process: it starts, serves, stops and starts again with the same identity."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.check.sources import ROOT
+from tests.redis_server import free_port
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def served(folder: Path, *more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    arguments = ["serve", str(folder), "--keys", str(folder / "keys"), "--data", str(folder / "data"), *more]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "fleet", *arguments, cwd=ROOT, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def started(process: asyncio.subprocess.Process) -> None:
+    assert process.stderr is not None
+    async for line in process.stderr:
+        if b"is served at" in line:
+            return
+    raise AssertionError("it ended before it served")
+
+
+async def jwks(port: int) -> object:
+    answer = await asyncio.to_thread(urllib.request.urlopen, f"http://127.0.0.1:{port}/.well-known/jwks.json")
+    return json.loads(answer.read())
+
+
+async def test_it_stops_at_sigterm_and_keeps_its_key(fleet_folder: Path) -> None:
+    """A gateway that has read the keys accepts the tokens after a restart too."""
+    port = free_port()
+    found = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        async with served(fleet_folder, "--listen", f"127.0.0.1:{port}") as process:
+            await started(process)
+            found.append(await jwks(port))
+            process.send_signal(number)
+            assert await process.wait() == 0
+    assert found[0] == found[1]
+    assert (fleet_folder / "data" / "token-key.jwk").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--database", "mysql://host/name"), b"--database"),
+        (("--database", "postgresql://causeway@127.0.0.1:1/none"), b"does not answer"),
+    ],
+)
+async def test_what_it_cannot_use_is_named(fleet_folder: Path, more: tuple[str, ...], reason: bytes) -> None:
+    async with served(fleet_folder, *more) as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert reason in errors
+    assert b"Traceback" not in errors
+
+
+async def test_a_taken_port_is_named(fleet_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        async with served(fleet_folder, "--listen", f"127.0.0.1:{taken.getsockname()[1]}") as process:
+            _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"another program listens there" in errors
+
+
+async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None:
+    (fleet_folder / "data").mkdir()
+    key = fleet_folder / "data" / "token-key.jwk"
+    key.write_text("{}")
+    key.chmod(0o644)
+    async with served(fleet_folder) as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"readable by others" in errors
