@@ -18,6 +18,7 @@ from .protected import Signature, opposed
 CANDIDATES: Final = 4  # nearest entries that the judge looks at
 LEAST_SIMILARITY: Final = 0.3
 ENTRIES: Final = 10_000
+_BLOCK = 1024  # rows; OpenBLAS splits larger products over threads, and then waits for cores that the engine uses
 
 _BucketKey = tuple[bytes, Signature]
 
@@ -57,6 +58,15 @@ class _Bucket:
         self.keys.pop()
 
 
+def _inner_products(matrix: Vector, count: int, vector: Vector) -> Vector:
+    """Return the inner products of the first `count` rows with `vector`: float32 [count]."""
+    products = np.empty(count, np.float32)
+    for start in range(0, count, _BLOCK):
+        end = min(start + _BLOCK, count)
+        np.dot(matrix[start:end], vector, out=products[start:end])
+    return products
+
+
 class SemanticIndex:
     """Finds the key of an earlier request whose question means the same.
 
@@ -88,7 +98,7 @@ class SemanticIndex:
         if bucket is None:
             return None
         count = len(bucket.keys)
-        similarities = bucket.matrix[:count] @ question.vector
+        similarities = _inner_products(bucket.matrix, count, question.vector)
         if count > CANDIDATES:
             nearest = np.argpartition(similarities, count - CANDIDATES)[count - CANDIDATES :]
         else:
