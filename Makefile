@@ -8,7 +8,7 @@ MODELS ?=
 UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test quick check lint fuzz bench bench-peers docs train-setup lock clean
+.PHONY: help setup run demo-fleet test quick check lint fuzz bench bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ lint:
 fuzz: ## Draw new random cases until Ctrl-C
 	@$(PREPARE) check
 	@while $(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile=fuzz $(ARGS); do :; done
+
+demo-fleet: ## Set up, then a control plane and 20 boxes: a good rollout, and a bad one that undoes itself
+	@$(PREPARE) fleet && exec $(BIN)/python -m fleet.demo $(ARGS)
 
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)

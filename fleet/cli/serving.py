@@ -25,7 +25,7 @@ _Folder = click.Path(path_type=Path, file_okay=False)
 @click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
 @click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the boxes' tokens.")
 def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str) -> None:
-    """Serve the control plane of the fleet in FOLDER.
+    """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
 
     Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
     """

@@ -106,13 +106,14 @@ def read_fleet_folder(folder: Path) -> FleetDoc:
 
 
 async def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises as `running`."""
+    """Serve until SIGTERM or SIGINT; print one line when it is ready. Raises as `running`."""
     allow_many_files()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with running(settings) as (plane, url):
         _log.info("the fleet %s is served at %s", plane.fleet.name, url)
+        print(f"ready url={url}", flush=True)
         await stop.wait()
         _log.info("stopping")
 

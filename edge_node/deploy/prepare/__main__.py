@@ -19,7 +19,7 @@ from .plan import plan
 from .progress import Progress, StepFailed
 from .steps import carry_out
 
-GOALS = ("run", "test", "quick", "check", "bench", "train", "lock")
+GOALS = ("run", "fleet", "test", "quick", "check", "bench", "train", "lock")
 
 
 def main() -> int:

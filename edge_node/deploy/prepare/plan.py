@@ -37,6 +37,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
+        "fleet": [environment, packages, engine, project],
         "test": [*bench, postgres, chromium, training, torch],
         "bench": bench,
         "check": [environment, packages, development, project],

@@ -1,0 +1,208 @@
+"""The demo from its first key to the last box that undid the bad policy."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from .applications import use_box
+from .folder import COHORT, OFFLINE, ONLINE, write_folder, write_policy
+from .programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, Program, ProgramFailed, run_command
+
+_POLL_S = 1.0
+_STARTING = 4  # boxes that start at once
+_BOXES_OF_A_SITE = 4
+_ROLLOUT_S = 900.0
+_ENDED = ("done", "reverted", "draft")
+# Boxes on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
+_BOX = {
+    "server.port": 0,
+    "server.socket": "",
+    "engine.threads": 1,
+    "engine.sequences": 1,
+    "fleet.trial_s": "6s",
+    "fleet.trial_requests": 20,
+    "fleet.trial_max_s": "25s",
+    "fleet.telemetry_s": "3s",
+    "log": "info",
+}
+
+
+class Show:
+    """The demo.
+
+    Args:
+        folder: Of everything; is made anew.
+        boxes: How many daemons.
+        listen: host:port of the control plane.
+    """
+
+    def __init__(self, folder: Path, boxes: int, listen: str) -> None:
+        self._folder = folder
+        self._fleet = folder / "stores"
+        self._boxes = boxes
+        self._listen = listen
+        self._console = Console(highlight=False)
+        self._programs: list[Program] = []
+        self._answers: Counter[int] = Counter()
+        self._token = ""
+        self._http: httpx.AsyncClient
+
+    async def run(self, *, once: bool) -> None:
+        """Run it all.
+
+        Raises:
+            ProgramFailed: A program failed, or a rollout did not end as it should.
+        """
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        applications: list[asyncio.Task[None]] = []
+        try:
+            await asyncio.to_thread(self._make_fleet)
+            url = await asyncio.to_thread(self._start_control_plane)
+            token = self._token = (self._folder / "data" / "bootstrap-token").read_text(encoding="utf-8").strip()
+            self._say(f"the page: {url}/   sign in with the token of {self._folder / 'data' / 'bootstrap-token'}")
+            bearer = {"authorization": f"Bearer {token}"}
+            async with httpx.AsyncClient(base_url=url, headers=bearer, timeout=30.0) as self._http:
+                addresses = await self._start_boxes(url)
+                applications = [
+                    asyncio.create_task(use_box(address, seed, self._answers)) for seed, address in enumerate(addresses)
+                ]
+                await self._tell()
+                if not once:
+                    self._say("everything goes on until Ctrl-C")
+                    await asyncio.Event().wait()
+        finally:
+            for task in applications:
+                task.cancel()
+            await asyncio.to_thread(self._stop)
+
+    async def _tell(self) -> None:
+        first = await self._roll_out("first", "done")
+        await self._roll_out("second", "done")
+        bad = await self._roll_out("bad", "reverted")
+        reached = await self._boxes_that_ran(bad["to_bundle"])
+        running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
+        self._say(f"the bad policy reached {reached} of {self._boxes} boxes: {bad['reason']}")
+        self._say(f"now {running.get(bad['from_bundle'], 0)} boxes run what ran before, {first['id']} was the first")
+        if running.get(bad["to_bundle"]):
+            raise ProgramFailed(f"{running[bad['to_bundle']]} boxes still run the bad policy")
+
+    # --- the fleet's folder and its signatures ------------------------------------------------------------------------
+
+    def _make_fleet(self) -> None:
+        self._say("a fleet folder; two of three people sign, and the server has a key of its own")
+        write_folder(self._fleet)
+        write_policy(self._fleet, "first")
+        for name in (*OFFLINE, ONLINE):
+            run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(self._fleet / "keys"))
+        self._sign()
+        server = self._folder / "server-keys"
+        server.mkdir()
+        for suffix in ("pem", "pub"):
+            shutil.copy(self._fleet / "keys" / f"{ONLINE}.{suffix}", server)
+
+    def _sign(self) -> None:
+        run_command(*CAUSEWAY_FLEET, "test", str(self._fleet))
+        keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(self._fleet / f"keys/{name}.pem"))]
+        run_command(*CAUSEWAY_FLEET, "sign", str(self._fleet), *keys)
+
+    # --- programs -----------------------------------------------------------------------------------------------------
+
+    def _start_control_plane(self) -> str:
+        command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._folder / "server-keys")]
+        command += ["--data", str(self._folder / "data"), "--listen", self._listen]
+        program = self._start("control-plane", command)
+        return program.ready()["url"]
+
+    async def _start_boxes(self, url: str) -> list[str]:
+        join_token = (await self._command("enroll", "--uses", str(self._boxes), "--expires", "1h")).strip()
+        self._say(f"{self._boxes} boxes enrol and start")
+        slots = asyncio.Semaphore(_STARTING)
+
+        async def start(number: int) -> str:
+            async with slots:
+                return await asyncio.to_thread(self._start_box, number, url, join_token)
+
+        return list(await asyncio.gather(*map(start, range(self._boxes))))
+
+    def _start_box(self, number: int, url: str, join_token: str) -> str:
+        name, state = f"kiosk-{number:02}", ("--state-dir", str(self._folder / f"box-{number:02}"))
+        join = [*CAUSEWAY_EDGE, "fleet", "join", url, "--token", join_token, "--name", name]
+        run_command(*join, "--site", f"store-{number // _BOXES_OF_A_SITE}", *state)
+        flags = [part for key, value in _BOX.items() for part in ("--set", f"{key}={value}")]
+        program = self._start(name, [*CAUSEWAY_EDGE, "serve", *flags, *state])
+        return program.ready()["url"].removesuffix("/v1")
+
+    def _start(self, name: str, command: list[str]) -> Program:
+        program = Program(name, command, self._folder / f"{name}.log")
+        self._programs.append(program)
+        return program
+
+    def _stop(self) -> None:
+        for program in reversed(self._programs):
+            program.stop()
+        for program in reversed(self._programs):
+            program.wait()
+
+    # --- rollouts -----------------------------------------------------------------------------------------------------
+
+    async def _roll_out(self, policy: str, expected: str) -> dict[str, Any]:
+        """Sign a policy, roll it out and watch until it ends as `expected`."""
+        write_policy(self._fleet, policy)
+        await asyncio.to_thread(self._sign)
+        self._say((await self._command("apply", str(self._fleet), "--yes")).rstrip())
+        found: dict[str, Any] = (await self._get(f"/v1/rollouts?cohort={COHORT}"))[0]
+        began, shown = time.monotonic(), ""
+        while True:
+            found = await self._get(f"/v1/rollouts/{found['id']}")
+            line = f"{found['state']} {found['stage'] + 1} of {len(found['stages'])}: {found['reason']}".rstrip(": ")
+            members = ", ".join(f"{count} {state}" for state, count in sorted(found["members"].items()))
+            if f"{line} {members}" != shown:
+                self._say(f"  {time.monotonic() - began:5.0f} s  {line}   members: {members or 'none'}")
+                shown = f"{line} {members}"
+            if found["state"] == "paused":
+                self._say("  so few boxes prove little; the demo accepts the stage")
+                await self._command("accept", found["id"], "--reason", "a demo of few boxes")
+            if found["state"] in _ENDED:
+                break
+            if time.monotonic() - began > _ROLLOUT_S:
+                raise ProgramFailed(f"rollout {found['id']} of {policy!r} did not end: {line}")
+            await asyncio.sleep(_POLL_S)
+        if found["state"] != expected:
+            raise ProgramFailed(f"rollout {found['id']} of {policy!r} ended as {found['state']}: {found['reason']}")
+        statuses = ", ".join(f"{count} × {status}" for status, count in sorted(self._answers.items()))
+        self._say(f"  answers of the boxes so far: {statuses}")
+        return found
+
+    async def _boxes_that_ran(self, bundle: str) -> int:
+        page = await self._get("/v1/devices?limit=1000")
+        count = 0
+        for device in page["devices"]:
+            detail = await self._get(f"/v1/devices/{device['id']}")
+            count += any(event.get("running") == bundle for event in detail["history"])
+        return count
+
+    async def _get(self, path: str) -> Any:
+        return _json(await self._http.get(path))
+
+    async def _command(self, *arguments: str) -> str:
+        """Run a command of an operator's and return what it printed."""
+        connection = {"CAUSEWAY_FLEET_URL": str(self._http.base_url), "CAUSEWAY_FLEET_TOKEN": self._token}
+        return await asyncio.to_thread(run_command, *CAUSEWAY_FLEET, *arguments, environ=connection)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[{time.strftime('%H:%M:%S')}] {text}", markup=False, soft_wrap=True)
+
+
+def _json(answer: httpx.Response) -> Any:
+    if answer.is_error:
+        raise ProgramFailed(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text}")
+    return answer.json()

@@ -1,0 +1,207 @@
+"""Rollouts over thousands of simulated boxes and a real control plane, in real time.
+
+python -m tests.bed.fleet --boxes 5000
+
+1. A first bundle, to all boxes at once.
+2. A bundle under which 5 % more answers fail: it has to stop at its first stage and undo itself.
+3. A good bundle, to all boxes at once; then an operator aborts it: every box returns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+
+from fleet.demo.folder import COHORT, OFFLINE, ONLINE, write_folder, write_policy
+from fleet.demo.programs import CAUSEWAY_FLEET, Program, run_command
+from fleet.trust.offline import signed_manifests
+from fleet.trust.published import PublishedFolder
+from router.bundle.manifest import bundle_id
+from tests.bed.figures import quantile, table
+
+from .boxes import Behaviour, SimulatedBox
+
+ENROLLING = 64
+TIMEOUT_S = 900.0
+TELEMETRY_S = 20.0
+AT_ONCE = "[100]"
+STAGES = "[1, 5, 25, 50, 100]"
+_ENDED = ("done", "reverted", "draft")
+
+
+class FleetBed:
+    """A control plane, its fleet's folder, and simulated boxes."""
+
+    def __init__(self, folder: Path, boxes: int) -> None:
+        self._fleet = folder / "stores"
+        self._folder = folder
+        self._count = boxes
+        self.boxes: list[SimulatedBox] = []
+        self._http: aiohttp.ClientSession
+        self._url = ""
+        self._headers: dict[str, str] = {}
+        self.program: Program
+
+    def start(self) -> None:
+        write_folder(self._fleet)
+        write_policy(self._fleet, "first")
+        for name in (*OFFLINE, ONLINE):
+            run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(self._fleet / "keys"))
+        self.sign("first", AT_ONCE)
+        command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._fleet / "keys")]
+        command += ["--data", str(self._folder / "data"), "--listen", "127.0.0.1:0"]
+        self.program = Program("control plane", command, self._folder / "control-plane.log")
+        self._url = self.program.ready()["url"]
+        token = (self._folder / "data" / "bootstrap-token").read_text(encoding="utf-8").strip()
+        self._headers = {"authorization": f"Bearer {token}"}
+
+    def sign(self, policy: str, stages: str) -> str:
+        """Sign a policy and return its bundle."""
+        write_policy(self._fleet, policy)
+        path = self._fleet / "fleet.yaml"
+        lines = [
+            f"      stages: {stages}" if line.lstrip().startswith("stages:") else line
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        text = "\n".join(lines).replace("errors: 10", "errors: 2").replace("first_look: 15s", "first_look: 30s")
+        path.write_text(text + "\n", encoding="utf-8")
+        keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(self._fleet / f"keys/{name}.pem"))]
+        run_command(*CAUSEWAY_FLEET, "sign", str(self._fleet), *keys)
+        return bundle_id(signed_manifests(PublishedFolder(self._fleet))[COHORT])
+
+    async def enrol(self, http: aiohttp.ClientSession, behaviour: Behaviour) -> float:
+        """Enrol all boxes; return how many a second."""
+        self._http = http
+        asked = {"uses": self._count, "expires_s": 3600.0}
+        token = (await self.api("POST", "/v1/join-tokens", asked))["token"]
+        self.boxes = [
+            SimulatedBox(http, self._url, f"box-{number:05}", f"seed-{number}", behaviour)
+            for number in range(self._count)
+        ]
+        slots = asyncio.Semaphore(ENROLLING)
+
+        async def one(box: SimulatedBox) -> None:
+            async with slots:
+                await box.enrol(token)
+
+        began = time.monotonic()
+        await asyncio.gather(*map(one, self.boxes))
+        return self._count / (time.monotonic() - began)
+
+    async def roll_out(self, bundle: str) -> dict[str, Any]:
+        """Begin a rollout and watch it to its end; `aborted` is when the verdict was seen, monotonic."""
+        found = await self.api("POST", "/v1/rollouts", {"cohort": COHORT, "to_bundle": bundle})
+        ends, shown, aborted, began = time.monotonic() + TIMEOUT_S, "", 0.0, time.monotonic()
+        while True:
+            found = await self.api("GET", f"/v1/rollouts/{found['id']}")
+            line = f"{found['state']} {found['stage'] + 1} of {len(found['stages'])}: {found['reason'][:150]}"
+            if line != shown:
+                print(f"  {time.monotonic() - began:5.0f} s  {line}", flush=True)
+                shown = line
+            if found["state"] in ("aborted", "reverting", "reverted") and not aborted:
+                aborted = time.monotonic()
+            if found["state"] == "paused":
+                await self.api("POST", f"/v1/rollouts/{found['id']}/accept", {"reason": "inconclusive"})
+            if found["state"] in _ENDED:
+                return {**found, "aborted": aborted, "began": began}
+            if time.monotonic() > ends:
+                raise TimeoutError(f"rollout {found['id']} is {line}")
+            await asyncio.sleep(0.5)
+
+    async def abort(self, rollout: str) -> float:
+        """Abort a rollout; return when."""
+        began = time.monotonic()
+        await self.api("POST", f"/v1/rollouts/{rollout}/abort", {"reason": "emergency"})
+        return began
+
+    async def until_running(self, bundle: str) -> None:
+        ends = time.monotonic() + TIMEOUT_S
+        while any(box.running != bundle for box in self.boxes):
+            if time.monotonic() > ends:
+                raise TimeoutError(f"{sum(box.running != bundle for box in self.boxes)} boxes do not run {bundle}")
+            await asyncio.sleep(0.2)
+
+    async def api(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else msgspec.json.encode(body)
+        async with self._http.request(method, self._url + path, data=data, headers=self._headers) as answer:
+            found = await answer.read()
+            if answer.status >= 400:
+                raise RuntimeError(f"{method} {path}: {answer.status} {found.decode(errors='replace')[:300]}")
+            return msgspec.json.decode(found)
+
+
+async def run(folder: Path, count: int) -> None:
+    bed = FleetBed(folder, count)
+    await asyncio.to_thread(bed.start)
+    # Bad bundles are known by their order: the second one is bad.
+    bad = await asyncio.to_thread(bed.sign, "bad", STAGES)
+    first = await asyncio.to_thread(bed.sign, "first", AT_ONCE)
+    behaviour = Behaviour(telemetry_s=TELEMETRY_S, bad_errors={bad: 0.05})
+    connector = aiohttp.TCPConnector(limit=0, limit_per_host=0, keepalive_timeout=75.0)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=60.0, sock_read=400.0)
+    rows: list[list[object]] = []
+    lives: asyncio.Future[Any] | None = None
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+        try:
+            rows.append(["enrolments a second", await bed.enrol(http, behaviour)])
+            lives = asyncio.gather(*(box.live() for box in bed.boxes))
+            await asyncio.sleep(2 * TELEMETRY_S)
+            rows.append(["control plane with all polls parked, MB", _memory_mb(bed.program.pid)])
+            print("first bundle, to all at once", flush=True)
+            done = await bed.roll_out(first)
+            changed = [box.changed - done["began"] for box in bed.boxes]
+            rows.append(["from `apply` to running on all boxes, p50 s", quantile(changed, 0.5)])
+            rows.append(["the same, p99 s", quantile(changed, 0.99)])
+            print("a bundle under which 5 % more answers fail", flush=True)
+            await asyncio.to_thread(bed.sign, "bad", STAGES)
+            verdict = await bed.roll_out(bad)
+            reached = [box for box in bed.boxes if bad in box.ran]
+            await bed.until_running(first)
+            back = [box.changed - verdict["aborted"] for box in reached]
+            rows.append(["boxes that the bad bundle reached", len(reached)])
+            rows.append(["stage reached (1 is the first)", verdict["stage"] + 1])
+            rows.append(["verdict of fail after, s", verdict["aborted"] - verdict["began"]])
+            rows.append(["from the verdict to reverted, p99 s", quantile(back, 0.99)])
+            print("a good bundle, to all at once, and an operator's abort", flush=True)
+            good = await asyncio.to_thread(bed.sign, "second", AT_ONCE)
+            done = await bed.roll_out(good)
+            began = await bed.abort(done["id"])
+            await bed.until_running(first)
+            back = [box.changed - began for box in bed.boxes]
+            rows.append([f"from an abort to reverted, {count} boxes, p50 s", quantile(back, 0.5)])
+            rows.append(["the same, p99 s", quantile(back, 0.99)])
+            rows.append(["control plane at the end, MB", _memory_mb(bed.program.pid)])
+            failures = [failure for box in bed.boxes for failure in box.failures]
+            rows.append(["requests of the boxes", sum(box.requests for box in bed.boxes)])
+            rows.append(["failed requests", len(failures)])
+            print(table(["figure", "value"], rows))
+            print("\n".join(sorted(set(failures))[:10]))
+        finally:
+            if lives is not None:
+                lives.cancel()
+            bed.program.stop()
+            await asyncio.to_thread(bed.program.wait)
+
+
+def _memory_mb(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss / 1e6)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--boxes", type=int, default=5000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="fleet-bed-") as folder:
+        asyncio.run(run(Path(folder), options.boxes))
+
+
+if __name__ == "__main__":
+    main()
