@@ -39,7 +39,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         "run": [environment, packages, engine, project, triton],
         "fleet": [environment, packages, engine, project],
         "test": [*bench, postgres, chromium, training, torch],
-        "bench": bench,
+        "bench": [*bench, postgres],
         "check": [environment, packages, development, project],
         "quick": [environment, packages, development, *compiled, project],
         "train": [environment, packages, development, engine, project, training, torch],
