@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
@@ -13,8 +14,10 @@ from router.errors import CausewayError, ClientGone
 from router.openai import AnswerEncoder, coalesce, encode_embeddings, encode_error, error_event, error_headers
 from router.types import Chunk, Embeddings, Request
 
+from ..observability.logs import redacted
 from .aiohttp_internals import BufferedHeadResponse
 
+_log = logging.getLogger("causeway.cloud.responses")
 JSON = "application/json"
 STALLED_S = 30.0
 """A client that reads nothing for this long counts as gone, so that its permit becomes free."""
@@ -59,7 +62,7 @@ async def stream_response(
     encoder: AnswerEncoder,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Send the chunks as server-sent events.
+    """Send the chunks as server-sent events. The stream has one end: a fault after every choice's end changes nothing.
 
     Raises:
         CausewayError: before the first byte.
@@ -82,17 +85,16 @@ async def stream_response(
             on_chunk(chunk)
             if data := encoder.chunk(chunk):
                 await events.write(data)
-        await events.end(encoder.end())
     except ClientGone:
         raise
-    except CausewayError as error:
-        await events.end(error_event(error))
-        raise BrokenStream(error, response) from error
     except Exception as fault:
-        # A second response would land inside this one.
-        failed = CausewayError("The gateway failed.")
-        await events.end(error_event(failed))
-        raise BrokenStream(failed, response) from fault
+        if not encoder.finished:
+            # A second response would land inside this one.
+            failed = fault if isinstance(fault, CausewayError) else CausewayError("The gateway failed.")
+            await events.end(error_event(failed))
+            raise BrokenStream(failed, response) from fault
+        _log.info("a fault after the answer's end: %s", redacted(fault))
+    await events.end(encoder.end())
     return response
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
@@ -178,6 +179,7 @@ class Server:
             return await self._embed(context, measured, entry)
         reply, answer = self._caching_service.reply(context, measured.first_token)
         outcome = ClientGone.code  # if the handler is cancelled
+        encoder: AnswerEncoder | None = None
         try:
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
@@ -201,6 +203,10 @@ class Server:
             else:
                 _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(broken))
             return broken.response
+        except asyncio.CancelledError:
+            if encoder is not None and encoder.finished:
+                outcome = "ok"  # the client left without waiting for the stream's end: it has its answer
+            raise
         except CausewayError as error:
             outcome = error.code
             if error.status >= 500:

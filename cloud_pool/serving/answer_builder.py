@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import msgspec
 
-from router.errors import CloudFailed, StreamBroken
+from router.errors import CausewayError, CloudFailed, StreamBroken
 from router.tool_calls.parser import ToolCallParser
 from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
 
@@ -32,23 +35,39 @@ class AnswerBuilder:
 
     def add(self, sequence: int, delta: Delta) -> list[Chunk]:
         """Return the chunks of one response to this sequence of the request. Raises CloudFailed."""
-        # The backend sends the prompt's length with each response or with the last one only: count it once, and for
-        # only one of the n sequences of a prompt.
-        if delta.final and sequence % self._request.n == 0:
-            self._prompt_tokens += delta.input_tokens
         if not delta.texts:
             return []
         self._completion_tokens += delta.new_tokens[0]
-        return self._choices[sequence].add(delta)
+        choice = self._choices[sequence]
+        chunks = choice.add(delta)
+        if choice.ended and not choice.prompt_tokens and sequence % self._request.n == 0:
+            # The backend sends the prompt's length with each response or with the last one only: count it once, and for
+            # only one of the n sequences of a prompt.
+            choice.prompt_tokens = delta.input_tokens
+            self._prompt_tokens += delta.input_tokens
+        return chunks
 
     @property
     def tokens(self) -> int:
         """Tokens of prompts and choices so far."""
         return self._prompt_tokens + self._completion_tokens
 
+    @contextmanager
+    def unless_ended(self) -> Iterator[None]:
+        """Suppress an error once every choice has its finish reason: the answer is whole, and has no other end."""
+        try:
+            yield
+        except CausewayError:
+            if not self._ended:
+                raise
+
+    @property
+    def _ended(self) -> bool:
+        return all(choice.ended for choice in self._choices)
+
     def end(self) -> Chunk:
         """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
-        if not all(choice.ended for choice in self._choices):
+        if not self._ended:
             raise StreamBroken("the model ended without a finish reason", phase="stream")
         return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens))
 
@@ -60,6 +79,7 @@ class _ChoiceBuilder:
         self._index = index
         self._parser = ToolCallParser(request, index) if request.tools else None
         self.ended = False
+        self.prompt_tokens = 0  # 0: not known yet, or counted for another choice
 
     def add(self, delta: Delta) -> list[Chunk]:
         """Return the chunks of a response. Raises CloudFailed for an unknown finish reason."""

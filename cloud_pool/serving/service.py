@@ -112,15 +112,16 @@ class Service:
                     yield chunk
                 for chunk in builder.add(sequence, delta):
                     yield chunk if truncator is None else truncator.seen(chunk)
-                # Two loops: nearly every request is one sequence, and each step here is paid once per token.
-                if attempt.stream is not None:
-                    async for delta in attempt.stream:
-                        for chunk in builder.add(0, delta):
-                            yield chunk if truncator is None else truncator.seen(chunk)
-                else:
-                    async for sequence, delta in attempt.merged:
-                        for chunk in builder.add(sequence, delta):
-                            yield chunk
+                with builder.unless_ended():
+                    # Two loops: nearly every request is one sequence, and each step here is paid once per token.
+                    if attempt.stream is not None:
+                        async for delta in attempt.stream:
+                            for chunk in builder.add(0, delta):
+                                yield chunk if truncator is None else truncator.seen(chunk)
+                    else:
+                        async for sequence, delta in attempt.merged:
+                            for chunk in builder.add(sequence, delta):
+                                yield chunk
                 attempt.report_tokens(builder.tokens)
                 yield builder.end()
                 return

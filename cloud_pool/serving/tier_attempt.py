@@ -223,9 +223,13 @@ class TierAttempt:
         async with aclosing(stream):
             yield delta
             tokens, prompt_tokens = sum(delta.new_tokens), delta.input_tokens
-            async for delta in stream:
-                yield delta
-                tokens, prompt_tokens = tokens + sum(delta.new_tokens), delta.input_tokens
+            try:
+                async for delta in stream:
+                    yield delta
+                    tokens, prompt_tokens = tokens + sum(delta.new_tokens), delta.input_tokens
+            except CausewayError:
+                if not any(delta.finish_reasons):  # otherwise this sequence is whole
+                    raise
         permit.record_usage(prompt_tokens + tokens)
         permit.release()
 

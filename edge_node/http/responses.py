@@ -83,6 +83,10 @@ class HttpReplyWriter:
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
+    @property
+    def finished(self) -> bool:
+        return self._encoder is not None and self._encoder.finished
+
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         self._head = head
         if isinstance(answer, Embeddings):

@@ -136,10 +136,17 @@ class AttemptRunner:
                     if pieces := attempt.receive(chunk, now()):
                         await _deliver(generation, pieces, sink)
                 ended = True
-                await _deliver(generation, attempt.finish(now()), sink)
+        except ClientGone:
+            raise
+        except Exception as failure:
+            if not attempt.whole:
+                raise
+            # Nothing that happens to the target's connection now may turn a finished answer into an error.
+            log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
         finally:
             if not ended:
                 await _close(chunks)
+        await _deliver(generation, attempt.finish(now()), sink)
 
     def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
         """Deadlines of the complete answer and of its first token."""

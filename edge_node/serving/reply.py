@@ -41,6 +41,11 @@ class Sink(Protocol):
 class Reply(Sink, Protocol):
     """The response to one client."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether a streaming client has every choice's finish reason: only `end` may follow, and no error."""
+        ...
+
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         """Take a complete answer from the cache, instead of `commit` and `send`."""
         ...

@@ -146,12 +146,22 @@ class Service:
         if log.isEnabledFor(logging.DEBUG):
             log_arrival(context.id, context.request)
         try:
-            await self._hops(context)
+            try:
+                await self._hops(context)
+            except CausewayError as error:
+                if isinstance(error, ClientGone) or not context.reply.finished:
+                    raise
+                log.info("%s after the end of an answer", error.code)  # which has one end
             await context.reply.end()
         except CausewayError as error:
             context.error = error
             raise
         except asyncio.CancelledError:
+            if context.reply.finished:  # a client may leave without waiting for the stream's end: it has its answer
+                if not self._admission.ending:
+                    raise
+                await context.reply.end()
+                return
             if self._admission.ending:
                 context.error = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
                 raise context.error from None

@@ -204,6 +204,11 @@ class Attempt:
         return self._sent
 
     @property
+    def whole(self) -> bool:
+        """Whether every choice has its finish reason, and the answer may be kept: only the usage may follow."""
+        return not self._unfinished and self.state in (AttemptState.COLLECTING, AttemptState.COMMITTED)
+
+    @property
     def ended(self) -> bool:
         return not TABLE[self.state]
 

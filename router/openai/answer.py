@@ -73,6 +73,11 @@ class AnswerEncoder:
         event = self._head + self._format.delta(chunk, offset) + self._tail
         return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
 
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish reason: only the usage and ``[DONE]`` may follow."""
+        return not self._unfinished and len(self._offsets) == self._choices
+
     def end(self) -> bytes:
         """Encode the usage, if requested, and ``[DONE]``; an error event if a choice has no end."""
         if self._unfinished or not self._offsets:

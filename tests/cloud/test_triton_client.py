@@ -353,13 +353,22 @@ def tier() -> Tier:
     return Tier(TierConfig(name="stock", model="vllm_model", template_file="x", max_tokens=77), chat_format)
 
 
-async def answer(triton: TritonClient, request: Request, admission: AdmissionController) -> list[Chunk]:
+@asynccontextmanager
+async def answering(
+    triton: TritonClient, request: Request, admission: AdmissionController
+) -> AsyncIterator[AsyncIterator[Chunk]]:
+    """The chunks of a service's answer, to be read one by one."""
     pool = Pool("stock", "vllm_model", [parse_endpoint_address("t:1")], lambda _: triton)
     runtime = TierRuntime(tier(), admission, Dispatcher(pool))
     service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
     context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
-    async with aclosing(service.answer(context)) as chunks:
-        return [chunk async for chunk in chunks if isinstance(chunk, Chunk)]
+    async with aclosing(service.answer(context)) as pieces:
+        yield (piece async for piece in pieces if isinstance(piece, Chunk))
+
+
+async def answer(triton: TritonClient, request: Request, admission: AdmissionController) -> list[Chunk]:
+    async with answering(triton, request, admission) as chunks:
+        return [chunk async for chunk in chunks]
 
 
 CHAT = Request(kind="chat", model="stock", messages=(Message("user", "hi <|u|>"),))

@@ -162,8 +162,9 @@ class TritonClient:
                 call.has_final = call.has_final or delta.final
                 phase = "stream"
                 yield delta
-            if not call.has_final:
-                raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
+                if call.has_final:
+                    return  # The call ends by itself; waiting for that could only fail an answer that is whole.
+            raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
         except grpc.aio.AioRpcError as error:
             code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
             raise _logged(request, _broken(code, error.details(), _reached(phase, stream))) from None
