@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
-from router.policy.compiled import ModelTemperature, Policy
-from router.policy.signals import OPENAI_TEMPERATURE
+from models.catalog.artifact import find_artifact
+from router.policy.compiled import Policy
 from router.types import Location
 
 from .backends.backend import Backend
@@ -29,6 +28,7 @@ from .console.routes import Console
 from .console.state import read_state
 from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
+from .daemon.manifests import cache_scope, model_temperatures, weights_of
 from .daemon.systemd import SystemdNotifier
 from .http.api import Api
 from .http.listener import ConnectionTable
@@ -47,10 +47,12 @@ from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
 from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
+from .version import daemon_version
 
 if TYPE_CHECKING:
-    from .agent.agent import Agent, FleetLink
+    from .agent.agent import Agent
     from .agent.boot import Booted
+    from .agent.host import FleetLink
     from .agent.link.connection import FleetConnection
     from .backends.cloud.credentials import Credentials
     from .observability.tracing import RequestTracer
@@ -85,7 +87,7 @@ def build(
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
     engines = None
     if config.engine.enabled:
-        engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs), _weights_of(model_dirs))
+        engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs), weights_of(model_dirs))
     metrics = Metrics(lambda: read_gauges(parts))
     connection, fleet_problem, credentials = _connect(config, state_dir, clock, metrics, has_fleet=fleet is not None)
     cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
@@ -95,13 +97,13 @@ def build(
     signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
     admission = Admission(AdmissionLimits())
 
-    model_temperature = _model_temperatures(model_dirs)
+    model_temperature = model_temperatures(model_dirs)
 
     def activate(policy: Policy) -> None:
         limits = policy.limits
         admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
         metrics.set_targets(target.name for target in policy.targets)
-        service.use(policy, _cache_scope(config.engine, model_dirs))
+        service.use(policy, cache_scope(config.engine, model_dirs))
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
@@ -225,7 +227,7 @@ def _boot(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[
         return None, config
     state_folder.acquire()  # before this start is counted; the lifecycle releases it
     from .agent.boot import boot
-    from .daemon.bundles import daemon_version, with_bundle
+    from .daemon.bundles import with_bundle
 
     booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())
     return booted, with_bundle(config, booted.bundle)
@@ -264,44 +266,6 @@ def _tracing(config: Config) -> RequestTracer | None:
 
 def _cloud_timeouts(config: Config) -> Timeouts:
     return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
-
-
-def _cache_scope(config: EngineConfig, model_dirs: Sequence[Path]) -> bytes:
-    """Model hashes and grammar settings: other weights or another grammar may give other answers."""
-    try:
-        artifacts = list_artifacts(model_dirs)
-    except ArtifactError:
-        return b""  # the engine reports it
-    grammar = "calls" if config.restrict_tool_arguments else ""
-    return "\n".join(
-        f"{artifact.name} {artifact.manifest.sha256} {grammar if artifact.manifest.answers == 'calls' else ''}"
-        for artifact in artifacts
-    ).encode()
-
-
-def _model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
-    """The manifests' temperatures, by model; 1 (what the engine uses) for a manifest that names none."""
-
-    def temperature(model: str) -> float | None:
-        try:
-            manifest = find_artifact(model, model_dirs).manifest
-        except ArtifactError:
-            return None  # the engine reports it
-        return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
-
-    return temperature
-
-
-def _weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
-    """The hash of a model's weights, as its manifest says it; "" for a model that is not there."""
-
-    def weights(model: str) -> str:
-        try:
-            return find_artifact(model, model_dirs).manifest.sha256
-        except ArtifactError:
-            return ""
-
-    return weights
 
 
 def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path]) -> Callable[[str], Engine]:

@@ -13,14 +13,14 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
 
-from router.bundle.manifest import BundleManifest, GoldenPrompt
+from router.bundle.manifest import BundleManifest
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import (
     CasesFailed,
@@ -38,11 +38,12 @@ from ..observability.logs import redacted
 from ..observability.traffic import BoxCondition, Traffic
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
+from .host import AgentSettings, FleetMember, Host, at_once
 from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
 from .journal import TRANSITIONS, Event, JournalRow, quarantine
-from .source import Download, DownloadBounds, Source, disk_refusal
+from .source import Download, Source, disk_refusal
 from .store import InstalledBundle
-from .trial import Trial, TrialSettings
+from .trial import Trial
 
 log = logging.getLogger(__name__)
 
@@ -54,94 +55,6 @@ _KEPT_BUNDLES = 2  # the running one and the one before
 _SPARE_BYTES = 64 * 1024 * 1024  # of the disk, for everything else
 _REPLAYED_S = 86400.0
 _T = TypeVar("_T")
-
-
-class FleetMember(Protocol):
-    """Who this box is in its fleet. `root`: the fleet's root metadata, JSON text from the enrolment."""
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def cohort(self) -> str: ...
-
-    @property
-    def root(self) -> str: ...
-
-
-class Host(Protocol):
-    """The daemon that runs the bundles."""
-
-    @property
-    def daemon_version(self) -> str: ...
-
-    @property
-    def policy_file(self) -> Path:
-        """Of the active policy."""
-        ...
-
-    @property
-    def model_dirs(self) -> Sequence[Path]: ...
-
-    @property
-    def memory_bytes(self) -> int:
-        """All memory of this box that models can take."""
-        ...
-
-    def condition(self) -> BoxCondition: ...
-
-    def needs_restart(self, bundle: InstalledBundle | None) -> bool:
-        """Whether the daemon must start anew to run this bundle; None: the factory's files."""
-        ...
-
-    async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
-        """Serve requests under this bundle from now on; no answer in progress is cut.
-
-        Args:
-            bundle: None: the factory's files.
-            must: Also if a model of it cannot be loaded: it is what the box returns to.
-
-        Raises:
-            UpdateRefused: It cannot be used; what was used before still is.
-        """
-        ...
-
-    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
-        """Ask a model on this box its golden prompts at temperature 0.
-
-        Raises:
-            UpdateRefused: It does not answer, or answers something else.
-        """
-        ...
-
-    def restart(self) -> None:
-        """Let the daemon drain and start anew."""
-        ...
-
-
-class AgentSettings(msgspec.Struct, frozen=True):
-    """`check_s`: between two looks, if nothing wakes the agent. `retry_s`: after a refusal, doubled up to `check_s`."""
-
-    check_s: float = 900.0
-    retry_s: float = 30.0
-    trial: TrialSettings = TrialSettings()
-    download: DownloadBounds = DownloadBounds()
-    signed_step_s: float = 90 * 86400.0  # so far one signed time can move the floor of this box's clock
-
-
-async def at_once(_: str) -> float:
-    """Permission to change is given at once."""
-    return 0.0
-
-
-class FleetLink(msgspec.Struct, frozen=True):
-    """What joins a daemon to its fleet: see `Agent`."""
-
-    member: Callable[[], FleetMember]
-    source: Source
-    settings: AgentSettings = AgentSettings()
-    may_change: Callable[[str], Awaitable[float]] = at_once
-    on_change: Callable[[], None] = lambda: None
 
 
 class Agent:

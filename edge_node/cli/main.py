@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import msgspec
 from router.errors import ConfigError, PolicyError
 
 from ..config.schema import MEANING, Config, config_keys, config_variable
+from ..version import daemon_version
 from .fleet import fleet
 from .options import (
     PATH,
@@ -27,15 +27,8 @@ from .options import (
 )
 
 
-def _version() -> str:
-    try:
-        return version("causeway")
-    except PackageNotFoundError:
-        return "(source tree)"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="causeway-edge")
+@click.version_option(daemon_version(), prog_name="causeway-edge")
 def main() -> None:
     """Run and query the edge daemon, which answers on this box or hands off to the cloud."""
 

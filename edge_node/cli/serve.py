@@ -15,7 +15,7 @@ from ..config.schema import Config
 from ..observability.logs import start_log
 
 if TYPE_CHECKING:
-    from ..agent.agent import FleetLink
+    from ..agent.host import FleetLink
 
 
 def run(config: Config, fleet: FleetLink | None = None) -> int:

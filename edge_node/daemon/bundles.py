@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import anyio
@@ -29,6 +28,7 @@ from ..backends.backend import Backend, BackendRequest
 from ..config.schema import Config
 from ..observability.traffic import BoxCondition
 from ..storage.policies import DEFAULT_POLICY
+from ..version import daemon_version
 from .components import Components
 
 _GOLDEN_S = 180.0  # of one prompt, loading the model included
@@ -37,14 +37,6 @@ _LOAD_S = 300.0
 _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
 log = logging.getLogger(__name__)
-
-
-def daemon_version() -> str:
-    """Return the version that bundles are compared with."""
-    try:
-        return version("causeway")
-    except PackageNotFoundError:
-        return "0.0.0"
 
 
 def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from router.errors import ConfigError
 
-from ..agent.agent import Agent, AgentSettings, FleetLink
+from ..agent.agent import Agent
+from ..agent.host import AgentSettings, FleetLink
 from ..agent.link.connection import FleetConnection, open_link
 from ..agent.link.control_plane import carries_secrets
 from ..agent.link.reporter import AgentReport, TrafficSums

@@ -106,8 +106,13 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     pairs = [label.partition("=") for label in labels]
     if any(not name or not mark for name, mark, _ in pairs):
         raise click.BadParameter("NAME=VALUE", param_hint="--label")
-    asked = {"cohort": cohort, "uses": uses, "expires_s": seconds, "labels": {name: value for name, _, value in pairs}}
-    made = client.post("/v1/join-tokens", MadeToken, asked)
+    request = {
+        "cohort": cohort,
+        "uses": uses,
+        "expires_s": seconds,
+        "labels": {name: value for name, _, value in pairs},
+    }
+    made = client.post("/v1/join-tokens", MadeToken, request)
     click.echo(made.token)
     click.echo(f"for {uses} box{'es' if uses > 1 else ''}, until {_time(made.expires)}", err=True)
 
@@ -138,8 +143,8 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
 
     Exit code: 0 done, 1 refused.
     """
-    asked = {"bundle": bundle, "reason": reason}
-    click.echo(_line(client.post(f"/v1/devices/{device}/pin", DeviceStatus, asked)))
+    request = {"bundle": bundle, "reason": reason}
+    click.echo(_line(client.post(f"/v1/devices/{device}/pin", DeviceStatus, request)))
 
 
 @click.command()

@@ -107,8 +107,8 @@ def apply(
     if not yes:
         click.confirm(f"Begin {len(chosen)} rollout{'s' if len(chosen) > 1 else ''} at {status.name}?", abort=True)
     for cohort, wanted in chosen.items():
-        asked = {"cohort": cohort, "to_bundle": wanted, "allow_leaving": allow_leaving}
-        begun = client.post("/v1/rollouts", RolloutStatus, asked)
+        request = {"cohort": cohort, "to_bundle": wanted, "allow_leaving": allow_leaving}
+        begun = client.post("/v1/rollouts", RolloutStatus, request)
         click.echo(f"{cohort}: rollout {begun.id} has begun; `causeway-fleet status {begun.id}` shows it")
 
 

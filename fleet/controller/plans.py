@@ -73,13 +73,13 @@ class Plans:
         """Wake the boxes of cohorts whose published plan is another one than they were told of."""
         published = await to_thread.run_sync(self._publisher.published)
         async with self._store.read() as connection:
-            told = await read_generations(connection)
+            generations = await read_generations(connection)
         told_any = False
         for cohort, plan in published.items():
             doc = self.rollout_doc(cohort)
             digest = hashlib.sha256(encode_plan(plan)).hexdigest()
             pace = CohortPace(maintenance_windows(doc), doc.per_site, reverting.get(cohort, False), digest)
-            before = told[cohort].pace if cohort in told else None
+            before = generations[cohort].pace if cohort in generations else None
             if before == pace:
                 continue
             async with self._store.write() as connection:

@@ -110,9 +110,7 @@ class RolloutEventAnswer(msgspec.Struct, frozen=True):
     reason: str
 
 
-class RolloutAnswer(msgspec.Struct, frozen=True):
-    """`stage`: index into `stages`; their number is the soak. `looks`: how many at this stage."""
-
+class _Rollout(msgspec.Struct, frozen=True):
     id: str
     cohort: str
     state: str
@@ -126,25 +124,17 @@ class RolloutAnswer(msgspec.Struct, frozen=True):
     from_bundle: str | None
     author: str
     created: float
+
+
+class RolloutAnswer(_Rollout, frozen=True):
+    """`stage`: index into `stages`; their number is the soak. `looks`: how many at this stage."""
+
     looks: int
 
 
-class RolloutDetail(msgspec.Struct, frozen=True):
+class RolloutDetail(_Rollout, frozen=True):
     """As `RolloutAnswer`, with all looks, the members by their state, and what happened."""
 
-    id: str
-    cohort: str
-    state: str
-    stage: int
-    stages: tuple[int, ...]
-    share: int
-    began: float
-    entered: float
-    reason: str
-    to_bundle: str
-    from_bundle: str | None
-    author: str
-    created: float
     looks: tuple[LookAnswer, ...]
     members: dict[str, int]
     events: tuple[RolloutEventAnswer, ...]

@@ -67,7 +67,7 @@ class FleetInvalid(CausewayError):
 
 
 async def begin_rollout(
-    store: Store, folder: Path, publisher: Publisher, operator: Operator, asked: NewRollout, now: float
+    store: Store, folder: Path, publisher: Publisher, operator: Operator, request: NewRollout, now: float
 ) -> RolloutRecord:
     """Store a new rollout, submitted to its checks.
 
@@ -82,36 +82,36 @@ async def begin_rollout(
         WrongState: (2), or the boxes run the bundle already.
         PermissionDenied: `allow_leaving` needs an approver.
     """
-    if asked.allow_leaving and not operator.may("approver"):
+    if request.allow_leaving and not operator.may("approver"):
         raise PermissionDenied("allow_leaving needs the role approver")
-    manifest = await to_thread.run_sync(publisher.manifest, asked.to_bundle)
+    manifest = await to_thread.run_sync(publisher.manifest, request.to_bundle)
     if manifest is None:  # (1)
         advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
-        raise BundleUnknown(f"bundle {asked.to_bundle} is not signed here: {advice}", param="to_bundle")
-    if manifest.cohort != asked.cohort:
-        raise InvalidRequest(f"bundle {asked.to_bundle} is one of the cohort {manifest.cohort}", param="cohort")
-    settings = await to_thread.run_sync(_settings, folder, asked.cohort)
+        raise BundleUnknown(f"bundle {request.to_bundle} is not signed here: {advice}", param="to_bundle")
+    if manifest.cohort != request.cohort:
+        raise InvalidRequest(f"bundle {request.to_bundle} is one of the cohort {manifest.cohort}", param="cohort")
+    settings = await to_thread.run_sync(_settings, folder, request.cohort)
     async with store.write() as connection:
-        before = await list_rollouts(connection, asked.cohort)
+        before = await list_rollouts(connection, request.cohort)
         busy = next((one.rollout for one in before if one.rollout.state in OPEN), None)
         if busy is not None:  # (2)
-            raise WrongState(f"the rollout {busy.id} of {asked.cohort} is in state {busy.state}: abort it, or wait")
+            raise WrongState(f"the rollout {busy.id} of {request.cohort} is in state {busy.state}: abort it, or wait")
         from_bundle = _left_with(before)  # (3)
-        if from_bundle == asked.to_bundle:
-            raise WrongState(f"the boxes of {asked.cohort} have the bundle {asked.to_bundle} already")
+        if from_bundle == request.to_bundle:
+            raise WrongState(f"the boxes of {request.cohort} have the bundle {request.to_bundle} already")
         name = f"r-{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-        made = Rollout(name, asked.cohort, asked.to_bundle, from_bundle, secrets.token_urlsafe(12), settings)
+        made = Rollout(name, request.cohort, request.to_bundle, from_bundle, secrets.token_urlsafe(12), settings)
         record = RolloutRecord(
             apply(made, E.SUBMIT, now, reason=f"by {operator.name}"),
             version=1,
             author=operator.name,
             created=now,
             updated=now,
-            allow_leaving=asked.allow_leaving,
-            acknowledged=await _unknown_to_us(connection, asked.cohort, now),
+            allow_leaving=request.allow_leaving,
+            acknowledged=await _unknown_to_us(connection, request.cohort, now),
         )
         await insert_rollout(connection, record)
-        what = {"rollout": name, **msgspec.structs.asdict(asked), "from_bundle": from_bundle}
+        what = {"rollout": name, **msgspec.structs.asdict(request), "from_bundle": from_bundle}
         await append_audit(connection, now, operator.name, "rollout.begin", what)
     return record
 

@@ -54,9 +54,9 @@ class DeviceRoutes:
     async def devices(self, http: web.Request) -> web.StreamResponse:
         await self._parts.sign_in.require(http, "viewer")
         limit = max(1, number(http, "limit", 100))
-        given = {name: http.query.get(name, "")[:128] for name in ("cohort", "state", "site", "after")}
+        filters = {name: http.query.get(name, "")[:128] for name in ("cohort", "state", "site", "after")}
         async with self._parts.store.read() as connection:
-            found = await page_of_devices(connection, **given, query=http.query.get("q", "")[:128], limit=limit + 1)
+            found = await page_of_devices(connection, **filters, query=http.query.get("q", "")[:128], limit=limit + 1)
         page = found[:limit]
         following = page[-1].id if len(found) > limit else None
         return json_response(DevicePage(tuple(map(device_answer, page)), following))
@@ -77,8 +77,8 @@ class DeviceRoutes:
         body = await read_body(http) or b"{}"
         bundle = None
         if action == "pin":
-            asked = decode_body(body, PinRequest)
-            bundle, reason = asked.bundle, asked.reason
+            request = decode_body(body, PinRequest)
+            bundle, reason = request.bundle, request.reason
             if await to_thread.run_sync(parts.publisher.manifest, bundle) is None:
                 raise BundleUnknown(f"bundle {bundle} is not signed here", param="bundle")
         else:
@@ -100,13 +100,13 @@ class DeviceRoutes:
     async def join_token(self, http: web.Request) -> web.StreamResponse:
         parts, now = self._parts, self._parts.clock()
         operator = await parts.sign_in.require(http, "operator")
-        asked = decode_body(await read_body(http), NewJoinToken)
-        if asked.cohort and asked.cohort not in parts.cohorts:
-            raise InvalidRequest(f"there is no cohort {asked.cohort}: {', '.join(parts.cohorts)}", param="cohort")
+        request = decode_body(await read_body(http), NewJoinToken)
+        if request.cohort and request.cohort not in parts.cohorts:
+            raise InvalidRequest(f"there is no cohort {request.cohort}: {', '.join(parts.cohorts)}", param="cohort")
         async with parts.store.write() as connection:
-            token = await new_join_token(connection, **msgspec.structs.asdict(asked), now=now)
-            await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(asked))
-        return json_response(JoinTokenAnswer(token, now + asked.expires_s, asked.uses), 201)
+            token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
+            await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))
+        return json_response(JoinTokenAnswer(token, now + request.expires_s, request.uses), 201)
 
     async def audit(self, http: web.Request) -> web.StreamResponse:
         await self._parts.sign_in.require(http, "viewer")

@@ -59,14 +59,14 @@ class RolloutRoutes:
         names = dict.fromkeys((*parts.cohorts, *(count.cohort for count in counts)))
         cohorts = []
         for name in names:
-            own = [count for count in counts if count.cohort == name]
+            of_cohort = [count for count in counts if count.cohort == name]
             open_ones = [one.rollout.id for one in records if one.rollout.cohort == name and _is_open(one)]
             cohorts.append(
                 CohortAnswer(
                     name,
-                    sum(count.boxes for count in own),
-                    sum(count.heard for count in own),
-                    {count.running or "": count.boxes for count in own},
+                    sum(count.boxes for count in of_cohort),
+                    sum(count.heard for count in of_cohort),
+                    {count.running or "": count.boxes for count in of_cohort},
                     open_ones[0] if open_ones else None,
                     parts.controller.ahead.get(name, 0),
                 )
@@ -96,8 +96,8 @@ class RolloutRoutes:
     async def begin(self, http: web.Request) -> web.StreamResponse:
         parts = self._parts
         operator = await parts.sign_in.require(http, "operator")
-        asked = decode_body(await read_body(http), NewRollout)
-        record = await begin_rollout(parts.store, parts.folder, parts.publisher, operator, asked, parts.clock())
+        request = decode_body(await read_body(http), NewRollout)
+        record = await begin_rollout(parts.store, parts.folder, parts.publisher, operator, request, parts.clock())
         parts.controller.notify()
         return json_response(rollout_answer(record), 201)
 
@@ -159,7 +159,7 @@ def _is_open(record: RolloutRecord) -> bool:
 
 
 def _members(record: RolloutRecord, boxes: list[Device], now: float) -> dict[str, int]:
-    """Members by what they do: the agent's state, `silent`, `held`, `pinned`, or `done` once they run the bundle."""
+    """Return members by what they do: the agent's state, `silent`, `held`, `pinned`, or `commit` with the bundle."""
     rollout = record.rollout
     found: dict[str, int] = {}
     for box in boxes:

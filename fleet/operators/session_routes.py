@@ -31,8 +31,8 @@ class SessionRoutes:
 
     async def begin(self, http: web.Request) -> web.StreamResponse:
         check_console_header(http)
-        asked = decode_body(await read_body(http), SignInRequest)
-        operator = self._parts.sign_in.by_token(asked.token)
+        request = decode_body(await read_body(http), SignInRequest)
+        operator = self._parts.sign_in.by_token(request.token)
         response = json_response(_answer(operator))
         await self._begin(http, operator, response, "token")
         return response

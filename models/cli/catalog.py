@@ -17,6 +17,14 @@ from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
 
+name_option = click.option("--name", help="Model name for policies; defaults to the file's name.")
+user_models_option = click.option(
+    "--to",
+    type=folder,
+    default=user_models,
+    show_default="~/.local/share/causeway/models",
+    help="Folder of models to add to. The default is searched by every command and by the daemon.",
+)
 context_option = click.option(
     "--context", type=click.IntRange(1), default=2048, show_default=True, help="Context length in tokens per sequence."
 )
@@ -76,14 +84,8 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
 
 @click.command()
 @click.argument("file", type=existing_file)
-@click.option("--name", help="Model name for policies; defaults to the file's name.")
-@click.option(
-    "--to",
-    type=folder,
-    default=user_models,
-    show_default="~/.local/share/causeway/models",
-    help="Folder of models to copy to. The default is searched by every command and by the daemon.",
-)
+@name_option
+@user_models_option
 @device_option
 @context_option
 @batch_option

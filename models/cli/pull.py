@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..catalog import fit
-from ..catalog.artifact import user_models
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, model_name
 from ..publish.placing import Placing
@@ -20,8 +19,8 @@ from ..pull import demo, plan
 from ..pull.demo import DemoModel
 from ..pull.partial_file import partial_of
 from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source
-from .catalog import batch_option, context_option, device_option, print_added
-from .options import folder, mebibytes
+from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
+from .options import mebibytes
 
 _console = Console(highlight=False)
 
@@ -89,14 +88,8 @@ class _Pull:
 @click.command()
 @click.argument("source")
 @click.option("--sha256", help="Checksum of the file; required for a URL.")
-@click.option("--name", help="Model name for policies; defaults to the file's name.")
-@click.option(
-    "--to",
-    type=folder,
-    default=user_models,
-    show_default="~/.local/share/causeway/models",
-    help="Folder of models. The default is searched by every command and by the daemon.",
-)
+@name_option
+@user_models_option
 @device_option
 @context_option
 @batch_option

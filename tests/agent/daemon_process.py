@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from edge_node.agent.agent import AgentSettings, FleetLink
+from edge_node.agent.host import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
 from edge_node.cli.serve import run

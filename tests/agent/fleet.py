@@ -10,11 +10,12 @@ import anyio.from_thread
 import anyio.to_thread
 import msgspec
 
-from edge_node.agent.agent import Agent, AgentSettings, at_once
+from edge_node.agent.agent import Agent
 from edge_node.agent.boot import Booted, boot
 from edge_node.agent.child.dry_run import examine
 from edge_node.agent.child.look import look
 from edge_node.agent.disk import Disk
+from edge_node.agent.host import AgentSettings, at_once
 from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
 from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
 from edge_node.agent.store import InstalledBundle

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.agent.agent import AgentSettings, FleetLink
+from edge_node.agent.host import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
 from edge_node.app import App, build

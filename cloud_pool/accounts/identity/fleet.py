@@ -128,8 +128,8 @@ class FleetTrust:
     async def _read_revocations(self) -> None:
         content = await self._get(REVOCATIONS_PATH, _MAX_REVOCATIONS_BYTES)
         if content is not None:
-            told = msgspec.json.decode(content, type=Revocations)
-            snapshot = RevocationSnapshot(told.epoch, told.version, told.tokens, told.devices)
+            document = msgspec.json.decode(content, type=Revocations)
+            snapshot = RevocationSnapshot(document.epoch, document.version, document.tokens, document.devices)
             self.revocations = self.revocations.merged_with(snapshot, self._wall_clock())
 
     async def _get(self, path: str, limit_bytes: int) -> bytes | None:

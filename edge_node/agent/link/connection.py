@@ -136,8 +136,8 @@ class FleetConnection:
     @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
-        own = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
-        return (*self.tokens.problems, *own)
+        lasting = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
+        return (*self.tokens.problems, *lasting)
 
     def changed(self) -> None:
         """The agent's state changed: report it."""

@@ -11,8 +11,9 @@ import msgspec
 from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 from router.errors import ConfigError
 
+from ...version import daemon_version
 from .control_plane import ControlPlane
-from .identity import FOLDER, Identity, daemon_version, give_to_owner, new_key, read_identity, write_identity
+from .identity import FOLDER, Identity, give_to_owner, new_key, read_identity, write_identity
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import logging
 import os
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +22,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from router.bundle.manifest import Name
 from router.bundle.rollout import Device
 from router.errors import ConfigError
+
+from ..disk import Disk
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class FileKey:
         _write(partial, pem, os.O_EXCL)
         os.link(partial, path)  # unlike a rename, this fails if there is a key already
         partial.unlink()
-        _sync_folder(path.parent)
+        Disk().sync_folder(path.parent)
         return cls(private)
 
     @classmethod
@@ -161,7 +162,7 @@ def write_synced(path: Path, content: bytes) -> None:
     partial.unlink(missing_ok=True)
     _write(partial, content, os.O_EXCL)
     partial.replace(path)
-    _sync_folder(path.parent)
+    Disk().sync_folder(path.parent)
 
 
 def give_to_owner(folder: Path) -> None:
@@ -177,26 +178,11 @@ def give_to_owner(folder: Path) -> None:
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
-def daemon_version() -> str:
-    try:
-        return version("causeway")
-    except PackageNotFoundError:
-        return "0.0.0"
-
-
 def _write(path: Path, content: bytes, flags: int) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600), "wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unpadded(data: bytes) -> str:

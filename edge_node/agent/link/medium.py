@@ -27,9 +27,10 @@ import msgspec
 from router.bundle.manifest import Blob, BundleManifest
 from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
+from ...version import daemon_version
 from ..child.look import look
 from ..inspection import Looked, LookRequest
-from .identity import Identity, daemon_version, give_to_owner
+from .identity import Identity, give_to_owner
 from .imported import IMPORT, WANTED
 
 _CHUNK = 1 << 20

@@ -16,7 +16,7 @@ import msgspec
 
 from router.bundle.protocol import BoxState, StatusReport, Telemetry, TelemetrySample
 
-from .identity import daemon_version
+from ...version import daemon_version
 
 log = logging.getLogger(__name__)
 

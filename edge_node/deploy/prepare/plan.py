@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from .chromium import find_chromium, install_chromium
@@ -29,10 +29,13 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
     environment, packages, project = _environment(places), _packages(places, "requirements.txt"), _project(places)
     development = _packages(places, "requirements-dev.txt")
-    engine, triton, redis = _engine(places, environ), _triton(places, environ), _redis(places)
-    postgres = _postgres(places)
+    engine, triton = _engine(places, environ), _triton(places, environ)
+    redis = _from_distribution(
+        places, "redis", "redis-server", "redis-server", lambda: shutil.which("redis-server"), install_redis
+    )
+    postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
-    chromium = _chromium(places)
+    chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
     bench = [environment, packages, development, engine, project, triton, redis]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
@@ -133,33 +136,20 @@ def _triton(places: Places, environ: Mapping[str, str]) -> Step:
     )
 
 
-def _redis(places: Places) -> Step:
+def _from_distribution(
+    places: Places,
+    stamp: str,
+    package: str,
+    title: str,
+    find: Callable[[], object],
+    install: Callable[[Places, Progress], str],
+) -> Step:
     return Step(
-        title="redis-server",
-        stamp=_stamp(places, "redis"),
-        key="redis-server",
-        there=lambda: shutil.which("redis-server") is not None,
-        work=lambda progress: install_redis(places, progress),
-    )
-
-
-def _chromium(places: Places) -> Step:
-    return Step(
-        title="Chromium",
-        stamp=_stamp(places, "chromium"),
-        key="chromium",
-        there=lambda: find_chromium() is not None,
-        work=lambda progress: install_chromium(places, progress),
-    )
-
-
-def _postgres(places: Places) -> Step:
-    return Step(
-        title="PostgreSQL",
-        stamp=_stamp(places, "postgres"),
-        key="postgresql",
-        there=lambda: find_postgres() is not None,
-        work=lambda progress: install_postgres(places, progress),
+        title=title,
+        stamp=_stamp(places, stamp),
+        key=package,
+        there=lambda: find() is not None,
+        work=lambda progress: install(places, progress),
     )
 
 
