@@ -1,4 +1,4 @@
-"""The agent: one box's way from what runs to what the fleet's plan assigns, one state at a time (see `journal`).
+"""The agent: takes a box from the bundle that runs to the one that the fleet's plan assigns (states: `journal`).
 
     agent = Agent(folder=…, booted=boot(…), member=…, source=…, host=…, clock=…)
     await agent.run()       # until it is cancelled; `wake` makes it look now
@@ -52,7 +52,7 @@ BUILT_AT = 1_735_689_600.0
 _UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
 _TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
 _KEPT_BUNDLES = 2  # the running one and the one before
-_SPARE_BYTES = 64 * 1024 * 1024  # of the disk, for everything else
+_SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
 _REPLAYED_S = 86400.0
 _T = TypeVar("_T")
 
@@ -62,16 +62,16 @@ class Agent:
 
     Args:
         folder: STATE_DIR/fleet.
-        booted: What the daemon started with.
-        member: Read at each look.
-        source: Where updates come from.
+        booted: The bundle, store and journal that the daemon started with.
+        member: Returns the box's membership; read at each look.
+        source: The source of updates.
         host: The daemon.
-        clock: Both clocks.
-        disk: How files are changed.
+        clock: Wall and monotonic time.
+        disk: The file operations.
         inspector: Verifies what the fleet publishes; by default in a child process.
         may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
         on_change: Called after each change of `state` or of `row`.
-        chance: Spreads retries; from 0 to 1.
+        chance: A random number from 0 to 1, which spreads retries.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Agent:
             BoxState.QUARANTINE: self._leave_quarantine,
         }
 
-    # --- what others may know ----------------------------------------------------------------------------------------
+    # --- state for the daemon -----------------------------------------------------------------------------------------
 
     @property
     def state(self) -> BoxState:
@@ -215,10 +215,10 @@ class Agent:
         )
 
     def _enter(self, event: Event, *, written: bool = True, must: bool = False, **changes: object) -> None:
-        """Write the row of the next state, then be in it.
+        """Write the row of the next state, then enter it.
 
         Args:
-            must: The row has to be on the disk. Without it, a box whose disk is full goes on in memory.
+            must: Fail if the row cannot be written; otherwise a box whose disk is full goes on in memory.
 
         Raises:
             OSError: The row is not on the disk, and must be.
@@ -290,7 +290,7 @@ class Agent:
         return looked.plan
 
     def _floor(self) -> float:
-        """It is at least so late, whatever the clock says: Unix seconds."""
+        """The least time that signed metadata proves, whatever the clock says: Unix seconds."""
         return max(BUILT_AT, self._row.signed_at)
 
     async def _fetch(self) -> float:

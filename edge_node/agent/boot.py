@@ -1,4 +1,4 @@
-"""What a daemon starts with: the last verified bundle, else the one before, else the factory's files.
+"""Choose the bundle that a daemon starts with: the last verified bundle, else the one before, else the factory's files.
 
 It needs no network and no part of the fleet's software beyond this: a damaged file is a reason to start with another
 bundle, never a reason not to start.
@@ -29,7 +29,7 @@ _ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
 
 
 class Booted(msgspec.Struct, frozen=True):
-    """What to start with. `bundle` None: the factory's files. `row`: what the agent goes on from."""
+    """The bundle to start with (None: the factory's files). `row`: the journal row that the agent continues from."""
 
     bundle: InstalledBundle | None
     row: JournalRow
@@ -40,11 +40,11 @@ class Booted(msgspec.Struct, frozen=True):
 def boot(
     folder: Path, daemon_version: str, now: float, *, max_boots: int = MAX_BOOTS, disk: Disk | None = None
 ) -> Booted:
-    """Choose what to start with, and count this start if a bundle is on trial. Never raises for damaged files.
+    """Choose the bundle to start with, and count this start if a bundle is on trial. Never raises for damaged files.
 
     1. A trial goes on, unless the daemon ended too often during it, or this start cannot be written down.
     2. A rollback that was begun is completed.
-    3. Otherwise what the newest row says runs; without a row, what the pointer says.
+    3. Otherwise the bundle of the newest row; without a row, that of the pointer.
     4. A bundle that is damaged is passed over; the factory's files come last.
 
     Args:

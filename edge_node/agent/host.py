@@ -17,7 +17,7 @@ from .trial import TrialSettings
 
 
 class FleetMember(Protocol):
-    """Who this box is in its fleet. `root`: the fleet's root metadata, JSON text from the enrolment."""
+    """This box's membership in its fleet. `root`: the fleet's root metadata, JSON text from the enrolment."""
 
     @property
     def device(self) -> str: ...
@@ -37,7 +37,7 @@ class Host(Protocol):
 
     @property
     def policy_file(self) -> Path:
-        """Of the active policy."""
+        """The file of the active policy."""
         ...
 
     @property
@@ -59,7 +59,7 @@ class Host(Protocol):
 
         Args:
             bundle: None: the factory's files.
-            must: Also if a model of it cannot be loaded: it is what the box returns to.
+            must: Use it even if one of its models cannot be loaded, because the box returns to it.
 
         Raises:
             UpdateRefused: It cannot be used; what was used before still is.
@@ -86,16 +86,16 @@ class AgentSettings(msgspec.Struct, frozen=True):
     retry_s: float = 30.0
     trial: TrialSettings = TrialSettings()
     download: DownloadBounds = DownloadBounds()
-    signed_step_s: float = 90 * 86400.0  # so far one signed time can move the floor of this box's clock
+    signed_step_s: float = 90 * 86400.0  # most that one signed time can move the floor of this box's clock
 
 
 async def at_once(_: str) -> float:
-    """Permission to change is given at once."""
+    """Permit a change at once."""
     return 0.0
 
 
 class FleetLink(msgspec.Struct, frozen=True):
-    """What joins a daemon to its fleet: see `Agent`."""
+    """The parts that join a daemon to its fleet; explained at `Agent`."""
 
     member: Callable[[], FleetMember]
     source: Source

@@ -1,4 +1,4 @@
-"""What is looked at outside the daemon: signatures and bundles, in a child process that ends with its answer.
+"""Inspect signatures and bundles outside the daemon, in a child process that ends with its answer.
 
 python-tuf and the policy tools take 30 MB, and reading a large model's header takes seconds of one core: a daemon that
 answers requests has room for neither. The child asks the daemon for files, because the daemon knows the way to the
@@ -39,11 +39,11 @@ class LookRequest(msgspec.Struct, frozen=True, tag=True):
     """Read the plan, and the manifest of the assigned bundle unless it is known.
 
     Attributes:
-        folder: Of the metadata that was verified before.
+        folder: The folder of the metadata that was verified before.
         root: The fleet's root metadata.
         running: The bundle that the box runs; None: the factory's files.
         known: Bundles whose manifest is not needed.
-        not_before: It is at least so late, Unix seconds.
+        not_before: The least time that it can be, Unix seconds.
     """
 
     folder: str
@@ -76,8 +76,8 @@ class BundleRequest(msgspec.Struct, frozen=True, tag=True):
         policy, cases, models: Verified files of the bundle.
         running_policy: The policy that the box runs.
         model_dirs: Where the box finds models now.
-        memory_bytes: Of this box.
-        state_dir: With the records of past decisions.
+        memory_bytes: The memory of this box.
+        state_dir: The state folder, with the records of past decisions.
         since: The oldest record to replay, Unix seconds.
     """
 

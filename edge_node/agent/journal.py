@@ -108,13 +108,13 @@ class JournalRow(msgspec.Struct, frozen=True):
         rollout: The rollout that assigned it.
         bundles: The pointer as it was: the running bundle first, then those to return to.
         code: Why the last update was refused or undone; "" if it was not.
-        reason: The same for people.
-        boots: Starts of the daemon during this trial that nobody asked for.
+        reason: The reason for people.
+        boots: Unexpected starts of the daemon during this trial.
         restarts: The agent itself asked for the next start.
         unproven: The running bundle was committed without enough requests to prove it.
         quarantined: The reason, by bundle that this box does not try again; the oldest first.
         before: The time before the change, which the trial compares with.
-        signed_at: The newest signed time that was seen, Unix seconds: it is at least so late.
+        signed_at: The newest signed time that was seen, Unix seconds; the time is at least this.
     """
 
     state: BoxState = BoxState.IDLE
@@ -176,7 +176,7 @@ class Journal:
 
 
 def quarantine(quarantined: Mapping[str, str], bundle: str, reason: str) -> dict[str, str]:
-    """Return the quarantined bundles with one more, the oldest left out if there are too many."""
+    """Return the quarantined bundles with one more; beyond the limit the oldest is dropped."""
     others = {known: why for known, why in quarantined.items() if known != bundle}
     return dict([*others.items(), (bundle, reason)][-MAX_QUARANTINED:])
 

@@ -1,4 +1,4 @@
-"""Where updates come from, and downloads that resume, with bounds of size, time and rate."""
+"""Sources of updates, and downloads that resume, with bounds of size, time and rate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
         Raises:
             FileNotFoundError: The source does not have it.
-            OSError: The source cannot tell.
+            OSError: The source does not answer, or the transfer breaks off.
         """
         ...
 

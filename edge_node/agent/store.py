@@ -48,7 +48,7 @@ class BundleStore:
 
     Args:
         folder: STATE_DIR/fleet.
-        disk: How files are changed.
+        disk: The file operations.
         daemon_version: A bundle that needs a newer daemon cannot be loaded.
     """
 
@@ -83,7 +83,7 @@ class BundleStore:
         return self._blobs / f"{blob.sha256}{_PARTIAL}"
 
     def missing(self, blobs: Iterable[Blob]) -> list[Blob]:
-        """Return those that are not here, hashing the others; damaged ones are removed."""
+        """Return the blobs that are missing; hash the others, and remove damaged ones."""
         self._disk.make_folders(self._blobs)
         missing = []
         for blob in blobs:

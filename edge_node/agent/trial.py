@@ -2,7 +2,7 @@
 
 A share rose if the number of such requests would occur with a probability below `chance` in a box whose share is that
 of the time before plus a margin (a one-sided exact binomial test). With 1 % margin and 200 requests, 5 % errors where
-there were none are found, 1 % are not. The control plane compares boxes with each other; this is each box's own brake.
+there were none are found, 1 % are not. The control plane compares boxes with each other; here each box protects itself.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class TrialSettings(msgspec.Struct, frozen=True):
     """Bounds of a trial.
 
     Attributes:
-        least_s: The trial takes at least so long.
-        least_requests: And at least so many requests.
-        longest_s: Then an idle box commits without enough requests, as unproven.
+        least_s: The trial's least duration.
+        least_requests: The trial's least number of requests.
+        longest_s: After this time a box with too few requests commits as unproven.
         poll_s: Between two looks.
-        chance: Of a false alarm at one look, if a share lies at its margin.
-        errors_margin: Of the share of requests that fail; the other margins likewise.
-        hot_c: Heat counts above this temperature only.
-        heat_margin_c: And only so far above the time before.
-        unhealthy_s: So long may a box be unhealthy, or too hot, without a break.
-        crashes: So many engine children may crash.
+        chance: The probability of a false alarm at one look, for a share at its margin.
+        errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
+        hot_c: Temperatures up to this one never count as heat.
+        heat_margin_c: Accepted rise of the temperature above the time before.
+        unhealthy_s: The longest time without a break that a box may be unhealthy or too hot.
+        crashes: The number of engine children that may crash.
     """
 
     least_s: float = 600.0
@@ -55,7 +55,7 @@ class Trial:
     """One trial.
 
     Args:
-        before: The time before; None: unknown.
+        before: The sums of the time before; None: unknown.
         start: The sums when the bundle began to serve.
         began: Monotonic seconds, then.
     """
@@ -72,7 +72,7 @@ class Trial:
         """Return whether the bundle is proven.
 
         Raises:
-            UpdateRefused: The bundle failed; the class says in what.
+            UpdateRefused: The bundle failed; the subclass says why.
         """
         traffic = health.traffic - self._start
         for refusal in (*self._health(now, health, traffic), *self._shares(traffic)):

@@ -60,8 +60,8 @@ class UpdateVerifier:
         fetch: The source.
         monotonic: Seconds that only grow.
         bounds: Limits of the download.
-        not_before: It is at least so late, whatever the clock says: Unix seconds. Metadata that expired before is old,
-            also for a box whose clock stands in the past.
+        not_before: The least time that it can be, whatever the clock says: Unix seconds. Metadata that
+            expired before is old, also for a box whose clock stands in the past.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`causeway-edge fleet`: join a fleet, leave it, and say how this box stands in it."""
+"""`causeway-edge fleet`: join a fleet, leave it, import a bundle, and print the box's status."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, *
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(config_path: Path | None, settings: tuple[str, ...], as_json: bool, **flags: str | None) -> None:
-    """Print who this box is, what it runs and what is wrong, as the daemon wrote it last.
+    """Print this box's identity, its bundle and its problems, as the daemon wrote them last.
 
     Exit code: 0 in a fleet, 1 in none or with problems, 2 usage error.
     """

@@ -1,4 +1,4 @@
-"""How the daemon takes a bundle of its fleet: a policy and models while it answers, settings by a restart in place.
+"""Use a bundle of the fleet in the daemon: a policy and models while it answers, settings by a restart in place.
 
 Settings are read where components are constructed, so another value means a drain and a new start of the program in the
 same process; that is simpler than components that change under a request, and a box changes its settings rarely.
@@ -106,7 +106,7 @@ class BundleHost:
     Args:
         parts: The daemon's components; called when they exist.
         config: The configuration without a bundle.
-        settings: Of the bundle that the daemon started with.
+        settings: The settings of the bundle that the daemon started with.
         model_dirs: The folders that models are found in, the bundle's first; changed here and read everywhere.
         restart: Lets the daemon drain and start anew.
     """

@@ -1,4 +1,4 @@
-"""A daemon in a fleet: its connection to the control plane, and what connection and agent tell each other.
+"""A daemon in a fleet: its connection to the control plane, wired to its agent.
 
 Imported only by a daemon that joined one.
 """
@@ -43,7 +43,7 @@ def connect(
 
 
 def link_of(connection: FleetConnection, config: FleetConfig) -> FleetLink:
-    """Return what the agent gets of the connection."""
+    """Return the parts of the connection that the agent uses."""
     trial = TrialSettings(
         least_s=config.trial_s, least_requests=config.trial_requests, longest_s=max(config.trial_s, config.trial_max_s)
     )

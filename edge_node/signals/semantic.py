@@ -71,7 +71,7 @@ class SemanticAnswers:
             return None
 
     def question(self, request: Request) -> ComparedText | None:
-        """Return what is compared of a request; None if the cache is off, or nothing of the request is compared."""
+        """Return a request as it is compared; None if the cache is off, or nothing of the request is compared."""
         if self._index is None:
             return None
         text = question_of(request)

@@ -1,4 +1,4 @@
-"""The commands' connection to a control plane: its address, an operator's token, and what errors look like."""
+"""The commands' connection to a control plane: its address, an operator's token, and its errors as messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _ErrorBody(msgspec.Struct, frozen=True):
 
 
 class FleetClient:
-    """Asks one control plane. Every failure is a click.ClickException that says what to do."""
+    """A client of one control plane. Every failure is a click.ClickException that says what to do."""
 
     def __init__(self, url: str, token: str, ca_file: Path | None) -> None:
         try:

@@ -8,5 +8,5 @@
     loop.py        reads the store, steps, writes, publishes; one process at a time
 
 Every decision is in the store before its effect, and every effect is the difference between what the store says and
-what is published. A controller that is killed anywhere therefore continues where it was.
+what is published. So a controller that was killed continues where it stopped.
 """

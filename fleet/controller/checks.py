@@ -1,4 +1,4 @@
-"""LINT and REPLAY: what a signed bundle must pass before any box sees it. Reads files: call it in a thread."""
+"""LINT and REPLAY: the checks of a signed bundle before any box sees it. They read files: call them in a thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ RECORDS = "records"
 
 
 def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
-    """Return what is wrong with a bundle, for its author.
+    """Return the problems of a bundle, for its author.
 
-    1. It is signed, and the cohort's.
+    1. It is signed, and for this cohort.
     2. Every file is there: boxes fetch them from here, or from a copy of this folder.
     3. The policy compiles, and every case holds.
     """
@@ -27,7 +27,7 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
     if manifest is None:
         return [f"bundle {bundle} is not signed by the role artifacts"]  # (1)
     if manifest.cohort != cohort:
-        return [f"bundle {bundle} is one of the cohort {manifest.cohort}"]
+        return [f"bundle {bundle} is for the cohort {manifest.cohort}"]
     missing = [blob.sha256 for blob in manifest.blobs if not publisher.blob(blob.sha256).is_file()]
     if missing:
         return [f"the blob {sha256} is not in {publisher.blob(sha256).parent}: upload it" for sha256 in missing]  # (2)

@@ -1,9 +1,9 @@
-"""The controller's loop: read, step, write, publish. Killed anywhere, it continues with the next tick.
+"""The controller's loop: read, step, write, publish. After a kill at any point it continues with the next tick.
 
 1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
 2. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
 3. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
-4. Boxes are told of a plan that they were not told of.
+4. Boxes are woken for a plan that is new to them.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Controller:
     """Drives the rollouts of one fleet. `run` it in every process; one of them works, the others wait.
 
     Attributes:
-        leads: This process works.
-        problems: What keeps it from publishing, for operators; "" if nothing.
+        leads: This process holds the lock and drives the rollouts.
+        problems: The reasons for which it does not publish, for operators.
         ahead: Boxes by cohort that are ahead of the store: nothing is published until an operator decides.
 
     Args:
-        folder: The fleet's, with `fleet.yaml`.
-        published: Called after boxes were told of something new; wakes those that wait in this process.
+        folder: The fleet's folder, with `fleet.yaml`.
+        published: Called after a plan was published; wakes the boxes whose polls wait in this process.
         clock: Unix seconds.
         interval_s: Between ticks; `notify` begins one at once.
         survey_s: Between looks at what boxes follow, at reverts, pins and holds.
@@ -98,7 +98,7 @@ class Controller:
         self._news.set()
 
     async def run(self) -> None:
-        """Work, or wait for the process that does, until cancelled. A lost database pauses it."""
+        """Drive the rollouts, or wait for the lock, until cancelled. A lost database pauses it."""
         away = False
         while True:
             try:
@@ -128,7 +128,7 @@ class Controller:
                 await self._news.wait()
 
     async def tick(self) -> bool:
-        """Do what can be done now; return whether anything changed, so that there may be more to do.
+        """Make every step that is due; return whether anything changed, so that another step may be due.
 
         Raises:
             StoreUnavailable: The database is away.
@@ -197,7 +197,7 @@ class Controller:
     # --- (2) ---------------------------------------------------------------------------------------------------------
 
     async def _advance(self, record: RolloutRecord, published: RolloutPlan | None, now: float, surveys: bool) -> bool:
-        """Make one step of a rollout; return whether it was one."""
+        """Make one step of a rollout; return whether one was due."""
         rollout = record.rollout
         if rollout.state in CHECKED:
             problems = await self._check(record)
@@ -241,7 +241,7 @@ class Controller:
                 if (before.state, before.stage, before.share) != (after.state, after.stage, after.share):
                     await append_audit(connection, now, ACTOR, f"rollout.{after.state.value}", _summary(after))
                     _log.info("%s: rollout %s: %s %s", after.cohort, after.id, after.state.value, after.reason)
-        except RolloutChanged:  # an operator was faster: the next tick starts from that decision
+        except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
             _log.info("rollout %s was changed meanwhile", after.id)
 
     # --- (3) and (4) -------------------------------------------------------------------------------------------------

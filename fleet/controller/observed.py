@@ -26,11 +26,11 @@ class BoxView(msgspec.Struct, frozen=True):
     """One box by its last report. Times are unix seconds by the control plane's clock.
 
     Attributes:
-        heard: 0: never.
+        heard: When it last reported; 0: never.
         running: The bundle that serves; None: the factory's files.
-        running_since: When that was first heard.
-        left_out: Pinned, held, cloned or revoked: its plan is not the rollout's, or its reports are not to be trusted.
-        weekday: ISO weekday at the box when it was heard; `minute`: of its day.
+        running_since: When `running` was first reported.
+        left_out: Pinned, held, cloned or revoked: the rollout's plan does not apply, or its reports are not trusted.
+        weekday: The box's ISO weekday at its last report; `minute`: its minute of the day.
     """
 
     device: str
@@ -48,12 +48,12 @@ Counts = Mapping[tuple[str, str], Sequence[int]]
 
 
 class Situation(msgspec.Struct, frozen=True):
-    """What a step of one rollout rests on.
+    """The observations that a step of one rollout decides by.
 
     Attributes:
-        boxes: All of the cohort.
-        counts: Since the look before.
-        windows: Maintenance windows of the cohort.
+        boxes: All boxes of the cohort.
+        counts: Requests since the look before.
+        windows: The cohort's maintenance windows.
     """
 
     boxes: tuple[BoxView, ...] = ()
@@ -62,7 +62,7 @@ class Situation(msgspec.Struct, frozen=True):
 
 
 def least_share(salt: str, boxes: Iterable[BoxView], since: float) -> int:
-    """Return the share that holds at least one box that was heard since then and takes part."""
+    """Return the smallest share that holds a box which takes part and has reported since `since`."""
     return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.heard >= since))
 
 
@@ -136,7 +136,7 @@ def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
 
 
 def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: float) -> bool:
-    """By the box's own clock, which has gone on since it was heard."""
+    """Return whether a window is open now by the box's own clock, extrapolated from its last report."""
     if not windows:
         return True
     days, minute = divmod(box.minute + int((now - box.heard) // 60), MINUTES_OF_DAY)

@@ -24,11 +24,11 @@ REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
 
 class Plans:
-    """Publishes each cohort's plan and tells its boxes. Everything is compared first: calling it again does nothing.
+    """Publishes each cohort's plan and tells its boxes. Idempotent: only differences are written.
 
     Args:
-        folder: The fleet's, with `fleet.yaml`.
-        published: Called after boxes were told of something new; wakes those that wait in this process.
+        folder: The fleet's folder, with `fleet.yaml`.
+        published: Called after a plan was published; wakes the boxes whose polls wait in this process.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Plans:
             now: Unix seconds.
 
         Returns:
-            What could not be published.
+            The reasons for which a plan was not published.
 
         Raises:
             StoreUnavailable: The database is away.
@@ -62,19 +62,19 @@ class Plans:
             pins, holds = decided.get(record.rollout.cohort, ({}, frozenset()))
             plans[record.rollout.cohort] = plan_of(record.rollout, pins, holds)
         if not plans and not await to_thread.run_sync(self._publisher.published):
-            return ()  # nothing was ever rolled out
-        # Boxes have seen newer metadata than a restored folder has: after an operator's decision, be newer than that.
+            return ()  # no cohort has begun a rollout
+        # After a restored backup boxes have seen newer metadata: once an operator has decided, publish a newer version.
         least = int(now) if any(record.acknowledged for record in newest) else 0
         done = await to_thread.run_sync(self._publisher.publish, plans, now, least)
         await self._tell({record.rollout.cohort: record.rollout.state in REVERTING for record in newest})
         return done.problems
 
     async def _tell(self, reverting: Mapping[str, bool]) -> None:
-        """Wake the boxes of cohorts whose published plan is another one than they were told of."""
+        """Wake the boxes of each cohort whose published plan differs from the one of their last wake."""
         published = await to_thread.run_sync(self._publisher.published)
         async with self._store.read() as connection:
             generations = await read_generations(connection)
-        told_any = False
+        is_any_new = False
         for cohort, plan in published.items():
             doc = self.rollout_doc(cohort)
             digest = hashlib.sha256(encode_plan(plan)).hexdigest()
@@ -87,12 +87,12 @@ class Plans:
                     await set_pace(connection, cohort, pace)
                 else:
                     await advance(connection, cohort, pace)
-            told_any = True
-        if told_any and self._published is not None:
+            is_any_new = True
+        if is_any_new and self._published is not None:
             await self._published()
 
     def rollout_doc(self, cohort: str) -> RolloutDoc:
-        """Return the cohort's keys as `fleet.yaml` has them now; while it has errors, as it had them before."""
+        """Return the cohort's keys from `fleet.yaml`; while the file has errors, the last valid ones."""
         try:
             text = (self._folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace")
         except OSError:

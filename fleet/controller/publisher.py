@@ -20,10 +20,10 @@ from ..trust.trust_file import ONLINE, Trust, read_trust
 
 
 class Publication(msgspec.Struct, frozen=True):
-    """What publishing did.
+    """The result of publishing.
 
     Attributes:
-        written: Something was signed.
+        written: Whether anything was signed.
         problems: Why a cohort's plan was left as it is, or why nothing can be published; for operators.
     """
 
@@ -52,7 +52,7 @@ class Publisher:
         self._signers(self._trust())
 
     def published(self) -> dict[str, RolloutPlan]:
-        """Return the plan of each cohort that boxes get, or will get as soon as an interrupted publication goes on."""
+        """Return the newest signed plan of each cohort, published or about to be after an interruption."""
         return published_plans(self._folder)
 
     def signed(self) -> frozenset[str]:
@@ -69,14 +69,14 @@ class Publisher:
         return self._folder.blob(sha256)
 
     def publish(self, plans: Mapping[str, RolloutPlan], now: float, least_version: int = 0) -> Publication:
-        """Make the published plans those of the store, and renew what expires. Does nothing if nothing is due.
+        """Publish the store's plans, and renew metadata that expires. Idempotent.
 
         1. Cohorts that the store does not know keep their plan.
-        2. A pin to a bundle that is not signed any longer holds its box: it keeps what it runs.
+        2. A box that is pinned to a bundle which is no longer signed is held instead: it keeps the bundle that it runs.
         3. A plan of which another bundle is not signed is not published; other cohorts are.
 
         Args:
-            plans: Of each cohort that has a rollout.
+            plans: The plan of each cohort that has a rollout.
             now: Unix seconds.
             least_version: See `publish_online`.
         """

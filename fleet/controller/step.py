@@ -1,4 +1,4 @@
-"""One step of one rollout, as a pure function: what was observed in, the rollout as it goes on out."""
+"""One step of one rollout, as a pure function from the rollout and the observations to the next state."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ S, E = RolloutState, RolloutEvent
 CHECKED = (S.LINT, S.REPLAY)
 UNPUBLISHED = (S.DRAFT, *CHECKED)
 OPEN = (*CHECKED, *RUNNING, S.ABORTED)
-"""States in which a cohort takes no other rollout. A revert goes on beside the next one, which may be its cure."""
+"""States in which a cohort takes no other rollout. A revert may run beside the next rollout, which may be the fix."""
 
 
 class Step(msgspec.Struct, frozen=True):
-    """`verdict`: of the look that was made, if one was."""
+    """The rollout after a step; `verdict`: that of the look, if one was made."""
 
     rollout: Rollout
     verdict: Verdict | None = None
 
 
 def checked(rollout: Rollout, problems: Sequence[str], boxes: Situation, now: float) -> Rollout:
-    """Return the rollout after LINT or REPLAY: the next state, or back to its author with the first problems."""
+    """Return the rollout after LINT or REPLAY: in the next state, or rejected with the first problems."""
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)
@@ -38,29 +38,29 @@ def checked(rollout: Rollout, problems: Sequence[str], boxes: Situation, now: fl
 
 
 def has_begun(rollout: Rollout) -> bool:
-    """Whether it has ever reached its first stage, so that its plan is the cohort's."""
+    """Return whether it has reached its first stage, from which on its plan is the cohort's."""
     return rollout.began > 0
 
 
 def needs_boxes(rollout: Rollout, now: float) -> bool:
-    """Whether `step` would look at the boxes now; without, it needs none of them."""
+    """Return whether `step` needs the boxes' reports now."""
     return look_due(rollout, now) or (rollout.state is S.REVERTING and has_begun(rollout))
 
 
 def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, now: float) -> Step:
-    """Return the rollout after what can be said now.
+    """Return the rollout after its next step.
 
-    1. Its plan was published further than the store knows, so the store was restored from a backup: see `caught_up`.
+    1. Its published plan is ahead of the store, so the store was restored from a backup: see `caught_up`.
     2. A look is due: the verdict.
     3. The stage's or the soak's time is over: PAUSED.
     4. ABORTED and published so, or never published: REVERTING.
     5. REVERTING, and no box that can be reached runs the bundle: REVERTED.
-    6. Else nothing.
+    6. Otherwise unchanged.
 
     Args:
-        rollout: As the store has it.
+        rollout: The rollout in the store.
         situation: Needed if `needs_boxes`.
-        published: The plan of the cohort that boxes get now.
+        published: The cohort's published plan.
         now: Unix seconds.
     """
     ahead = caught_up(rollout, published, now)
@@ -80,7 +80,7 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
 
 
 def caught_up(rollout: Rollout, published: RolloutPlan | None, now: float) -> Rollout:
-    """Return the rollout as far as its published plan has gone.
+    """Return the rollout in the state that its published plan shows.
 
     The store is always ahead of what is published, because a decision is stored before its effect. If it is not, it was
     restored from a backup.

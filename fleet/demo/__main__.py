@@ -26,7 +26,7 @@ from .show import Show
 def main(boxes: int, folder: Path, listen: str, once: bool) -> None:
     """Start a control plane and boxes on this machine, roll out a good policy and then a bad one.
 
-    Exit code: 0 the good one reached every box and the bad one undid itself, 1 not so.
+    Exit code: 0 the good policy reached every box and the bad one undid itself, 1 otherwise.
     """
     show = Show(folder.absolute(), boxes, listen)
     try:

@@ -17,7 +17,7 @@ CAUSEWAY_EDGE = (sys.executable, "-m", "edge_node")
 
 
 class ProgramFailed(Exception):
-    """A program ended, or said nothing; the message holds the end of its log."""
+    """A program ended, or did not become ready; the message holds the end of its log."""
 
 
 class Program:
@@ -79,7 +79,7 @@ def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, 
     """Run a command to its end and return its standard output.
 
     Raises:
-        ProgramFailed: With what it printed.
+        ProgramFailed: It ended with another status than 0; the message holds its output.
     """
     done = subprocess.run(
         list(arguments),

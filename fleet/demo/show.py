@@ -39,8 +39,8 @@ class Show:
     """The demo.
 
     Args:
-        folder: Of everything; is made anew.
-        boxes: How many daemons.
+        folder: The demo's folder; it is deleted and made anew.
+        boxes: The number of daemons.
         listen: host:port of the control plane.
     """
 
@@ -56,7 +56,7 @@ class Show:
         self._http: httpx.AsyncClient
 
     async def run(self, *, once: bool) -> None:
-        """Run it all.
+        """Run the whole demo.
 
         Raises:
             ProgramFailed: A program failed, or a rollout did not end as it should.

@@ -1,1 +1,1 @@
-"""Operators: how they sign in, what each role may do, the HTTP interface that they use, and the audit log's chain."""
+"""Operators: sign-in, roles, their HTTP interface, and the audit log's hash chain."""

@@ -61,7 +61,7 @@ class SessionAnswer(msgspec.Struct, frozen=True):
 
 class CohortAnswer(msgspec.Struct, frozen=True):
     """`heard`: boxes of the last 15 minutes. `running`: bundle, "" for the factory's files → boxes. `ahead`: boxes that
-    know more than the control plane, as after a restored backup."""
+    have newer metadata than the control plane, as after a restored backup."""
 
     name: str
     boxes: int
@@ -72,7 +72,7 @@ class CohortAnswer(msgspec.Struct, frozen=True):
 
 
 class FleetAnswer(msgspec.Struct, frozen=True):
-    """`problems`: what keeps the controller from publishing."""
+    """`problems`: the reasons for which the controller does not publish."""
 
     name: str
     cohorts: tuple[CohortAnswer, ...]
@@ -198,7 +198,7 @@ class AuditPage(msgspec.Struct, frozen=True):
 
 
 class PolicyPair(msgspec.Struct, frozen=True):
-    """`from` is written `from` in JSON."""
+    """The policies of two bundles; `from_` is `from` in JSON."""
 
     from_: str = msgspec.field(name="from")
     to: str

@@ -35,13 +35,13 @@ def build_operators(
     """Wire the operators' side.
 
     Args:
-        folder: The fleet's.
-        keys: With the private keys of the online roles.
-        data: Of this server: the bootstrap token lies here, and is made at the first start.
+        folder: The fleet's folder.
+        keys: The folder with the private keys of the online roles.
+        data: This server's folder; the bootstrap token is made here at the first start.
         fleet: `fleet.yaml` as it was read.
         store: The database.
         clock: Unix seconds.
-        published: Wakes the boxes that wait in this process.
+        published: Called after a plan was published; wakes the boxes whose polls wait in this process.
 
     Raises:
         ConfigError: `operators.yaml` has errors.
@@ -65,5 +65,5 @@ def build_operators(
 
 
 def operator_routes(parts: OperatorParts) -> list[ApiRoute]:
-    """Return every route of operators."""
+    """Return every route for operators."""
     return [*rollout_routes(parts), *device_routes(parts), *session_routes(parts)]

@@ -1,6 +1,6 @@
 """The audit log's hash chain: each row's hash covers the row before, so no row can be changed or removed unnoticed.
 
-Only the end can be cut off. A hash that was noted elsewhere shows that too.
+Only the end can be cut off, which a hash that was noted elsewhere reveals.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: ob
     """Return the row that follows `last`.
 
     Args:
-        last: None: there is none yet.
+        last: The row before; None: the log is empty.
         at: Unix seconds.
         actor: An operator, or `controller`.
-        action: Such as `rollout.pause`.
-        what: Encoded as JSON with sorted keys.
+        action: The name of the change, such as `rollout.pause`.
+        what: The details, encoded as JSON with sorted keys.
     """
     n, previous = (1, FIRST) if last is None else (last.n + 1, last.hash)
     text = msgspec.json.encode(what, order="deterministic").decode()
@@ -42,7 +42,7 @@ def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: ob
 
 
 def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
-    """Return what is wrong with the first row that does not fit its chain, or "".
+    """Return the fault of the first row that does not fit the chain; "" if all fit.
 
     Args:
         rows: In order, without gaps.

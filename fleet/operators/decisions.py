@@ -1,4 +1,4 @@
-"""What operators decide about rollouts, each in one transaction with its audit row."""
+"""Operators' decisions about rollouts, each in one transaction with its audit row."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ async def begin_rollout(
 ) -> RolloutRecord:
     """Store a new rollout, submitted to its checks.
 
-    1. The bundle is signed, and the cohort's.
+    1. The bundle is signed, and for this cohort.
     2. The cohort has no other rollout under way; a revert may still go on.
-    3. The boxes come from what the newest rollout left them with.
+    3. The rollout starts from the bundle that the newest rollout left on the boxes.
 
     Raises:
         BundleUnknown: (1)
@@ -89,7 +89,7 @@ async def begin_rollout(
         advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
         raise BundleUnknown(f"bundle {request.to_bundle} is not signed here: {advice}", param="to_bundle")
     if manifest.cohort != request.cohort:
-        raise InvalidRequest(f"bundle {request.to_bundle} is one of the cohort {manifest.cohort}", param="cohort")
+        raise InvalidRequest(f"bundle {request.to_bundle} is for the cohort {manifest.cohort}", param="cohort")
     settings = await to_thread.run_sync(_settings, folder, request.cohort)
     async with store.write() as connection:
         before = await list_rollouts(connection, request.cohort)
@@ -119,7 +119,7 @@ async def begin_rollout(
 async def decide(
     store: Store, rollout: str, event: RolloutEvent, reason: str, operator: Operator, now: float
 ) -> RolloutRecord:
-    """Pause, resume, accept or abort a rollout. What boxes reported and the store did not know is acknowledged with it.
+    """Pause, resume, accept or abort a rollout. Acknowledge what boxes reported ahead of the store.
 
     Raises:
         NotFound: There is no such rollout.
@@ -147,7 +147,7 @@ async def _decide(
         (one.rollout for one in await list_rollouts(connection, before.cohort) if has_begun(one.rollout)), before
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
-        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes shall run")
+        raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes should run")
     boxes = [box_view(device) for device in await cohort_devices(connection, before.cohort)]
     least = least_share(before.salt, boxes, now - before.settings.silence_s)
     text = f"by {operator.name}" + (f": {reason}" if reason else "")
@@ -179,7 +179,7 @@ def _left_with(records: Sequence[RolloutRecord]) -> str | None:
 
 
 def _settings(folder: Path, cohort: str) -> RolloutSettings:
-    """As `fleet.yaml` says now: another pace needs no restart of the server."""
+    """Return the settings in `fleet.yaml`, read anew: a changed pace needs no restart of the server."""
     fleet, _, problems = read_fleet((folder / FLEET_FILE).read_text(encoding="utf-8", errors="replace"), FLEET_FILE)
     if fleet is None:
         raise FleetInvalid(f"{problems[0].location}: {problems[0].message}")

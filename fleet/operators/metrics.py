@@ -11,8 +11,8 @@ from ..controller.loop import Controller
 
 METRICS = {
     "causeway_fleet_controller_leads": "1 in the process that runs the controller.",
-    "causeway_fleet_controller_problems": "Reasons for which something is not published.",
-    "causeway_fleet_boxes_ahead": "Boxes that know more than the control plane, as after a restored backup.",
+    "causeway_fleet_controller_problems": "Reasons for which a plan is not published.",
+    "causeway_fleet_boxes_ahead": "Boxes with newer metadata than the control plane, as after a restored backup.",
 }
 
 

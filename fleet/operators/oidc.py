@@ -1,6 +1,6 @@
 """Sign-in with an OpenID Connect issuer: authorization code flow with PKCE (OpenID Connect Core 1.0, RFC 7636).
 
-What the callback needs to know waits in the browser's own cookie, so any process behind a load balancer can answer it.
+The state between redirect and callback is in the browser's cookie, so any process behind a load balancer can answer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SignInFailed(AuthenticationFailed):
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """What the browser keeps between leaving for the issuer and coming back."""
+    """The state that the browser's cookie keeps until the issuer redirects back."""
 
     state: str
     nonce: str
@@ -64,7 +64,7 @@ class OidcClient:
         self._oidc = oidc
 
     async def start(self) -> tuple[str, PendingSignIn]:
-        """Return where to send the browser, and what it keeps meanwhile.
+        """Return the URL to redirect the browser to, and the state for its cookie.
 
         Raises:
             SignInFailed: The issuer does not answer.

@@ -1,4 +1,4 @@
-"""`operators.yaml` in the fleet's folder: who may sign in, by which issuer, and with which role. Optional."""
+"""`operators.yaml` in the fleet's folder (optional): issuer, tokens, and the roles of operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the operators' routes share."""
+"""The parts that the operators' routes share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .oidc import OidcClient
 from .sign_in import SignIn
 
 ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
-"""Errors of every route of operators."""
+"""Errors that every route for operators may raise."""
 _MOST = 1000
 
 
@@ -31,7 +31,7 @@ class OperatorParts(msgspec.Struct, frozen=True):
     """The operators' side of one process.
 
     Attributes:
-        name: Of the fleet.
+        name: The fleet's name.
         clock: Unix seconds.
         oidc: None: `operators.yaml` names no issuer.
     """

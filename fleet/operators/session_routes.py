@@ -1,4 +1,4 @@
-"""Routes of signing in and out."""
+"""Routes to sign in and out."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def session_routes(parts: OperatorParts) -> list[ApiRoute]:
     routes = SessionRoutes(parts)
     oidc = (NotFound, SignInFailed, PermissionDenied)
     return [
-        ApiRoute("GET", "/v1/session", routes.session, "Who is signed in.", "viewer", response=SessionAnswer,
+        ApiRoute("GET", "/v1/session", routes.session, "The signed-in operator.", "viewer", response=SessionAnswer,
                  errors=ALWAYS),
         ApiRoute("POST", "/v1/session", routes.begin, "Sign in with a token; the answer sets a cookie.",
                  request=SignInRequest, response=SessionAnswer, errors=(AuthenticationFailed, PermissionDenied)),

@@ -1,4 +1,4 @@
-"""Which operator a request is from, and whether its role suffices.
+"""Authenticate the operator of a request, and check the role.
 
 1. `Authorization: Bearer`: the bootstrap token, a token of `operators.yaml`, or a session.
 2. The session's cookie, from a browser. Then a request that changes something needs the header
@@ -53,7 +53,7 @@ class SignIn:
         """Return the operator of a request.
 
         Raises:
-            AuthenticationFailed: Nobody is signed in, or no longer.
+            AuthenticationFailed: The request has no valid token or session.
             PermissionDenied: The role does not suffice, or another site's page made the request.
         """
         operator = await self.operator(http)

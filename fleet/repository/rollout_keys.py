@@ -1,4 +1,4 @@
-"""The keys `cohorts.NAME.rollout` of `fleet.yaml`, and what they mean to `fleet.rollout`."""
+"""The keys `cohorts.NAME.rollout` of `fleet.yaml`, and their conversion to the settings of `fleet.rollout`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the rollouts of a cohort proceed."""
+    """The settings of a cohort's rollouts."""
 
     stages: Annotated[tuple[Percent, ...], Meta(min_length=1)] = (
         1.0,

@@ -1,4 +1,4 @@
-"""What the stages of a rollout mean for a fleet of this size, said before it begins."""
+"""Advice on the stages of a rollout for a cohort of this size, given before it begins."""
 
 from __future__ import annotations
 

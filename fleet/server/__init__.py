@@ -5,7 +5,7 @@ serving.py   `causeway-fleet serve`: reads the folder, opens the store, listens,
 plane.py     the parts that routes share, and the tasks beside them
 routes.py    what a route is; errors as JSON
 openapi.py   the OpenAPI document, from the routes and their structs
-boxes/       what boxes ask for: enrol, token, wake, status, telemetry
+boxes/       the boxes' requests: enrol, token, wake, status, telemetry
 wakes.py     parked polls, one event for each cohort
 files.py     signed metadata and blobs with cache headers
 health.py    /healthz, /readyz, /metrics

@@ -23,7 +23,7 @@ from .routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 def all_routes(
     plane: ControlPlane, more: Sequence[ApiRoute] = (), collectors: Sequence[Collector] = ()
 ) -> list[ApiRoute]:
-    """Return every route of the control plane, `/openapi.json` among them. `more`, `collectors`: those of operators."""
+    """Return every route of the control plane with `/openapi.json`; `more`, `collectors`: the operators' side."""
     files = [*file_routes(plane.folder / "published"), *console_routes()]
     routes = [*device_routes(plane), *files, *health_routes(plane, collectors), *more]
     return [*routes, _openapi(routes)]
@@ -33,8 +33,8 @@ def build_app(routes: Sequence[ApiRoute], drain_s: float = 5.0) -> web.Applicati
     """Return the application. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON.
 
     Args:
-        routes: What it serves.
-        drain_s: How long handlers whose clients have left may go on when the server stops.
+        routes: The routes to serve.
+        drain_s: Time that handlers get to finish when the server stops, in seconds.
     """
     app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
     unfinished = Unfinished()

@@ -1,7 +1,7 @@
 """The published folder: signed metadata, manifests and blobs, as a CDN would carry them.
 
 Every file but two never changes under its name: a cache may keep it for ever. `timestamp.json` and `root.json` are
-asked for anew each time. Ranges are served, so a box resumes a download.
+revalidated on each request. Ranges are served, so a box resumes a download.
 """
 
 from __future__ import annotations

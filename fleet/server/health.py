@@ -35,7 +35,7 @@ class _PlaneCollector(Collector):
 
 
 def health_routes(plane: ControlPlane, collectors: Sequence[Collector] = ()) -> list[ApiRoute]:
-    """Return the three routes. `collectors`: of further metrics."""
+    """Return the three routes. `collectors`: further metrics."""
     registry = CollectorRegistry()
     for collector in (_PlaneCollector(plane), *collectors):
         registry.register(collector)

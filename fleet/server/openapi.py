@@ -34,7 +34,7 @@ def openapi_document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]
 
     Args:
         routes: Every route that is served.
-        version: Of this program.
+        version: The version of this program.
     """
     types = [ErrorDocument]
     types += [kind for route in routes for kind in (route.request, route.response) if kind is not None]

@@ -32,10 +32,10 @@ class ControlPlane:
     Attributes:
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
         fleet: `fleet.yaml` as it was read.
-        key: Signs the boxes' tokens.
+        key: The key that signs the boxes' tokens.
         wakes: Parked polls, and each cohort's pace.
         messages: Boxes' signed messages.
-        lookups: Device id → its row, many in one transaction.
+        lookups: Reads devices by id, many in one transaction.
         clock: Unix time, s.
     """
 

@@ -1,4 +1,4 @@
-"""What a route of the control plane is, and how its errors look. The OpenAPI document is made from the same values."""
+"""The control plane's routes as values, which the OpenAPI document is made from too, and their errors as JSON."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class ApiRoute(msgspec.Struct, frozen=True):
     Attributes:
         path: As aiohttp reads it, such as ``/v1/devices/{id}``.
         summary: For the OpenAPI document.
-        caller: Who may call it; documented here, checked by the handler.
+        caller: The role or client that may call it; documented here, checked by the handler.
         request: The struct of the JSON body; None: none.
         response: The struct of the JSON answer; None: none, or no JSON.
-        status: Of success.
-        errors: The error classes that the handler raises, with those they stand for.
+        status: The HTTP status of success.
+        errors: The error classes that the handler raises, for the OpenAPI document.
         query: Names of query parameters, with their meaning.
         headers: Names of request headers, with their meaning.
-        content_type: Of an answer that is not JSON.
-        parks: The handler waits for others and holds no transaction itself: it is cancelled when the client leaves.
-            Every other handler is finished.
+        content_type: The type of an answer that is not JSON.
+        parks: The handler only waits and holds no transaction: it is cancelled when the client disconnects.
+            All other handlers run to their end.
     """
 
     method: Literal["GET", "POST", "PUT", "DELETE"]
@@ -93,7 +93,7 @@ def error_response(error: CausewayError) -> web.Response:
 
 
 class Unfinished:
-    """Handlers whose clients have left, and which go on: a transaction is not broken off in the middle."""
+    """Handlers that continue after their client has disconnected, so that no transaction is interrupted."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[web.StreamResponse]] = set()
@@ -116,7 +116,7 @@ class Unfinished:
 
 
 def errors_as_json(handler: Handler) -> Handler:
-    """Return a handler that answers every error with its JSON object. What is no CausewayError is logged and hidden.
+    """Return a handler that answers errors with their JSON object, and logs and hides those that are no CausewayError.
 
     A wrapper, not a middleware: aiohttp's middlewares cost a tenth of a status post.
     """
@@ -140,7 +140,7 @@ def errors_as_json(handler: Handler) -> Handler:
 
 @errors_as_json
 async def nothing_here(request: web.Request) -> web.StreamResponse:
-    """Answer what no route takes: its path is unknown, or its method is another one."""
+    """Answer a request that matches no route: the path or the method is unknown."""
     resources = [one for one in request.app.router.resources() if one.canonical == request.path]
     methods = {route.method for resource in resources for route in resource}
     if methods:

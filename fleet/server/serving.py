@@ -1,4 +1,4 @@
-"""`causeway-fleet serve`: from a fleet's folder to a listening control plane, and back to nothing when it stops."""
+"""`causeway-fleet serve`: start a control plane from a fleet's folder, listen, and drain on stop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _log = logging.getLogger("causeway.fleet.server")
 
 
 class ServeSettings(msgspec.Struct, frozen=True):
-    """What `causeway-fleet serve` is told.
+    """The settings of `causeway-fleet serve`.
 
     Attributes:
         folder: The fleet's folder, with `fleet.yaml`, `trust.yaml` and `published`.
-        keys: Folder with the private keys of the online roles.
-        data: Folder of what belongs to this server: the token key, and SQLite's database.
+        keys: The folder with the private keys of the online roles.
+        data: The folder with this server's own state: the token key, and SQLite's database.
         database: "": SQLite in `data`.
         issuer: The claim `iss` of the tokens, as the gateways' `identity.issuer`.
         port: 0: any free one.

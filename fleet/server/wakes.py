@@ -18,7 +18,7 @@ _log = logging.getLogger("causeway.fleet.wakes")
 
 
 class Wakes:
-    """What the boxes of each cohort have been told. `parked` counts the waiting polls; `closing`: the server stops."""
+    """Each cohort's generation and the polls parked until its next. `parked` counts them; `closing`: at the end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

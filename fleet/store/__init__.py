@@ -2,12 +2,12 @@
 
     tables.py       every table
     migrations/     Alembic's revisions, applied when the store opens
-    database.py     `Store`: connections, transactions, what a lost database looks like
+    database.py     `Store`: connections, transactions, errors of a lost database
     grouped.py      many small writes in one transaction
     enrolment.py    join tokens, new devices
     devices.py      devices as rows: what they reported, what operators decided
     telemetry.py    counters of requests by device and bundle, and what changed since a look
-    generations.py  what tells parked polls, and other processes, that something is new
+    generations.py  counters by cohort that wake parked polls in every process
     revocations.py  devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did

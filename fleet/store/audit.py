@@ -1,4 +1,4 @@
-"""The audit log: rows are only ever added, each in the transaction of the change that it records."""
+"""The append-only audit log: each row is written in the transaction of the change that it records."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ async def append_audit(connection: AsyncConnection, at: float, actor: str, actio
     """Add a row.
 
     Args:
-        connection: Of the transaction that makes the change.
+        connection: The connection of the transaction that makes the change.
         at: Unix seconds.
         actor: An operator, or `controller`.
-        action: Such as `rollout.pause`.
-        what: Encoded as JSON.
+        action: The name of the change, such as `rollout.pause`.
+        what: The details, stored as JSON.
     """
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})

@@ -1,4 +1,4 @@
-"""`Store`: the database of one control plane, its transactions, and what a lost database looks like."""
+"""`Store`: the database of one control plane, its transactions, and the errors of a lost database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StoreUnavailable(CausewayError):
 
 
 class Store:
-    """One database. `read` and `write` are its only doors.
+    """One database. All access goes through `read` and `write`.
 
     A transaction that fails because the database is away raises StoreUnavailable; the next one connects anew.
     A transaction that has begun is not cancelled by a cancel scope: it ends within seconds, and a cancelled statement
@@ -129,7 +129,7 @@ class Store:
                     yield still if await try_lock(connection) else None
                 finally:
                     with anyio.CancelScope(shield=True):
-                        await connection.invalidate()  # closing it is what gives the lock back
+                        await connection.invalidate()  # closing the connection releases the lock
 
 
 async def _nothing_lost() -> None:

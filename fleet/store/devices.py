@@ -19,7 +19,7 @@ from .tables import device_events, devices
 CHANGING = (BoxState.STAGE, BoxState.ACTIVATE, BoxState.TRIAL, BoxState.ROLLBACK)
 """States between the first effect of a change and its commit."""
 GRANT_S = 120.0
-"""A box that was told that it may change counts as changing for so long, until it reports that it does."""
+"""How long a box with permission to change counts as changing before it reports that it does, in seconds."""
 EVENTS_KEPT = 100
 _COUNT_EVENTS_S = 30 * 86400.0
 
@@ -29,13 +29,13 @@ class Device(msgspec.Struct, frozen=True):
 
     Attributes:
         site: "": a site of its own.
-        revoked: When; None: not.
-        held: It keeps what it runs.
+        revoked: When it was revoked; None: it is not.
+        held: It keeps the bundle that it runs.
         pin: The bundle that it runs whatever the rollout says.
-        state_since: When the state was first heard.
+        state_since: When the state was first reported.
         running: None: the factory's files.
-        running_since: When this bundle was first heard to be running.
-        granted: When it was last told that it may change.
+        running_since: When this bundle was first reported as running.
+        granted: When it last got permission to change.
     """
 
     id: str
@@ -108,7 +108,7 @@ _PARAMETERS = {_UPDATE: (*_REPORTED, "key"), _INSERT: _EVENT}
 async def _run(connection: AsyncConnection, statement: Update | Insert, rows: Iterable[tuple[Any, ...]]) -> None:
     """Run a compiled statement for many rows of `_PARAMETERS`.
 
-    To bind each row by names would cost a fifth of what a report costs.
+    Binding each row by name would add a fifth to the cost of a report.
     """
     await connection.exec_driver_sql(_compiled(statement, connection.dialect), list(rows))
 
@@ -173,13 +173,13 @@ async def page_of_devices(
     """Return devices sorted by id.
 
     Args:
-        connection: Of a transaction.
-        cohort: "": any; likewise the others.
+        connection: The connection of a transaction.
+        cohort: "": any cohort; "" means any in the other filters too.
         state: A `BoxState`, ``revoked``, ``cloned``, ``held`` or ``pinned``.
-        site: The whole name.
-        query: A part of the id, any case.
-        after: The id before the page.
-        limit: At most so many.
+        site: The site's whole name.
+        query: A part of the id; case does not matter.
+        after: The last id of the page before.
+        limit: The largest number of devices to return.
     """
     chosen = select(*_COLUMNS).where(devices.c.id > after).order_by(devices.c.id).limit(limit)
     if cohort:
@@ -202,7 +202,7 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """Boxes of a cohort that run one bundle; `heard`: of them since some time. Revoked ones are not counted."""
+    """Boxes of a cohort that run one bundle; `heard`: those that reported lately. Revoked boxes are not counted."""
 
     cohort: str
     running: str | None

@@ -22,8 +22,8 @@ class JoinToken(msgspec.Struct, frozen=True):
     Attributes:
         hash: sha256 of the token, hex.
         cohort: "": the cohort that matches the box's labels.
-        labels: They win over what the box says of itself.
-        uses_left: Boxes that may still enrol with it.
+        labels: The device's labels; they win over those that the box reports.
+        uses_left: How many boxes may still enrol with it.
         expires: Unix seconds.
     """
 

@@ -1,4 +1,4 @@
-"""What is new, by cohort: a counter that each change moves on. Parked polls wait for it, in every process."""
+"""A counter for each cohort, which each change increments. Parked polls of every process wait for it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..rollout.boxes import MaintenanceWindow
 from .tables import generations
 
 REVOCATIONS = "#revocations"
-"""The generation that moves on with each revocation; no cohort has this name."""
+"""The counter of revocations; no cohort has this name."""
 
 
 class CohortPace(msgspec.Struct, frozen=True):
     """When the boxes of a cohort may begin to change.
 
     Attributes:
-        windows: None: always.
-        per_site: Boxes of a site that change at once; 0: any number.
-        reverting: The rollout is undone, which waits for no window and no site.
-        plan: sha256 of the published plan that the boxes were told of.
+        windows: The maintenance windows; None: always.
+        per_site: The largest number of boxes of a site that change at once; 0: no limit.
+        reverting: The rollout is being reverted, which ignores windows and `per_site`.
+        plan: sha256 of the published plan that boxes were last woken for.
     """
 
     windows: tuple[MaintenanceWindow, ...] = ()
@@ -34,7 +34,7 @@ class CohortPace(msgspec.Struct, frozen=True):
 
 
 class Generation(msgspec.Struct, frozen=True):
-    """`nonce` is another one after each change: a counter that was restored from a backup comes again, it does not."""
+    """`nonce` is drawn anew at each change: after a restored backup the counter repeats, the nonce does not."""
 
     counter: int = 0
     nonce: str = ""
@@ -46,10 +46,10 @@ class Generation(msgspec.Struct, frozen=True):
 
 
 async def advance(connection: AsyncConnection, name: str, pace: CohortPace | None = None) -> None:
-    """Tell every process and box that something is new for a cohort: a plan was published, or its pace changed.
+    """Increment a cohort's counter after a plan was published or its pace changed, which wakes its boxes.
 
     Args:
-        connection: Of the transaction that makes the change.
+        connection: The connection of the transaction that makes the change.
         name: The cohort, or REVOCATIONS.
         pace: None: the pace stays.
     """

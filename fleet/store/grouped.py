@@ -39,7 +39,7 @@ class Grouped(Generic[Item, Result]):
     Args:
         transaction: `Store.write` or `Store.read`.
         work: Handles items in the given order and returns a result for each, or the error that refuses it.
-        most: Items in a transaction.
+        most: The largest number of items in a transaction.
     """
 
     def __init__(self, transaction: Transaction, work: Work[Item, Result], most: int = MOST_ITEMS) -> None:

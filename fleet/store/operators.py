@@ -15,7 +15,7 @@ PREFIX = "cwsession_"  # for secret scanners
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """Whose session it is. Times are unix seconds."""
+    """The operator of a session, and its times in unix seconds."""
 
     operator: str
     role: str

@@ -1,4 +1,4 @@
-"""Devices whose tokens are refused. The gateways read the list; it holds a device as long as a token could live."""
+"""Devices whose tokens are refused. Gateways read the list; a device stays on it while a token could be valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Revocations(msgspec.Struct, frozen=True):
     """The list as the gateways read it.
 
     Attributes:
-        epoch: Grows when the list was begun anew; here always 1.
+        epoch: Grows when a list begins anew; always 1 here.
         version: Grows with each revocation.
         tokens: Token id → unix time of its expiry.
         devices: tenant/device → unix time; tokens that were issued until then are refused.

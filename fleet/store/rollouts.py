@@ -1,4 +1,4 @@
-"""Rollouts as rows, their looks, and what boxes say they follow."""
+"""Rollouts as rows, their looks, and the rollouts that boxes report to follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..rollout.verdict import Verdict
 from .tables import devices, looks, rollouts
 
 ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
-"""States that only an operator leaves."""
+"""States that end only by an operator's decision."""
 _METADATA_ROLLBACK = "metadata_rollback"
 
 
@@ -34,10 +34,10 @@ class RolloutRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         version: Grows with each change.
-        author: The operator that began it, or `controller`.
+        author: The operator who began it, or `controller`.
         created: Unix seconds, like `updated`.
         allow_leaving: An approver accepts that requests leave the device that stayed on it in the records.
-        acknowledged: Rollout ids and codes that boxes reported and this store did not know, which an operator has seen.
+        acknowledged: Rollout ids and codes that boxes reported, this store does not have, and an operator has accepted.
     """
 
     rollout: Rollout
@@ -133,7 +133,7 @@ async def read_looks(connection: AsyncConnection, rollout: str, limit: int = 200
 
 
 async def reported_plans(connection: AsyncConnection, since: float) -> list[ReportedPlan]:
-    """Return which plans the boxes follow that were heard since then."""
+    """Return the plans that boxes follow, for boxes that reported since `since`."""
     refuses = devices.c.code == _METADATA_ROLLBACK
     chosen = (
         select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())
@@ -144,7 +144,7 @@ async def reported_plans(connection: AsyncConnection, since: float) -> list[Repo
 
 
 async def pins_and_holds(connection: AsyncConnection) -> Mapping[str, tuple[dict[str, str], frozenset[str]]]:
-    """Return what operators decided for single boxes: cohort → (device → bundle, devices that keep what they run)."""
+    """Return pins and holds: cohort → (device → pinned bundle, held devices)."""
     decided = and_(or_(devices.c.held, devices.c.pin.is_not(None)), devices.c.revoked.is_(None))
     found: dict[str, tuple[dict[str, str], set[str]]] = {}
     for row in await connection.execute(

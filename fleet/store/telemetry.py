@@ -1,4 +1,4 @@
-"""Counters of requests by device and bundle, for ever growing; a look counts what came since the look before.
+"""Cumulative counters of requests by device and bundle; a look uses their increase since the look before.
 
 One row for each device and bundle: the table does not grow with time, and a look costs the same after a minute and
 after a day.
@@ -60,8 +60,8 @@ async def since_mark(connection: AsyncConnection, rollout: str, cohort: str) -> 
     """Return what the devices of a cohort did since the rollout's mark; without a mark, since ever.
 
     Args:
-        connection: Of a transaction.
-        rollout: Whose mark.
+        connection: The connection of a transaction.
+        rollout: The rollout whose mark is used.
         cohort: Devices that are not revoked are counted.
     """
     marks = telemetry_marks
@@ -88,7 +88,7 @@ def _difference(row: Sequence[Any]) -> BundleCounts:
 
 
 async def mark(connection: AsyncConnection, rollout: str, cohort: str) -> None:
-    """Let the rollout's next look count from now on; call it in the transaction of the look before."""
+    """Set the rollout's mark: the next look counts from here. Call it in the transaction of the look before."""
     await forget_mark(connection, rollout)
     columns = ("device", "bundle", *COUNTERS)
     now = (

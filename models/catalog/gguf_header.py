@@ -55,7 +55,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
 
 class GgufHeader(msgspec.Struct, frozen=True):
-    """What stands before the weights. `is_complete`: false if only the first part of the file was there to read."""
+    """The content before the weights. `is_complete`: false if only the first part of the file was there to read."""
 
     metadata: Mapping[str, Value]
     tensors: tuple[TensorInfo, ...]

@@ -1,4 +1,4 @@
-"""A file that is being downloaded: where it lies, its checksum, and what is said when the disk is full."""
+"""A file that is being downloaded: its place, its checksum, its lock, and the error of a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pull asks before the first byte: is the name free, is there enough disk, does the model fit the memory?"""
+"""The checks of a pull before the first byte: a free name, enough disk, enough memory for the model."""
 
 from __future__ import annotations
 

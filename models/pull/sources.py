@@ -1,4 +1,4 @@
-"""What `causeway-models pull` is asked for."""
+"""The sources of `causeway-models pull`."""
 
 from __future__ import annotations
 

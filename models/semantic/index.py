@@ -85,7 +85,7 @@ class SemanticIndex:
         return len(self._used)
 
     def question(self, text: str) -> ComparedText | None:
-        """Return what is compared of a text; None for one that is never compared."""
+        """Return a text as it is compared; None for one that is never compared."""
         return self._judge.question(text)
 
     def find(self, scope: bytes, question: ComparedText) -> Match | None:

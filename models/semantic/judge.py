@@ -54,7 +54,7 @@ class Array(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What the judge did on a stream of rows that it was not trained on.
+    """The judge's results on a stream of rows that it was not trained on.
 
     `wrong`: the log-odds of the wrong hits, highest first, as many as are needed for any promise up to `most_error`.
     `design_effect`: wrong hits come in clusters (one misleading entry misleads several requests), so that their number
@@ -155,7 +155,7 @@ class Judge:
         return cls(read_judge(judge.path), SentenceEncoder(encoder.path))
 
     def question(self, text: str) -> ComparedText | None:
-        """Return what is compared of a text; None for one that is empty or too long to be understood."""
+        """Return a text as it is compared; None for one that is empty or too long to be understood."""
         if len(text) > CHARACTERS:
             return None
         found = words(text)

@@ -97,7 +97,7 @@ Signature = tuple[object, ...]
 
 
 def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signature:
-    """Return what a text must share with another one.
+    """Return the signature of a text, which a text with the same answer shares.
 
     Args:
         text: the text as it was written.
@@ -137,7 +137,7 @@ def _capitalized(text: str) -> AbstractSet[str]:
 
 
 def _asked(found: list[str]) -> tuple[str, ...]:
-    """Return what is asked for: who, when, where, why, how many, ... `what` and plain `how` ask for anything."""
+    """Return the kinds of answer that are asked for (who, when, how many); `what` and plain `how` ask for anything."""
     asked: list[str] = []
     for word, following in zip(found, [*found[1:], ""], strict=True):
         if kind := _ASKED.get(word):

@@ -1,10 +1,10 @@
-"""What a box and its control plane send each other over HTTP, all JSON. Times are unix seconds.
+"""The messages between a box and its control plane: JSON over HTTP. Times are unix seconds.
 
     POST /v1/enroll            EnrolmentRequest → Enrolment           a join token, once
     POST /v1/token             TokenRequest → IssuedToken             every few minutes
     GET  /v1/wake?wait=SECONDS If-None-Match → Wake + ETag, or 304     an unsigned hint that something is new
     POST /v1/status            StatusReport → StatusReply             after each change of state, and with each wake
-    POST /v1/telemetry         Telemetry → 204                        what the box did under a bundle
+    POST /v1/telemetry         Telemetry → 204                        counts of requests by bundle
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
 
@@ -61,11 +61,11 @@ class EnrolmentRequest(_Message, frozen=True):
 
     Attributes:
         token: The one-time join token.
-        public_key: Of the key that the box made for itself.
+        public_key: The public part of the key that the box made.
         proof: The key's signature (base64url) over `enrolment_proof`.
         name: The device id that the box wants, as long as a token may name; "": the control plane chooses.
-        labels: What the box says of itself, such as its role and region; a label of the join token wins.
-        site: Where it stands; "": a site of its own.
+        labels: The box's own labels, such as its role and region; a label of the join token wins.
+        site: The box's site; "": a site of its own.
     """
 
     token: Annotated[str, Meta(max_length=256)]
@@ -93,7 +93,7 @@ class Enrolment(_Message, frozen=True):
 
 
 class TokenRequest(_Message, frozen=True):
-    """Signed by the device key. `sent` and `nonce` make each request another one.
+    """Signed by the device key. `sent` and `nonce` make each request unique.
 
     `sent` is by the control plane's clock as the box knows it: more than five minutes off is refused as
     `request_stale`, and the header `Date` of that answer says the time. Each request's `sent` is later than the one
@@ -123,17 +123,17 @@ class Wake(_Message, frozen=True):
 
 
 class StatusReport(_Message, frozen=True):
-    """What the box runs and does. Signed by the device key.
+    """The box's bundle and state. Signed by the device key.
 
     Attributes:
-        boot: Of this run of the box; two boxes with one identity have two.
+        boot: The id of this run of the daemon; two boxes with one identity have two.
         seq: Grows with each report of a boot; an older one is a replay.
-        state: Of the agent.
+        state: The agent's state.
         running: The bundle that serves requests now; None: the factory's files.
         wanted: The bundle that the plan assigns, if another one.
         rollout: The rollout whose plan the box follows.
-        code: The code of the refusal or the trial's reason, "" if there is none.
-        reason: The same for people.
+        code: The code of the last refusal or failed trial, "" if there is none.
+        reason: The reason for people.
         quarantined: Bundles that the box rolled back and does not try again.
         unproven: The running bundle was committed without enough requests to prove it.
         local_minute: Minute of the box's day; `local_weekday`: ISO, Monday is 1.
@@ -205,7 +205,7 @@ class Telemetry(_Message, frozen=True):
 
 
 class Revocations(_Message, frozen=True):
-    """What cloud gateways refuse, in the form of their own list. Nothing is ever withdrawn.
+    """The tokens and devices that cloud gateways refuse, in the form of their own list. Nothing is ever withdrawn.
 
     Attributes:
         epoch: Grows when a backup of the control plane was restored; `version` with each change.
@@ -220,10 +220,10 @@ class Revocations(_Message, frozen=True):
 
 
 def signed_bytes(path: str, body: bytes) -> bytes:
-    """Return what the device key signs for a request."""
+    """Return the bytes that the device key signs for a request."""
     return path.encode() + b"\n" + body
 
 
 def enrolment_proof(token: str, public_key: str) -> bytes:
-    """Return what a new device key signs, which proves that the box holds it."""
+    """Return the bytes that a new device key signs, which proves that the box holds it."""
     return f"causeway-enrol\n{token}\n{public_key}".encode()

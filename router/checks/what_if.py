@@ -74,7 +74,7 @@ def what_if(policy: Policy, record: DecisionRecord, changes: Mapping[str, object
 
     Args:
         policy: The active policy.
-        record: Of the request.
+        record: The record of the request.
         changes: Signal names and their new values; None makes a signal absent.
 
     Raises:

@@ -391,7 +391,7 @@ class CachePlanner:
         return planned
 
     def semantic_scope(self, policy: Policy, request: Request, plan: CachePlan) -> bytes:
-        """Return what two requests must share so that one may get the answer to the other's question.
+        """Return the key that two requests must share so that one may get the answer to the other's question.
 
         That is everything of the exact key but the question: the conversation before, tools, formats, limits. Clients
         never share: the client's name is in the scope, also where the exact cache shares.

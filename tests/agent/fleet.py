@@ -87,7 +87,7 @@ class Publisher:
         return trust
 
     def sign(self, *, policy: str = "", extra: str = "", model: str = "m-small") -> str:
-        """Sign a new bundle, and give it to nobody; return its id."""
+        """Sign a new bundle that no plan assigns; return its id."""
         self._number += 1
         text = policy or POLICY.format(number=self._number, model=model)
         (self.path / "policies" / "kiosk.yaml").write_text(text)

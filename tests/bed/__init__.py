@@ -21,6 +21,9 @@ folder:
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
 
+    python -m tests.bed.fleet_polls one control plane, 15,000 parked polls
+    python -m tests.bed.fleet       rollouts over thousands of simulated boxes and one control plane
+
 `python -m tests.bed.virtual` plays overload, tenants, fan-out and a slow replica in virtual time, without processes.
 `python -m tests.bed.ablation` says what each mechanism is worth.
 

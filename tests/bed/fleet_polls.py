@@ -1,4 +1,4 @@
-"""`python -m tests.bed.fleet_polls`: one control plane, 15,000 parked polls, a change told to 5,000 of them.
+"""`python -m tests.bed.fleet_polls`: one control plane, 15,000 parked polls, a change that wakes 5,000 of them.
 
 Every box has its identity and its token; a third of them are of the cohort that changes. The change is committed by
 another process, as an operator's command would. Prints the server's memory before and after, and how long after the

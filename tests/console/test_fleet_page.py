@@ -160,7 +160,7 @@ async def test_a_role_that_may_not_gets_no_button(chromium: Browser) -> None:
 
 
 async def test_a_rollout_is_started(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
-    """A bundle that nobody signed is refused where it was typed."""
+    """An unsigned bundle is refused beside the field."""
     async with open_page(chromium, f"{origin}/console", allowed="404") as (page, _):
         await page.locator(".card", has_text="lab").get_by_role("button", name="New rollout").click()
         await page.get_by_label("Bundle id").fill("f" * 64)

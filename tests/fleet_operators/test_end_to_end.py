@@ -159,7 +159,7 @@ def bundle_of(signed: SignedFleet) -> str:
 async def test_a_good_rollout_over_killed_controllers_and_a_bad_one_that_is_undone(
     process: Process, tmp_path: Path
 ) -> None:
-    """The control plane is killed three times meanwhile. The bad bundle reaches its first stage and nobody else."""
+    """The control plane is killed three times meanwhile. The bad bundle reaches no box beyond its first stage."""
     signed, bad = process.signed, set[str]()
     async with boxes_of(process, tmp_path / "boxes", bad) as live:
         good = bundle_of(signed)

@@ -31,7 +31,7 @@ Claims = dict[str, Any]
 
 
 class Issuer:
-    """Signs in whoever asks, as `person`. `spoil` changes the claims of the id token, `key` signs it."""
+    """An issuer that signs every visitor in as `person`. `spoil` changes the claims of the id token, `key` signs it."""
 
     def __init__(self) -> None:
         self.key: RSAKey | ECKey = RSAKey.generate_key(2048, {"kid": "one"})
@@ -156,7 +156,7 @@ async def test_another_key_and_no_signature_are_refused(signed: SignedFleet, iss
 
 
 async def test_a_sign_in_belongs_to_the_browser_that_began_it(signed: SignedFleet, issuer: Issuer) -> None:
-    """A link with another's code and state signs nobody in, and an answer cannot be used twice."""
+    """A link with another's code and state is refused, and an answer cannot be used twice."""
     async with serving(configured(signed, issuer)) as server:
         assert (await sign_in(server, cookie="")).code == "sign_in_failed"
         assert (await sign_in(server, cookie="causeway_sign_in=bm9uc2Vuc2U=")).code == "sign_in_failed"

@@ -1,4 +1,4 @@
-"""Long polls: who is woken, by whom, and what ends them."""
+"""Long polls: which boxes a change wakes, and what ends a poll."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_change_in_another_process_wakes_too(plane: Plane, fleet_folder:
         assert (await waiting).status == 200
 
 
-async def test_a_new_pace_wakes_nobody(plane: Plane) -> None:
+async def test_a_new_pace_wakes_no_box(plane: Plane) -> None:
     await change(plane, "everyone")
     waiting = await poll(await plane.enrolled())
     await plane.parked(1)

@@ -318,7 +318,7 @@ def read_problems(folder: Path) -> tuple[str, ...]:
         ("", "", False),
     ],
 )
-async def test_the_fleets_token_is_sent_where_nobody_else_reads_it(
+async def test_the_fleets_token_is_sent_only_where_it_cannot_be_read(
     plane: ScriptedPlane, tmp_path: Path, url: str, api_key: str, sent: bool
 ) -> None:
     box = Box(await joined(plane, tmp_path))

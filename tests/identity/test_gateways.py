@@ -195,7 +195,7 @@ async def test_the_fleets_keys_make_no_operators(fleet: ScriptedFleet) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://fleet.example", "ftp://fleet.example", "fleet.example", "https://"])
-def test_keys_from_an_address_that_anybody_could_be_are_refused(tmp_path: Path, url: str) -> None:
+def test_an_address_whose_keys_could_be_forged_is_refused(tmp_path: Path, url: str) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text(f"tiers: [{{name: large}}]\nidentity: {{fleet: {{url: '{url}'}}}}\n")
     with pytest.raises(ConfigError, match=r"identity\.fleet\.url|gateway\.yaml"):

@@ -25,14 +25,14 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
 
     def check(self) -> None:
-        """Raises ConfigError for a URL that cannot be trusted: who answers there decides who may call this gateway."""
+        """Raises ConfigError for a URL that cannot be trusted: its server decides which boxes may call this gateway."""
         if not self.url:
             return
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"must be a URL like https://fleet.example, not {self.url!r}", where="identity.fleet.url")
         if parts.scheme == "http" and not _is_loopback(parts.hostname):
-            raise ConfigError("keys over plain HTTP could be anybody's: use https://", where="identity.fleet.url")
+            raise ConfigError("keys over plain HTTP could be forged: use https://", where="identity.fleet.url")
 
 
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

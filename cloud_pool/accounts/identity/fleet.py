@@ -48,7 +48,7 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class FleetTrust:
-    """What a fleet's control plane says about its boxes' tokens.
+    """The keys and revocations of a fleet's control plane.
 
     `keys` are by their `kid`; `revision` grows with each change of them. `last_error` is why the last refresh failed,
     "" if it did not. Call `start`, `refresh` or `watch`, and `close`.

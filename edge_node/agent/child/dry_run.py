@@ -1,4 +1,4 @@
-"""What a box can know of a bundle before it runs it: its cases on this box, its models' memory, and what it changes.
+"""Try a bundle before the box runs it: its cases, its models' memory, and a replay of the box's own decisions.
 
 It reads files and changes nothing.
 """
@@ -32,7 +32,7 @@ _USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is 
 
 
 def examine(request: BundleRequest) -> BundleReport:
-    """Try everything that can be tried without running the bundle.
+    """Try a bundle without running it.
 
     Raises:
         UpdateRefused: It does not pass on this box; the class says why.

@@ -1,6 +1,6 @@
 """The box's identity and its connection to the control plane.
 
-identity.py        the device key and who this box is, on disk
+identity.py        the device key and the box's identity, on disk
 enrolment.py       join and leave
 control_plane.py   the HTTP client: one method for each message, and the published files
 tokens.py          the box's token, which is renewed by itself

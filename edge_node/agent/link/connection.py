@@ -38,7 +38,7 @@ LINK_FILE = "link.json"
 POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
-_ANSWERED_EARLY_S = 30.0  # a poll that nothing ended but its answer took at least so long
+_ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
 _FLUSH_S = 2.0
 _SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
 _REVOKED = ("device_revoked", "device_unknown")
@@ -59,12 +59,12 @@ class FleetConnection:
 
     Args:
         folder: STATE_DIR/fleet.
-        identity: Of this box.
+        identity: The identity of this box.
         key: Signs its messages.
-        clock: Both clocks.
+        clock: Wall and monotonic time.
         read_traffic: The daemon's sums of requests.
-        uniform: Chance.
-        sleep: Waits for seconds.
+        uniform: Returns a random number between two.
+        sleep: Waits for a number of seconds.
         telemetry_s: Mean time between two telemetry messages.
 
     Raises:
@@ -135,7 +135,7 @@ class FleetConnection:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What operators should look at."""
+        """The problems that an operator should see."""
         lasting = tuple(fault.problem for fault in (self._away, self._clone) if fault.problem)
         return (*self.tokens.problems, *lasting)
 
@@ -148,7 +148,7 @@ class FleetConnection:
     async def may_change(self, wanted: str) -> float:
         """Ask whether the box may begin to change to `wanted`: 0.0 is now, else when to ask again, in seconds.
 
-        What was imported may be changed to without the control plane: the person with the medium chose the time.
+        An imported bundle needs no permission of the control plane: the person with the medium chose the time.
         """
         try:
             reply = await self._report(msgspec.structs.replace(self._agent_report(), wanted=wanted))
@@ -164,7 +164,7 @@ class FleetConnection:
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
-        """Send what telemetry waits, for at most two seconds, and close the connections."""
+        """Send the telemetry that waits, for at most two seconds, and close the connections."""
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
                 self._telemetry.cut(self._agent_report().running)
@@ -211,7 +211,7 @@ class FleetConnection:
             polled = True
 
     async def _statuses(self) -> None:
-        """Report until the connection is lost; what changed meanwhile is reported afterwards."""
+        """Report until the connection is lost; changes meanwhile are reported afterwards."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -243,7 +243,7 @@ class FleetConnection:
             self._seen_import = 0
 
     async def send_telemetry(self) -> None:
-        """Send what waits, as far as the control plane takes it."""
+        """Send the telemetry that waits, as far as the control plane takes it."""
         while (message := self._telemetry.next()) is not None:
             try:
                 await self.plane.telemetry(message)
@@ -256,7 +256,7 @@ class FleetConnection:
                 log.warning("the control plane does not take telemetry: %s", error)
             self._telemetry.accepted()
 
-    # --- what was heard ----------------------------------------------------------------------------------------------
+    # --- answers -----------------------------------------------------------------------------------------------------
 
     async def _report(self, report: AgentReport) -> StatusReply:
         """Raises FleetError."""
@@ -304,7 +304,7 @@ class FleetConnection:
         self._keep_record()
 
     def _keep_record(self) -> None:
-        """Write what changed; `heard` alone is not worth a write to flash."""
+        """Write the record after a change; `heard` alone is not worth a write to flash."""
         record = LinkRecord(
             boot=self.boot,
             heard=self._heard,
@@ -338,7 +338,7 @@ def open_link(
 
 
 def read_record(folder: Path) -> LinkRecord | None:
-    """Return what the daemon wrote last, None if there is nothing readable."""
+    """Return the record that the daemon wrote last, None if there is none that can be read."""
     try:
         return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
     except (OSError, msgspec.DecodeError):

@@ -40,11 +40,11 @@ _T = TypeVar("_T")
 
 
 class FleetError(Exception):
-    """The control plane did not do what was asked."""
+    """A request to the control plane failed."""
 
 
 class FleetUnreachable(FleetError):
-    """It did not answer, or cannot for now. `retry_after_s`: when it wants to be asked again, if it said so."""
+    """No answer, or none for now. `retry_after_s`: the control plane's `Retry-After`, if it sent one."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -52,11 +52,11 @@ class FleetUnreachable(FleetError):
 
 
 class FleetRefused(FleetError):
-    """It refuses this message; the same again will be refused again.
+    """The control plane refuses this message for good: it would refuse it again.
 
     Attributes:
-        code: Why, such as `device_revoked`.
-        now: Its clock, unix seconds; None if it did not say.
+        code: The reason, such as `device_revoked`.
+        now: The control plane's clock, unix seconds; None without a `Date`.
     """
 
     def __init__(self, code: str, message: str, now: float | None = None) -> None:
@@ -85,7 +85,7 @@ class ControlPlane:
     """The client. It connects on first use; `close` it.
 
     Args:
-        url: Of the control plane.
+        url: The control plane's URL.
         ca_file: PEM file of the authorities that are trusted; "": the system's.
         sign: The device key; None before the enrolment.
 
@@ -101,7 +101,7 @@ class ControlPlane:
 
     @property
     def name(self) -> str:
-        """For people: where it is."""
+        """The control plane's address for messages."""
         return f"the control plane at {urlsplit(self._url).netloc}"
 
     async def close(self) -> None:
@@ -121,7 +121,7 @@ class ControlPlane:
         return await self._post("/v1/status", report, StatusReply)
 
     async def telemetry(self, telemetry: Telemetry) -> None:
-        """Report what the box did. Raises FleetError."""
+        """Send counts of the box's requests. Raises FleetError."""
         await self._post("/v1/telemetry", telemetry, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
@@ -143,7 +143,7 @@ class ControlPlane:
 
         Raises:
             FileNotFoundError: There is no such file.
-            OSError: It cannot be told.
+            OSError: The control plane does not answer, or the transfer breaks off.
         """
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_CHUNK_GAP_S)
@@ -167,7 +167,7 @@ class ControlPlane:
             raise OSError(f"{self.name}: {_words(error)}") from error
 
     async def _post(self, path: str, message: msgspec.Struct, kind: type[_T] | None, *, signed: bool = True) -> _T:
-        """Send a message; its answer, whose type is None for none."""
+        """Send a message and return its answer; `answer` None: there is none."""
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
             raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes")
@@ -248,7 +248,7 @@ def checked_url(url: str) -> str:
 
 
 def carries_secrets(url: str) -> bool:
-    """Whether a token may be sent there: https, or this machine."""
+    """Return whether a token may be sent to a URL: https, or loopback."""
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True

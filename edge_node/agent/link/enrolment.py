@@ -17,7 +17,7 @@ from .identity import FOLDER, Identity, give_to_owner, new_key, read_identity, w
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `causeway-edge fleet join` was given. `ca_file`: an absolute path, "": the system's authorities."""
+    """The options of `causeway-edge fleet join`. `ca_file`: an absolute path, "": the system's authorities."""
 
     url: str
     token: str
@@ -33,7 +33,7 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
 
     Args:
         state_dir: The daemon's state folder.
-        request: Where and as what to join.
+        request: The control plane, the join token and the wanted name.
         now: Unix seconds.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Who this box is to its fleet: an identity on disk and the device key, which never leaves the box.
+"""The box's identity in its fleet, on disk, and the device key, which never leaves the box.
 
     STATE_DIR/fleet/identity.json   device, tenant, cohort, control plane, root metadata
     STATE_DIR/fleet/device.key      Ed25519, PEM, mode 0600
@@ -34,8 +34,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `identity.json`.
 
     Attributes:
-        cohort: As the control plane said last.
-        url: Of the control plane.
+        cohort: The cohort of the control plane's last answer.
+        url: The control plane's URL.
         ca_file: PEM file of the authorities that are trusted for `url`; "": the system's.
         root: The fleet's root metadata, from which updates are trusted.
         joined: Unix seconds.
@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceKey(Protocol):
-    """The provider seam: a key that signs and cannot be read."""
+    """A key that signs and cannot be read; a TPM would be another one."""
 
     @property
     def public(self) -> str:
@@ -169,7 +169,7 @@ def give_to_owner(folder: Path) -> None:
     """Give the folder and all in it to the owner of the state folder: root joins, the daemon is another user.
 
     Raises:
-        OSError: It cannot be given.
+        OSError: The owner of a file cannot be changed.
     """
     owner = folder.parent.stat()
     if os.geteuid() != 0 or owner.st_uid == 0:

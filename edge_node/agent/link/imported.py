@@ -1,4 +1,4 @@
-"""The agent's source: the control plane, and what was imported from a medium (see `medium`)."""
+"""The agent's source of updates: the control plane, and files imported from a medium (see `medium`)."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class SourceWithImport:
 
     @property
     def exists(self) -> bool:
-        """Whether something was imported."""
+        """Whether there are imported files."""
         return (self._folder / WANTED).exists()
 
     @property
     def stamp(self) -> int:
-        """Another one after each import; 0: there is none."""
+        """A number that differs after each import; 0: nothing was imported."""
         try:
             return (self._folder / WANTED).stat().st_mtime_ns
         except OSError:
@@ -74,7 +74,7 @@ class SourceWithImport:
             return None
 
     def remove(self) -> None:
-        """Free its space: the box has what it needs."""
+        """Delete the imported files: the box has installed what it needs."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _here(self, path: str) -> bool:

@@ -41,7 +41,7 @@ Open = Callable[[], IO[bytes]]
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What was imported. `wanted` None: the fleet has no plan for this box's cohort, or it keeps its own files."""
+    """An import's result. `wanted` None: the fleet has no plan for this box's cohort, or it keeps its own files."""
 
     wanted: str | None
     serial: int = 0
@@ -53,17 +53,17 @@ class ImportFailed(Exception):
 
 
 def import_medium(folder: Path, medium: Path, identity: Identity, running: str | None) -> Imported:
-    """Verify a medium, and keep what this box needs of it for its agent.
+    """Verify a medium, and copy the files that this box needs for its agent.
 
     Args:
         folder: STATE_DIR/fleet.
         medium: A folder or an archive.
-        identity: Of this box.
+        identity: The identity of this box.
         running: The bundle that the box runs; None: its own files.
 
     Raises:
         ImportFailed: It is no folder and no archive with `tuf/metadata`.
-        UpdateRefused: It is not verified; one of its kinds.
+        UpdateRefused: The verification failed; a subclass says why.
         OSError: It cannot be read, or the box's disk cannot be written.
     """
     place = folder / f"{IMPORT}.partial"
@@ -165,7 +165,7 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
 
 
 def _named(medium: Path, stack: ExitStack) -> Iterator[tuple[str, Open]]:
-    """Regular files only, without names that climb."""
+    """Yield regular files only, and no name with `..`."""
     if medium.is_dir():
         for path in sorted(medium.rglob("*")):
             if path.is_file() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""What the box tells its control plane: its state after each change, and sums of its requests each minute.
+"""The box's reports to its control plane: its state after each change, and sums of its requests each minute.
 
 Telemetry waits in memory while the control plane is away, for at most a day; then the oldest minutes are dropped, and
 counted. A message is repeated unchanged until it is answered, so that the control plane counts it once.
@@ -60,9 +60,9 @@ class TelemetryLog:
 
     Args:
         device: The box's id.
-        boot: Of this run of the daemon.
-        read: The sums now.
-        unix: The clock, unix seconds.
+        boot: The id of this run of the daemon.
+        read: Returns the current sums.
+        unix: Returns the time, unix seconds.
     """
 
     def __init__(self, device: str, boot: str, read: Callable[[], TrafficSums], unix: Callable[[], float]) -> None:
@@ -82,7 +82,7 @@ class TelemetryLog:
         return len(self._waiting) + (0 if self._message is None else len(self._message.samples))
 
     def cut(self, bundle: str | None) -> None:
-        """End the sample. `bundle` serves from now on; None: the factory's files."""
+        """End the present sample; `bundle` serves from now on (None: the factory's files)."""
         sums, now, last = self._read(), self._unix(), self._last
         requests = sums.requests - last.requests
         if requests > 0:
@@ -107,7 +107,7 @@ class TelemetryLog:
             self.lost += 1
 
     def next(self) -> Telemetry | None:
-        """The message to send: the same again until it was `accepted`. None: there is nothing."""
+        """Return the message to send, the same until it was `accepted`; None if there is none."""
         if self._message is None and self._waiting:
             samples = tuple(self._waiting.popleft() for _ in range(min(MAX_SAMPLES, len(self._waiting))))
             self._seq += 1
@@ -115,7 +115,7 @@ class TelemetryLog:
         return self._message
 
     def accepted(self) -> None:
-        """The control plane has counted the message, or will never take it."""
+        """Drop the message: the control plane has counted it, or will never take it."""
         self._message = None
 
 

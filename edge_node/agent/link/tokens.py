@@ -30,7 +30,7 @@ REFUSED_S = (300.0, 900.0)
 """The same after a refusal, such as that of a revoked device."""
 _RENEW_AT = (0.5, 0.7)  # of the token's life
 _FRESH_S = 30.0  # a token of this age that is refused did not expire, and a failed renewal needs no repetition
-_PATIENCE_S = 2.0  # so long a request waits for another token before it goes elsewhere
+_PATIENCE_S = 2.0  # a request waits at most so long for another token before the next attempt
 _SKEW_S = 120.0
 _OTHER_TIME = ("request_stale", "token_request_replayed")
 
@@ -38,15 +38,15 @@ _OTHER_TIME = ("request_stale", "token_request_replayed")
 class TokenKeeper:
     """Owns the token.
 
-    `token` is "" while there is none. `cohort` is what the control plane said last.
+    `token` is "" while there is none. `cohort` is that of the control plane's last answer.
 
     Args:
-        identity: Of this box.
+        identity: The identity of this box.
         plane: The control plane.
-        boot: Of this run of the daemon.
-        clock: Both clocks.
-        uniform: Chance: a number between two.
-        sleep: Waits for seconds.
+        boot: The id of this run of the daemon.
+        clock: Wall and monotonic time.
+        uniform: Returns a random number between two.
+        sleep: Waits for a number of seconds.
         changed: Called when `problems` may have changed.
     """
 

@@ -26,7 +26,7 @@ class CloudHealth:
         url: of the server; only its host and port are logged.
         breaker: the circuit breaker.
         now: the clock, monotonic seconds.
-        advice: what to do about a token that is refused.
+        advice: the advice in the message about a refused token.
     """
 
     def __init__(self, url: str, breaker: Breaker, now: Callable[[], float], advice: str) -> None:

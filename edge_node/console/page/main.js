@@ -1,4 +1,4 @@
-// The page: asks the box once a second while somebody looks, and not at all while nobody does.
+// The page: asks the box once a second while it is visible, and otherwise not at all.
 
 import { ask, Refused } from "./api.js";
 import { showOverview, showRecord } from "./detail.js";

@@ -1,4 +1,4 @@
-// The audit log, newest first: who changed what. Each row's hash covers the row before.
+// The audit log, newest first. Each row's hash covers the row before.
 
 import { ask, withQuery } from "./api.js";
 import { make, pill } from "./elements.js";

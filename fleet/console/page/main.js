@@ -1,4 +1,4 @@
-// The views by address, the session, and a refresh every few seconds while somebody looks.
+// The views by address, the session, and a refresh every few seconds while the page is visible.
 
 import { ask, Refused } from "./api.js";
 import { auditView } from "./audit.js";

@@ -1,4 +1,4 @@
-"""What boxes ask for: enrol, token, wake, status, telemetry; and what gateways ask for: JWKS and revocations."""
+"""The requests of boxes (enrol, token, wake, status, telemetry) and of gateways (JWKS, revocations)."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ class DeviceApi:
         return web.Response(status=204)
 
     async def wake(self, http: web.Request) -> web.StreamResponse:
-        """Answer at once if the ETag is not the newest one, else when something is new."""
+        """Answer at once if the ETag is out of date, else at the next change."""
         plane = self._plane
-        cohort = await self._cohort(http)  # in a function of its own: a parked poll holds as little as it can
+        cohort = await self._cohort(http)  # a function of its own, to save memory of parked polls
         etag = http.headers.get("if-none-match", "")
         generation = await plane.wakes.wait(cohort, etag, _seconds(http.query_string))
         headers = {"etag": generation.etag, "cache-control": "no-store"}
@@ -113,7 +113,7 @@ class DeviceApi:
         )
 
     async def revocations(self, http: web.Request) -> web.StreamResponse:
-        """Read the list when it has changed only: every gateway asks every few seconds."""
+        """Read the list from the database only after a change: every gateway polls every few seconds."""
         generation = self._plane.wakes.revocations.etag
         if generation != self._revocations_of:
             async with self._plane.store.read() as connection:
@@ -137,13 +137,13 @@ class DeviceApi:
             raise
 
     def _check_sender(self, http: web.Request, device: str) -> None:
-        """Of a message that is not signed by the device that it names, say whose it is if its token tells."""
+        """Name the sender of a message that another device has signed, if its bearer token tells."""
         try:
             sender = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
         except AuthenticationFailed:
             return
         if sender != device:
-            raise refusals.ForeignDevice(f"the message names {device!r}, but it is of {sender!r}")
+            raise refusals.ForeignDevice(f"the message names {device!r}, but its token is that of {sender!r}")
 
 
 class NotPublished(CausewayError):

@@ -1,4 +1,4 @@
-"""What the boot ids and sequence numbers of a device's messages say: replayed, counted before, cloned."""
+"""Detect replays, repeated telemetry and clones by the boot ids and sequence numbers of a device's messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class BootHistory(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         arrivals: The boot ids of its reports in order of arrival, repetitions left out, the last 8.
         reports: The newest `seq` of a status report of each of the last 16 boots.
-        telemetry: The same of telemetry.
+        telemetry: The newest `seq` of telemetry of each of the last 16 boots.
     """
 
     arrivals: tuple[str, ...] = ()

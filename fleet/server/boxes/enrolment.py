@@ -44,7 +44,7 @@ async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest,
     """Enrol a box.
 
     1. The box holds its key.
-    2. The token is one of ours. A box that repeats its request, because the answer was lost, gets the same answer
+    2. This control plane made the token. A box that repeats its request after a lost answer gets the same answer
        again, and the token loses one use only.
     3. The token is not expired and has a use left.
     4. The token's labels win over those of the box. The cohort is the token's, or the first one that matches.
@@ -52,8 +52,8 @@ async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest,
 
     Args:
         store: The database.
-        fleet: Its cohorts.
-        request: Of the box.
+        fleet: The fleet, for its cohorts.
+        request: The box's request.
         now: Unix seconds.
 
     Raises:

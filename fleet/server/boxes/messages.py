@@ -3,8 +3,8 @@
 For each message, in the order of arrival:
 
 1. The device is enrolled, and not revoked.
-2. The signature is of its key.
-3. The message is no replay: a report's `seq` grows within a boot, a token request's `sent` grows and is near our time.
+2. The signature verifies with its key.
+3. The message is no replay: a report's `seq` grows within a boot; a token request's `sent` grows and is near now.
    Telemetry that was counted before is accepted again, and not counted.
 4. It changes the device's row, which is written once for all its messages.
 """
@@ -48,12 +48,12 @@ Message = StatusReport | Telemetry | TokenRequest
 
 
 class SignedMessage(msgspec.Struct, frozen=True):
-    """A message with what proves its sender.
+    """A message and its signature.
 
     Attributes:
-        path: That it was posted to.
-        body: Its exact bytes.
-        signature: Of the device key, base64url.
+        path: The path that it was posted to.
+        body: The exact bytes.
+        signature: Ed25519, by the device key, base64url.
     """
 
     message: Message
@@ -63,7 +63,7 @@ class SignedMessage(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The device after the message; of a report, the reply."""
+    """The device after the message, and the reply to a status report."""
 
     device: Device
     reply: StatusReply | None = None
@@ -178,7 +178,7 @@ class _Group:
         """(3), (4)"""
         history = read_history(device.boots_json).with_report(report.boot, report.seq)
         if history is None:
-            raise StatusReplayed(f"boot {report.boot}: a report with seq {report.seq} or later was heard before")
+            raise StatusReplayed(f"boot {report.boot}: a report with seq {report.seq} or later arrived before")
         now = self.now
         after = msgspec.structs.replace(
             device,
@@ -232,7 +232,7 @@ def _wants(device: Device) -> bool:
 
 
 def _may_change(device: Device, pace: CohortPace, busy: Mapping[str, str]) -> bool:
-    """A box that is changing goes on, and one that wants nothing is not held back."""
+    """Return permission for a box that is changing already, and for one that has no other bundle to change to."""
     if device.state in CHANGING or not _wants(device):
         return True
     others = [site for name, site in busy.items() if name != device.id]

@@ -1,4 +1,4 @@
-"""Why the control plane refuses a message. Each reason has a code of its own, which the box can act on."""
+"""The reasons for which the control plane refuses a message, each with a code that the box acts on."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TokenRequestReplayed(CausewayError):
 
 
 class StatusReplayed(CausewayError):
-    """A report of this boot with this or a later `seq` was heard before."""
+    """A report of this boot with this or a later `seq` arrived before."""
 
     status = 409
     type = "invalid_request_error"

@@ -1,4 +1,4 @@
-"""Tokens of boxes: JWTs that the control plane and the cloud gateways accept, signed with a key of this server."""
+"""The boxes' tokens: JWTs that the control plane and the cloud gateways accept, signed with this server's key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TokenKey:
                 algorithms=[_ALGORITHM],
                 audience=TO_FLEET,
                 issuer=self._issuer,
-                # The clock is an argument.
+                # Expiry is checked below, against `now`.
                 options={"verify_exp": False, "verify_nbf": False, "verify_iat": False, "require": _REQUIRED},
             )
         except jwt.PyJWTError as error:
