@@ -48,7 +48,9 @@ class Host(Protocol):
         """All memory of this box that models can take."""
         ...
 
-    def condition(self) -> BoxCondition: ...
+    def condition(self) -> BoxCondition:
+        """Return the box's condition now, with the sums of its requests since the daemon started."""
+        ...
 
     def needs_restart(self, bundle: InstalledBundle | None) -> bool:
         """Whether the daemon must start anew to run this bundle; None: the factory's files."""

@@ -25,6 +25,8 @@ _DIGITS = 16
 
 
 class Event(Enum):
+    """What ends a state; `TRANSITIONS` names the next one."""
+
     BEGIN = auto()  # time to look, or something may be new
     NOTHING = auto()  # the box runs what it should, or may not change yet
     FOUND = auto()  # the plan assigns another bundle

@@ -124,7 +124,9 @@ class BundleHost:
         self._running = with_settings(config, settings)
         self._model_dirs = model_dirs
         self._restart = restart
-        self._asked: set[tuple[str, str]] = set()  # models and weights that answered their prompts before they served
+        self._checked_models: set[tuple[str, str]] = (
+            set()
+        )  # models and weights that answered their prompts before they served
 
     @property
     def daemon_version(self) -> str:
@@ -200,7 +202,7 @@ class BundleHost:
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
             await check_golden(engine, model, prompts.get(model, ()))
-            self._asked.add((model, engines.weights(model)))
+            self._checked_models.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
         try:
@@ -214,7 +216,7 @@ class BundleHost:
         engines = self._parts().engines
         if engines is None:
             raise ModelUnusable(f"{model}: this box runs no models (engine.enabled)")
-        if (model, engines.weights(model)) not in self._asked:
+        if (model, engines.weights(model)) not in self._checked_models:
             await check_golden(engines, model, prompts, _GOLDEN_TRIES)
 
     def restart(self) -> None:

@@ -95,6 +95,7 @@ class Components:
 
 
 def read_gauges(parts: Components) -> Iterator[Gauge]:
+    """Yield the gauges of `/metrics`, read from the components at each scrape."""
     yield from _admission_gauges(parts)
     yield from _storage_gauges(parts)
     yield from _backend_gauges(parts)

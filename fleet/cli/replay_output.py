@@ -25,6 +25,8 @@ _SHORT_CAUSES: dict[Cause, str] = {"leaves": "surely", "may_leave": "perhaps, as
 
 
 class LeavingReport(LeavingRequest, frozen=True):
+    """A request that would or may leave the device, with the file of its record."""
+
     file: str
 
 

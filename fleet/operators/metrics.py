@@ -17,6 +17,8 @@ METRICS = {
 
 
 class ControllerCollector(Collector):
+    """Reads the controller at each scrape."""
+
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 

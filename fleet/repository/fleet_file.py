@@ -26,6 +26,8 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GoldenDoc(_Part, frozen=True):
+    """A prompt that a model must answer with exactly this text on the box."""
+
     prompt: str
     answer: str  # exactly, at temperature 0
 
@@ -51,6 +53,8 @@ class CohortDoc(_Part, frozen=True):
 
 
 class FleetDoc(_Part, frozen=True):
+    """The content of `fleet.yaml`."""
+
     version: Literal[1]
     name: Annotated[Name, Meta(title="a name of 1 to 64 letters, digits or . _ -")]
     cohorts: Annotated[dict[Name, CohortDoc], Meta(min_length=1)]  # a box belongs to the first one that matches

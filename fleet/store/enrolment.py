@@ -59,7 +59,17 @@ async def new_join_token(
     expires_s: float,
     now: float,
 ) -> str:
-    """Make a join token and return it; it cannot be read again. Tokens that expired a month ago are forgotten."""
+    """Make a join token and return it; it cannot be read again. Tokens that expired a month ago are deleted.
+
+    Args:
+        connection: The connection of a transaction.
+        cohort: "": the cohort that matches the box's labels.
+        tenant: The tenant of the devices.
+        labels: The devices' labels; they win over those that the box reports.
+        uses: How many boxes may enrol with it.
+        expires_s: How long it is valid, in seconds.
+        now: Unix seconds.
+    """
     token = PREFIX + secrets.token_urlsafe(32)
     row = {
         "hash": token_hash(token),
@@ -106,6 +116,17 @@ async def enrol(
     now: float,
 ) -> None:
     """Add a device and take one use from its token.
+
+    Args:
+        connection: The connection of a transaction.
+        token: The join token, which names the tenant.
+        device: The device's id.
+        cohort: The device's cohort.
+        public_key: Ed25519, base64url.
+        labels: The device's labels.
+        site: "": a site of its own.
+        daemon: The version of its daemon.
+        now: Unix seconds.
 
     Raises:
         IntegrityError: The name or the key is taken.

@@ -24,7 +24,15 @@ class SessionRecord(msgspec.Struct, frozen=True):
 
 
 async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
-    """Begin a session and return its secret, which cannot be read again. Sessions that have ended are forgotten."""
+    """Begin a session and return its secret, which cannot be read again. Sessions that have ended are deleted.
+
+    Args:
+        connection: The connection of a transaction.
+        operator: The name for the audit log.
+        role: The operator's role.
+        now: Unix seconds.
+        lifetime_s: How long the session lasts, in seconds.
+    """
     secret = PREFIX + secrets.token_urlsafe(32)
     row = {"hash": _hash(secret), "operator": operator, "role": role, "began": now, "expires": now + lifetime_s}
     await connection.execute(delete(sessions).where(sessions.c.expires <= now))

@@ -120,6 +120,14 @@ def check_fits(
 ) -> tuple[str, ...]:
     """Compare a model's memory with the device's. Return a remark if it is too large and `force` is set.
 
+    Args:
+        gguf: the header of the model's file.
+        what: names the model in messages.
+        device: the device whose memory it must fit.
+        context: tokens per sequence.
+        batch: sequences decoded in parallel.
+        force: accept a model that does not fit.
+
     Raises:
         ArtifactError: it does not fit, and `force` is not set; the message has the figures.
     """

@@ -5,7 +5,7 @@ virtual time (`tests.bed.virtual`) each mechanism is left out of the scenarios w
 length and of many, and a round is a seed.
 
 A figure of a mechanism is the median over the rounds of its run over that round's run with everything, with the lowest
-and the highest: a mechanism whose interval has 1 inside is not told from its absence by that figure.
+and the highest: an interval that contains 1 shows no effect of the mechanism.
 """
 
 from __future__ import annotations

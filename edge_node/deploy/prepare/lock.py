@@ -46,6 +46,7 @@ COMMON_MARKER = f" ; python_full_version < '3.14' and {_SYSTEM}"
 
 
 def write_locks(places: Places, progress: Progress) -> str:
+    """Resolve the packages of every environment and write the lock files. Raises StepFailed."""
     edge, cloud = places.edge_deploy, places.cloud_deploy
     project = places.root / "pyproject.toml"
     _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, *ROLES)
