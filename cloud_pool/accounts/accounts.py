@@ -36,7 +36,7 @@ class Accounts(msgspec.Struct, frozen=True):
     fleet: FleetTrust | None = None
 
     async def prepare(self) -> None:
-        """Read keys and revocations before the first request. What is unavailable delays this by at most 3 s.
+        """Read keys and revocations before the first request. An unavailable source delays this by at most 3 s.
 
         Raises:
             ConfigError: the keys in Redis have the layout of another version

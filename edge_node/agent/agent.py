@@ -136,7 +136,7 @@ class Agent:
 
     @property
     def row(self) -> JournalRow:
-        """What the agent remembers: code and reason of the last refusal, quarantined bundles, and so on."""
+        """The newest row of the journal: code and reason of the last refusal, quarantined bundles, and so on."""
         return self._row
 
     @property

@@ -1,4 +1,4 @@
-"""What the agent needs of its daemon and of its fleet: the seams of `Agent`, and its settings."""
+"""The interfaces of the agent to its daemon and its fleet, and its settings."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class BundleRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class BundleReport(msgspec.Struct, frozen=True, tag=True):
-    """How the engine reads each model, and what a replay of the box's own decisions says: requests by their fate."""
+    """Each model as the engine reads it, and the counts of a replay of the box's own decisions."""
 
     models: tuple[Manifest, ...]
     cases: int

@@ -25,7 +25,7 @@ _DIGITS = 16
 
 
 class Event(Enum):
-    """What ends a state; `TRANSITIONS` names the next one."""
+    """The end of a state; `TRANSITIONS` names the next one."""
 
     BEGIN = auto()  # time to look, or something may be new
     NOTHING = auto()  # the box runs what it should, or may not change yet
@@ -101,7 +101,7 @@ MEANING: Mapping[BoxState, str] = {
 
 
 class JournalRow(msgspec.Struct, frozen=True):
-    """What the agent remembers.
+    """The agent's memory at the start of a state.
 
     Attributes:
         state: The state that begins with this row.

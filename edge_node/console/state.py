@@ -1,4 +1,4 @@
-"""What the page shows of the box at this moment, read when the page asks."""
+"""The box's state for the page, read at each request of the page."""
 
 from __future__ import annotations
 

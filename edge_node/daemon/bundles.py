@@ -124,9 +124,8 @@ class BundleHost:
         self._running = with_settings(config, settings)
         self._model_dirs = model_dirs
         self._restart = restart
-        self._checked_models: set[tuple[str, str]] = (
-            set()
-        )  # models and weights that answered their prompts before they served
+        # Models and weights that answered their golden prompts before they served.
+        self._checked_models: set[tuple[str, str]] = set()
 
     @property
     def daemon_version(self) -> str:

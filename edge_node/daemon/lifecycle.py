@@ -65,7 +65,7 @@ class App:
 
     @property
     def config(self) -> Config:
-        """What the daemon runs with: the settings of its bundle included."""
+        """The daemon's configuration, with the settings of its bundle."""
         return self._config
 
     @property

@@ -1,4 +1,4 @@
-"""What the manifests of this box's models say, read when it is needed: a fleet's bundle may bring other models.
+"""Read the manifests of this box's models at each use, because a fleet's bundle may bring other models.
 
 `model_dirs` are the folders that are searched before the models that ship.
 """

@@ -176,7 +176,7 @@ def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, Bund
 
 
 def _runs_now(client: FleetClient, cohort: str) -> str | None:
-    """What the newest rollout left the cohort with."""
+    """Return the bundle that the newest rollout left on the cohort."""
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=cohort)
     newest = next((one for one in rollouts if one.began), None)
     if newest is None:

@@ -45,7 +45,7 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most: Span = "1d"  # a stage without a verdict pauses then
     soak: Span = "1h"  # under observation after the last stage
     first_look: Span = "150s"  # later looks are each at twice the time of the one before
-    silence: Span = "15m"  # a box that was heard before and then not for so long has failed
+    silence: Span = "15m"  # a box that reported before and is then silent for this long has failed
     metrics: dict[Literal["errors", "degraded", "latency"], Percent] = {}  # margins in points; none: 2, 5 and 5
     windows: tuple[WindowDoc, ...] = ()  # none: boxes may change at any time
     per_site: Annotated[int, Meta(ge=1)] = 1  # boxes of a site that change at once

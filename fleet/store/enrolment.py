@@ -17,7 +17,7 @@ _LABELS = dict[str, str]
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """What a join token grants.
+    """A join token and its grants.
 
     Attributes:
         hash: sha256 of the token, hex.

@@ -1,4 +1,4 @@
-"""Which process runs the controller: the one that holds a lock which ends with it.
+"""The lock of the process that runs the controller; the lock ends with the process.
 
 PostgreSQL: an advisory lock of one connection. SQLite: a lock on a file beside the database. The locks only save work
 and double publications; two controllers could not both change a rollout, see `change_rollout`.

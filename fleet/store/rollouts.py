@@ -58,7 +58,7 @@ class LookRecord(msgspec.Struct, frozen=True):
 
 
 class ReportedPlan(msgspec.Struct, frozen=True):
-    """How many boxes of a cohort follow a rollout's plan. `refuses`: they know newer metadata than is published."""
+    """A count of boxes by the rollout whose plan they follow. `refuses`: they refuse the published metadata as old."""
 
     cohort: str
     rollout: str

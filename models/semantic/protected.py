@@ -1,4 +1,4 @@
-"""What two questions must share before their similarity counts: numbers, units, names, negation, question word, quotes.
+"""The words that two questions must share before similarity counts: numbers, units, names, negation, quotes and so on.
 
 `Protector.signature` collects it; two texts with different signatures never share an answer. A word that is not known
 to be harmless counts as a name, so an unknown word always separates two texts. `poles` finds opposites: two texts

@@ -45,7 +45,7 @@ class RecordedSignal(msgspec.Struct, frozen=True):
 
 
 class Redecided(msgspec.Struct, frozen=True):
-    """What the policy decides for the request.
+    """The policy's decision for the request.
 
     Attributes:
         decisions: More than one if they hang on a signal that was not recorded; None: the request is refused.

@@ -3,7 +3,7 @@
 Both documents are read every `refresh_s` with their ETag:
 
     GET URL/.well-known/jwks.json   the keys that sign the boxes' tokens
-    GET URL/v1/revocations          what is refused before it expires
+    GET URL/v1/revocations          tokens and devices that are refused before they expire
 
 The keys are those of the last answer, so that a key which was removed there is refused here. Revocations are never
 withdrawn: a control plane that was restored from an older backup hides nothing. While the control plane is away the

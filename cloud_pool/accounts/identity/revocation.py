@@ -99,7 +99,7 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
 
 
 class FleetRevocations(Protocol):
-    """What a fleet's control plane revoked; `read_at` is monotonic, s."""
+    """The revocations of a fleet's control plane; `read_at` is monotonic, s."""
 
     @property
     def revocations(self) -> RevocationSnapshot: ...
