@@ -25,9 +25,9 @@ Clock = Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$", title='a 
 class WindowDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A time of the week in which boxes may change, in each box's own local time."""
 
-    opens: Clock  # in the local time of each box
-    closes: Clock  # at or before `opens`: on the next day
-    days: Annotated[tuple[Weekday, ...], Meta(min_length=1)] = WEEKDAYS  # on which it opens
+    opens: Clock  # start of the window, in the local time of each box
+    closes: Clock  # end of the window; if not after `opens`, on the next day
+    days: Annotated[tuple[Weekday, ...], Meta(min_length=1)] = WEEKDAYS  # days on which the window opens
 
 
 class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,14 +41,16 @@ class RolloutDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         100.0,
     )  # percent of the cohort's boxes
     approval: tuple[Percent, ...] = ()  # shares of stages that wait for an approver
-    least: Span = "20m"  # no stage passes before
-    most: Span = "1d"  # a stage without a verdict pauses then
-    soak: Span = "1h"  # under observation after the last stage
-    first_look: Span = "150s"  # later looks are each at twice the time of the one before
+    least: Span = "20m"  # least duration of a stage
+    most: Span = "1d"  # maximum duration; a stage without a verdict by then is paused
+    soak: Span = "1h"  # observation after the last stage
+    first_look: Span = "150s"  # time of the first look; each later one is at twice the time of the one before
     silence: Span = "15m"  # a box that reported before and is then silent for this long has failed
-    metrics: dict[Literal["errors", "degraded", "latency"], Percent] = {}  # margins in points; none: 2, 5 and 5
-    windows: tuple[WindowDoc, ...] = ()  # none: boxes may change at any time
-    per_site: Annotated[int, Meta(ge=1)] = 1  # boxes of a site that change at once
+    metrics: dict[
+        Literal["errors", "degraded", "latency"], Percent
+    ] = {}  # margins in percentage points; none: 2, 5 and 5
+    windows: tuple[WindowDoc, ...] = ()  # maintenance windows; none: boxes may change at any time
+    per_site: Annotated[int, Meta(ge=1)] = 1  # the most boxes of a site that change at once
 
 
 def rollout_settings(doc: RolloutDoc) -> RolloutSettings:
