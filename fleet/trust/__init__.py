@@ -1,4 +1,4 @@
-"""Who may tell a fleet what to run: keys, roles and signatures by The Update Framework (python-tuf).
+"""The keys, roles and signatures of a fleet, by The Update Framework (python-tuf).
 
 The repository that results is a folder of static files, which any web server or CDN can carry. A box verifies it in
 `edge_node/agent`.

@@ -97,7 +97,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class PowerCuts:
-    """Records what a disk was told, and builds folders that it may hold after the power went.
+    """Records the operations of a disk, and builds the folders that it may hold after a power cut.
 
     What was synced is there. Of the rest anything may be there: names (of which a synced folder holds all until then)
     and contents (whole, half, zeros or nothing), each without the others.
@@ -110,7 +110,7 @@ class PowerCuts:
         self.disk = WatchedDisk(lambda *what: self.operations.append(Operation(*what)))
 
     def start(self) -> None:
-        """Take what is there now as synced."""
+        """Count the present content as synced."""
         self._base = _tree(self._folder)
         self.operations.clear()
 

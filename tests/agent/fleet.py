@@ -1,4 +1,4 @@
-"""A signed fleet in a folder with one cohort, a box beside it, and a daemon that the box's agent believes it runs."""
+"""A signed fleet in a folder with one cohort, a box beside it, and a stand-in for the daemon of the box's agent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ FACTORY = POLICY.format(number=0, model="m-small")
 
 
 class Publisher:
-    """The people and the server of a fleet: they sign bundles, and give them to the boxes of one cohort."""
+    """A fleet's signers and its server: they sign bundles and assign them to the boxes of one cohort."""
 
     def __init__(self, path: Path, *, exists: bool = False) -> None:
         self.path = path
@@ -126,7 +126,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class ScriptedHost:
-    """A daemon without requests: what it serves, and how well, is set by the test."""
+    """A stand-in for the daemon; the test sets its condition and its sums of requests."""
 
     def __init__(self) -> None:
         self.daemon_version = "0.1.0"
@@ -270,6 +270,6 @@ class TestBox:
         await self.until(BoxState.IDLE)
 
     async def change(self) -> None:
-        """Go to the wanted bundle and commit it."""
+        """Change to the wanted bundle and commit it."""
         await self.until(BoxState.TRIAL)
         await self.prove()

@@ -1,4 +1,4 @@
-"""The agent's way from what runs to what the plan assigns, and back."""
+"""The agent's way from the running bundle to the assigned one, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong sources, clocks and networks: the box keeps what it runs, says why, and goes on when they are right."""
+"""Wrong sources, clocks and networks: the box keeps its bundle, reports why, and goes on when they are right."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_a_clock_40_days_ahead(publisher: Publisher, box: TestBox) -> None
 
 
 async def test_a_clock_4000_days_behind(publisher: Publisher, box: TestBox) -> None:
-    """The box takes what is signed, and does not take for new what expired before a time that it has seen signed."""
+    """The box takes signed metadata, but none that expired before the newest signed time that it has seen."""
     box.time.unix -= 4000 * 86400.0
     box.start()
     bundle = publisher.release()
@@ -193,7 +193,7 @@ async def test_signed_times_move_the_least_time_by_bounded_steps(publisher: Publ
 
 
 async def test_an_agent_fault_is_no_end(publisher: Publisher, box: TestBox, tmp_path: Path) -> None:
-    """Something in the way of the store: the agent says so and looks again."""
+    """A file stands where the store needs a folder: the agent reports it and looks again."""
     (box.folder / "store").write_bytes(b"a file")
     publisher.release()
     await box.until(IDLE)

@@ -44,7 +44,7 @@ PATIENCE_S = 120.0
 
 
 class DaemonProcess:
-    """The daemon, its folder, and the client of a user who asks all the time."""
+    """The daemon, its folder, and a client that sends requests all the time."""
 
     def __init__(self, folder: Path, publisher: Publisher) -> None:
         self.folder = folder

@@ -134,7 +134,7 @@ async def test_every_change_is_confirmed_and_needs_a_reason(
 
 
 async def test_a_refused_change_says_why_and_stays_open(origin: str, fleet: FleetFixture, chromium: Browser) -> None:
-    """Someone else paused it in between: the control plane's message names the states."""
+    """Another operator paused it in between: the control plane's message names the states."""
     async with open_page(chromium, f"{origin}/console#/rollouts/r-0107", allowed="409") as (page, _):
         await page.get_by_role("button", name="Pause").click()
         fleet.rollouts["r-0107"]["state"] = "paused"

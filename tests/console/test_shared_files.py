@@ -1,4 +1,4 @@
-"""What both consoles have in common."""
+"""The files that both consoles share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet whose time the test turns: a signed folder, a store, a controller, boxes that follow the published plan."""
+"""A fleet in fake time: a signed folder, a store, a controller, boxes that follow the published plan."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Bed:
             return await cohort_devices(connection, "kiosk")
 
     async def boxes_act(self, store: Store) -> None:
-        """Each box that is on takes the bundle that the published plan assigns, reports it, and what it did."""
+        """Let each box that is on take the bundle that the published plan assigns, reports it, and what it did."""
         plan = self.publisher().published().get("kiosk")
         if plan is not None and (not self.shares or self.shares[-1] != plan.share):
             self.shares.append(plan.share)
@@ -155,7 +155,7 @@ class Bed:
             self.now += TURN_S
 
     async def until(self, store: Store, controller: Controller, rollout: str, *states: str) -> Rollout:
-        """Turn time until the rollout is in one of the states; else an approver accepts each pause."""
+        """Advance time until the rollout is in one of the states; else an approver accepts each pause."""
         current = await self.rollout(store, rollout)
         for _ in range(400):
             if current.state in states:

@@ -41,7 +41,7 @@ def test_a_removed_row_is_found(index: int) -> None:
 
 
 def test_a_rewritten_row_breaks_the_row_after_it() -> None:
-    """An attacker who recomputes one hash has to recompute all that follow."""
+    """After one recomputed hash all later ones must be recomputed too."""
     rows = chain(3)
     rows[1] = next_row(rows[0], 6.0, "mallory", "rollout.pause", {})
     assert first_fault(rows) == "row 3 does not follow the row before it: one of them was replaced"

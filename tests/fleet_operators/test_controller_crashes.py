@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 class Killed(BaseException):
-    """The process is gone: nothing of it runs after this."""
+    """A kill: nothing of the process runs after this exception."""
 
 
 class Fate:
