@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -187,6 +188,8 @@ async def run(folder: Path, count: int) -> None:
         finally:
             if lives is not None:
                 lives.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await lives
             bed.program.stop()
             await asyncio.to_thread(bed.program.wait)
 
