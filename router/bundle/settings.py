@@ -1,8 +1,8 @@
 """The keys of `edge.yaml` that a fleet may set, with their types and bounds.
 
 Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go
-(`cloud.url`, `tracing.endpoint`), credentials, and paths. The box refuses a signed bundle with such a key, so not even
-the holders of the signing keys can open a box to others.
+(`cloud.url`, `tracing.endpoint`), credentials, paths, and the trial by which a box undoes a bundle (`fleet.*`). The box
+refuses a signed bundle with such a key, so not even the holders of the signing keys can open a box to others.
 """
 
 from __future__ import annotations

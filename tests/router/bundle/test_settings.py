@@ -9,9 +9,11 @@ from edge_node.config.layers import leaves_of
 from edge_node.config.schema import Config, config_keys
 from router.bundle.settings import SETTINGS, check_setting, read_setting
 
-# Where the daemon listens, whom it admits, where requests and traces may go, credentials, paths.
+# Where the daemon listens, whom it admits, where requests and traces may go, credentials, paths, and the trial by which
+# a box undoes a bundle.
 REFUSED = {
     *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
+    *("fleet.trial_s", "fleet.trial_requests", "fleet.trial_max_s", "fleet.telemetry_s", "fleet.check_s"),
     *("cloud.url", "cloud.api_key", "cloud.api_key_file", "cloud.ca_file"),
 }
 
