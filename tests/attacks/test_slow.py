@@ -13,6 +13,8 @@ import pytest
 from cloud_pool.app import App
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end
 
+pytestmark = pytest.mark.slow
+
 LIMIT_S = 0.4
 DRIP_S = 0.02
 

@@ -10,6 +10,8 @@ import pytest
 from .box import HASTY, POLICY, Answer, Box, running
 from .scripted import CLOUD_WORDS, EDGE_WORDS, FAULTS, Fault, until
 
+pytestmark = pytest.mark.slow
+
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 # After these the client of a stream has bytes already: there is no way back.
 LATE: tuple[Fault, ...] = ("die", "unfinished")
