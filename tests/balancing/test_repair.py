@@ -30,6 +30,8 @@ from ..cloud.test_triton_client import (
     two_pieces,
 )
 
+pytestmark = pytest.mark.slow
+
 QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.3, base_ejection_s=0.05, hung_after_s=0.6)
 
 

@@ -17,6 +17,8 @@ from cloud_pool.config.schema import Config, ServerConfig
 
 from .unreachable import unreachable_tier
 
+pytestmark = pytest.mark.slow
+
 PATIENCE_S = 20.0
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 

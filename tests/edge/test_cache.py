@@ -20,6 +20,8 @@ from router.types import Chunk, Embeddings, Message, Request, Usage
 
 from .scripted import until
 
+pytestmark = pytest.mark.slow
+
 REQUEST = Request(kind="chat", model="auto", messages=(Message("user", "hi"),))
 
 

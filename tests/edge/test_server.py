@@ -20,6 +20,8 @@ from router.errors import ConfigError
 from .box import POLICY, Box, running
 from .scripted import EDGE_WORDS, until
 
+pytestmark = pytest.mark.slow
+
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hi"}]}).encode()
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY

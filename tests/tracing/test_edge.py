@@ -32,7 +32,11 @@ async def box(tmp_path: Path, collector: Collector) -> AsyncIterator[Box]:
 
 
 async def spans(box: Box, collector: Collector) -> list[Span]:
-    """Flush the daemon's spans and return what the collector received."""
+    """Flush the daemon's spans and return what the collector received.
+
+    A request's span ends after its answer has left, so the client may be here first.
+    """
+    await until(lambda: box.app.in_flight == 0)
     assert box.parts.tracing is not None
     await asyncio.to_thread(box.parts.tracing.close)
     return collector.spans
