@@ -223,6 +223,31 @@ class ClientGone(CausewayError):
     code = "client_gone"
 
 
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+class JobStoreUnavailable(CausewayError):
+    """The store of jobs does not answer, or cannot write. Whether it executed the last command is unknown."""
+
+    status = 503
+    code = "job_store_unavailable"
+    retryable = True
+
+
+class IdempotencyConflict(InvalidRequest):
+    """The key was used with another body."""
+
+    status = 409
+    code = "idempotency_conflict"
+
+
+class JobAlreadyEnded(InvalidRequest):
+    """A job or batch that has ended cannot be cancelled."""
+
+    status = 409
+    code = "job_ended"
+
+
 # --- an attempt failed -----------------------------------------------------------------------------------------------
 
 

@@ -6,10 +6,10 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
-Priority = Literal["interactive", "standard", "bulk"]
-RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
+from router.jobs.submission import RANK, Priority
+
+__all__ = ["RANK", "Priority", "Ticket", "TicketState"]
 
 
 class TicketState(enum.Enum):

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import click
 import msgspec
 
-from router.errors import CausewayError, ConfigError
+from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
-from ..jobs.errors import JobStoreUnavailable
 from ..jobs.store.job_store import JobStore
 from ..observability.logs import log_crashes, start_log
 from ..redis.config import shown_address

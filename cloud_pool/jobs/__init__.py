@@ -9,9 +9,9 @@
     batches/     OpenAI's batches: lines of a file become jobs
     gateway      the parts that a gateway has; worker/runtime: those of a worker
 
-`states` is the table of a job's life. The scripts use that table, and no other code changes a job's state. Every claim
-increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old fence, and its
-report is refused: a second run of a job never has a second effect.
+`router.jobs.states` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
+Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old
+fence, and its report is refused: a second run of a job never has a second effect.
 
 Accepted means: the gateway sends 202 after Redis has answered, and with `appendonly yes, appendfsync always` Redis
 answers after the record is on disk. `store/durability` refuses jobs on a Redis with weaker settings. A Redis that fails

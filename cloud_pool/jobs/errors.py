@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from router.errors import BodyTooLarge, CausewayError, InvalidRequest, RateLimited
-
-
-class JobStoreUnavailable(CausewayError):
-    """Redis does not answer, or cannot write. Whether it executed the last command is unknown."""
-
-    status = 503
-    code = "job_store_unavailable"
-    retryable = True
+from router.errors import BodyTooLarge, CausewayError, InvalidRequest, JobStoreUnavailable, RateLimited
 
 
 class JobStoreRefused(JobStoreUnavailable):
@@ -50,26 +42,12 @@ class RecordUnreadable(CausewayError):
     code = "record_unreadable"
 
 
-class IdempotencyConflict(InvalidRequest):
-    """The key was used with another body."""
-
-    status = 409
-    code = "idempotency_conflict"
-
-
 class TokenRevoked(CausewayError):
     """The token that submitted the job, or its device, was revoked before the job ran."""
 
     status = 403
     type = "permission_error"
     code = "token_revoked"
-
-
-class JobAlreadyEnded(InvalidRequest):
-    """A job or batch that has ended cannot be cancelled."""
-
-    status = 409
-    code = "job_ended"
 
 
 class WebhookRefused(InvalidRequest):

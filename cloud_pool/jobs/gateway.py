@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 import anyio
 from prometheus_client import CollectorRegistry
 
+from router.errors import JobStoreUnavailable
+
 from ..accounts.audit import AuditLog
 from ..accounts.identity.principal import Principal
 from ..accounts.model_access import allowed_tiers
@@ -17,7 +19,6 @@ from ..http.body_memory import BodyMemory
 from ..observability.tracing import JobTrace
 from .acceptance import AcceptanceLog
 from .config import JobsConfig
-from .errors import JobStoreUnavailable
 from .http.batch_api import BatchApi
 from .http.job_api import AdmitSubmission, IdentifyCaller, JobApi
 from .metrics import JobMetrics

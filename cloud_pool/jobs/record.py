@@ -6,15 +6,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.errors import CausewayError
-from router.openai import parse_chat, parse_completion
-from router.types import Request, RoutingHints
+from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.submission import Endpoint, Priority
+from router.jobs.view import JobView
 
-from ..admission import Priority
 from .errors import RecordUnreadable
-from .states import FINAL_STATES, JobState
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 
 
@@ -96,21 +93,9 @@ def parse_record(fields: dict[str, bytes]) -> JobRecord:
     return msgspec.structs.replace(record, body=fields.get("body", b""), error=fields.get("error", b""))
 
 
-def parse_request(endpoint: Endpoint, body: bytes, owner: str, tags: tuple[str, ...] = ()) -> Request:
-    """Parse a job's body. `tags` come from the headers and join those of the body. Raises InvalidRequest."""
-    parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
-    return parse(body, RoutingHints(client=owner, tags=tags))
-
-
 def encode_bill(bill: RunBill | None) -> bytes:
     """Return what the scripts get; empty: nothing is billed."""
     return b"" if bill is None else msgspec.json.encode(bill)
-
-
-def encode_error(error: CausewayError) -> bytes:
-    """Return the inner object of OpenAI's error as JSON."""
-    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    return msgspec.json.encode(fields)
 
 
 class RunBill(msgspec.Struct, frozen=True):
@@ -119,27 +104,6 @@ class RunBill(msgspec.Struct, frozen=True):
     tenant: str
     amounts: dict[str, int]  # by field
     release: str  # the reservation to give back; "": none
-
-
-class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """`GET /v1/jobs/{id}`. Times are unix seconds."""
-
-    id: str
-    object: str = "job"
-    status: str
-    model: str
-    priority: str
-    endpoint: str
-    created_at: int
-    started_at: int | None
-    finished_at: int | None
-    deadline_at: int
-    attempts: int
-    cache: str | None
-    error: msgspec.Raw
-    result: msgspec.Raw
-    webhook: str | None
-    webhook_status: str | None
 
 
 def job_view(record: JobRecord, result: bytes = b"") -> JobView:

@@ -6,16 +6,14 @@ These four fields are removed before the request is stored, so that a plain Open
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from router.errors import InvalidRequest
-from router.openai import check_field_names
-from router.openai.request_body import load
-from router.types import Request
+from router.jobs.submission import Endpoint, JobFields, key_digest, parse_job_request, split_body
+from router.types import Request, RoutingHints
 
 from ..accounts.identity.principal import Principal
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
@@ -25,19 +23,8 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..serving.service import check_supported
 from .config import JobsConfig
-from .record import Endpoint, NewJob, parse_request
+from .record import NewJob
 from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
-
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_EXTENSION_FIELDS = ("priority", "deadline_ms", "webhook", "endpoint")
-_KNOWN_FIELDS = frozenset((*_EXTENSION_FIELDS, "causeway"))
-
-
-class _ExtensionFields(msgspec.Struct, frozen=True):
-    priority: Priority | None = None
-    deadline_ms: int | None = None
-    webhook: str = ""
-    endpoint: Endpoint = "/v1/chat/completions"
 
 
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +67,7 @@ class SubmissionParser:
             WebhookRefused: webhooks may not be sent to this URL
         """
         principal = submission.principal
-        extensions, body = _split(submission.body)
+        extensions, body = split_body(submission.body, JobFields)
         allowed = allowed_tiers(self._tiers, principal, limits)
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
         principal.grants.require_modalities(request)
@@ -124,7 +111,7 @@ class SubmissionParser:
 
         Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
         """
-        request = parse_request(endpoint, body, owner, tags)
+        request = parse_job_request(endpoint, body, RoutingHints(client=owner, tags=tags))
         find_tier(self._tiers, request.model, allowed)
         check_supported(request)
         self._tiers[request.model].check_sequences(request)
@@ -145,38 +132,7 @@ class SubmissionParser:
         return min(deadline_ms, int(self._config.max_deadline_s * 1000))
 
 
-def key_digest(key: str) -> str:
-    """Return the digest of an Idempotency-Key, which is stored in its place: a key may be a secret.
-
-    Raises InvalidRequest.
-    """
-    if not key:
-        return ""
-    if not _KEY.fullmatch(key):
-        raise InvalidRequest("`Idempotency-Key` is 1 to 255 visible ASCII characters")
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 def _digest(submission: JobSubmission) -> str:
     """Return the digest of everything that must be the same under the same Idempotency-Key."""
     headers = ",".join((submission.priority, *submission.tags)).encode()
     return hashlib.sha256(headers + b"\0" + submission.body).hexdigest()
-
-
-def _split(body: bytes) -> tuple[_ExtensionFields, bytes]:
-    """Return our fields, and the body without them. The endpoint's parser reports what else is malformed."""
-    load(body)  # refuses a key that is given twice, which the decoder below would drop
-    try:
-        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The body is not a JSON object.") from None
-    check_field_names(document.keys() - _KNOWN_FIELDS, _KNOWN_FIELDS)
-    fields = {name: document.pop(name) for name in _EXTENSION_FIELDS if name in document}
-    if not fields:
-        return _ExtensionFields(), body
-    try:
-        extensions = msgspec.json.decode(msgspec.json.encode(fields), type=_ExtensionFields)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise InvalidRequest(reason, param=path.rstrip("`") or None) from None
-    return extensions, msgspec.json.encode(document)

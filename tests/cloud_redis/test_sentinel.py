@@ -17,12 +17,13 @@ from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.assembly import open_shared_redis
 from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreNotReplicated, JobStoreUnavailable
+from cloud_pool.jobs.errors import JobStoreNotReplicated
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
+from router.errors import JobStoreUnavailable
+from router.jobs.states import JobState
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.jobs.test_api import TIER

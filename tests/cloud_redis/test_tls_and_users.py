@@ -17,10 +17,10 @@ from cloud_pool.assembly import open_shared_redis
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cli.main import main
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.redis.config import RedisConfig
+from router.errors import JobStoreUnavailable
 from tests.cloud_cache.gateways import Clock, ask, gateway, until
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.redis_deployments import Certificates, SentinelDeployment, TlsServer, running

@@ -27,12 +27,12 @@ from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob, RunBill
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.store.usage_outbox import UsageOutbox
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import CloudFailed, InvalidRequest
+from router.jobs.states import JobState
 from router.types import Chunk, Usage
 
 from .billing import MOST_MICRO_USD, NOW, RUN_MICRO_USD, Books

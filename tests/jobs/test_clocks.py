@@ -11,8 +11,8 @@ import pytest
 
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.stores import JobStores
+from router.jobs.states import JobState
 
 from .conftest import BODY
 

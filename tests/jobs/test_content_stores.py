@@ -17,10 +17,10 @@ import pytest_asyncio
 from cloud_pool.jobs.config import FilesConfig, JobsConfig, S3Config
 from cloud_pool.jobs.content.port import ContentStore
 from cloud_pool.jobs.content.stores import ContentStores
-from cloud_pool.jobs.errors import FileContentLost, FileStoreUnavailable, JobStoreUnavailable
+from cloud_pool.jobs.errors import FileContentLost, FileStoreUnavailable
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.redis_client import RedisClient
-from router.errors import ConfigError
+from router.errors import ConfigError, JobStoreUnavailable
 
 from .redis_server import RedisServer
 from .s3_server import S3Server

@@ -14,15 +14,14 @@ import msgspec
 import pytest
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.jobs.worker.runner import JobRun
-from router.errors import CloudFailed, ConfigError
+from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
+from router.jobs.states import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

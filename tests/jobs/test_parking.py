@@ -8,11 +8,11 @@ import pytest
 
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
 from cloud_pool.jobs.worker.runner import JobRun
 from router.errors import QueueFull, RateLimited
+from router.jobs.states import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

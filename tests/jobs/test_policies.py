@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from cloud_pool.jobs.backoff import job_retry_delay_s
 from cloud_pool.jobs.config import WebhookConfig
 from cloud_pool.jobs.errors import WebhookRefused
-from cloud_pool.jobs.states import FINAL_STATES, TRANSITIONS, IllegalTransition, JobEvent, JobState, next_state
 from cloud_pool.jobs.store.durability import durability_problems
 from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url, forbidden_reason
 from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, webhook_retry_delay_s
@@ -30,6 +29,7 @@ from router.errors import (
     QueueFull,
     StreamBroken,
 )
+from router.jobs.states import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
 
 CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -47,7 +47,7 @@ def test_only_retry_leaves_a_final_state(events: list[JobEvent]) -> None:
         was = state
         try:
             state = next_state(state, event)
-        except IllegalTransition:
+        except IllegalJobTransition:
             continue
         assert was not in FINAL_STATES or (was, event) == (JobState.DEAD, JobEvent.REVIVE)
 

@@ -14,9 +14,9 @@ from cloud_pool.accounts.identity.revocation import RevocationList, revoke_devic
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from router.jobs.states import JobState
 
 from .conftest import until
 from .redis_server import RedisServer

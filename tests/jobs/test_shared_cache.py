@@ -20,11 +20,11 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
+from router.jobs.states import JobState
 from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 
 from .conftest import Clock, until

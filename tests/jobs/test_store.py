@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable
 from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.states import FINAL_STATES, JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
-from router.errors import CloudFailed, NotFound
+from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
+from router.jobs.states import FINAL_STATES, JobState
 
 from .conftest import BODY, Clock, until
 

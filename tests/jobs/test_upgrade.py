@@ -12,10 +12,10 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.gateway import JobsGateway
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.redis.layout import JOBS_LAYOUT
+from router.jobs.states import JobState
 from tests.redis_server import RedisServer
 
 from .conftest import Clock, until

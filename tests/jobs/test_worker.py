@@ -13,16 +13,22 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import Priority
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreUnavailable
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.states import JobState
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.store.replies import ClaimedJobs
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import Worker
-from router.errors import CausewayError, CloudFailed, CloudUnreachable, ContextLengthExceeded, QueueFull
+from router.errors import (
+    CausewayError,
+    CloudFailed,
+    CloudUnreachable,
+    ContextLengthExceeded,
+    JobStoreUnavailable,
+    QueueFull,
+)
+from router.jobs.states import JobState
 from router.types import Chunk
 
 from .conftest import Clock, until

@@ -7,13 +7,13 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, NotFound
+from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound
+from router.jobs.states import JobState
+from router.jobs.submission import Endpoint
 
 from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded, QuotaExceeded, RecordUnreadable
-from ..record import Endpoint
-from ..states import JobState
+from ..errors import QuotaExceeded, RecordUnreadable
 from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FilePart, too_many_files
 from .states import BatchState, is_final, source_states

@@ -12,7 +12,8 @@ from contextlib import aclosing
 
 import msgspec
 
-from ..states import JobState
+from router.jobs.states import JobState
+
 from ..stores import JobStores
 from .batch_store import Batch, CollectedLines, LineOutcome, ResultPart, output_file_id
 from .file_store import PART_BYTES, FilePart, StoredFile

@@ -12,12 +12,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import QueueFull, RateLimited
+from router.errors import JobAlreadyEnded, QueueFull, RateLimited
+from router.jobs.view import encode_job_error
 
 from ...accounts.tenants.config import TenantLimits
 from ..config import BatchConfig
-from ..errors import JobAlreadyEnded, QuotaExceeded
-from ..record import NewJob, encode_error
+from ..errors import QuotaExceeded
+from ..record import NewJob
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id
@@ -98,7 +99,7 @@ class BatchExpansion:
     async def _submit(self, batch: Batch, number: int, line: RawLine, full: QuotaExceeded | None) -> None:
         """Make a line a job, or a failed one where it cannot run."""
         if full is not None:
-            await self._refuse(batch, number, line, encode_error(full))
+            await self._refuse(batch, number, line, encode_job_error(full))
             return
         limit = self._limits.max_line_bytes
         try:

@@ -16,12 +16,12 @@ from typing import Literal
 import anyio
 import msgspec
 
-from router.errors import NotFound
+from router.errors import JobStoreUnavailable, NotFound
 
 from ..config import BatchConfig
 from ..content.port import StoreName
 from ..content.stores import ContentStores
-from ..errors import FileStoreUnavailable, FileTooLarge, JobStoreUnavailable, QuotaExceeded
+from ..errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output"]

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from router.errors import InvalidRequest, PermissionDenied
-
-from ..record import Endpoint
+from router.jobs.submission import Endpoint
 
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from router.errors import CausewayError
+from router.jobs.states import JobState
 
-from ..states import JobState
 from .batch_store import Batch, LineOutcome, ResultPart, batch_job_id
 
 

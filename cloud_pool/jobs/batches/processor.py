@@ -20,11 +20,11 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from router.errors import NotFound
+from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound
 
 from ...accounts.tenants.config import TenantLimits
 from ..config import JobsConfig
-from ..errors import FileContentLost, FileStoreUnavailable, JobAlreadyEnded, JobStoreUnavailable, RecordUnreadable
+from ..errors import FileContentLost, FileStoreUnavailable, RecordUnreadable
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id

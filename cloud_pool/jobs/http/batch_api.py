@@ -11,7 +11,8 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.errors import ClientGone, InvalidRequest, ModelNotAllowed, UnsupportedFeature
+from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
+from router.jobs.submission import Endpoint, key_digest
 
 from ...accounts.identity.principal import Grants, Principal
 from ...accounts.model_access import AllowedTiers
@@ -23,10 +24,8 @@ from ..batches.batch_store import COMPLETION_WINDOW
 from ..batches.file_store import PART_BYTES
 from ..batches.views import BatchView, FileView, batch_view, file_view
 from ..config import JobsConfig
-from ..errors import FileContentLost, JobStoreUnavailable
-from ..record import Endpoint
+from ..errors import FileContentLost
 from ..stores import JobStores
-from ..submission import key_digest
 from .multipart import check_upload, read_upload
 from .routing import Route, enqueue_span, json_response, read_page, route, write_chunk
 

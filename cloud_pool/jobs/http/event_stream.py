@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from router.errors import InvalidRequest
+from router.jobs.states import FINAL_STATES
 
-from ..states import FINAL_STATES
 from ..store.redis_client import RedisClient, Reply, as_fields, as_list, as_text
 
 _ID = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")

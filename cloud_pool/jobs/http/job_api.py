@@ -8,7 +8,9 @@ from functools import partial
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import MethodNotAllowed, QueueFull
+from router.errors import JobStoreUnavailable, MethodNotAllowed, QueueFull
+from router.jobs.states import JobState
+from router.jobs.view import JobView
 from router.openai import error_event
 
 from ...accounts.identity.principal import Principal
@@ -18,9 +20,8 @@ from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
-from ..errors import JobStoreUnavailable, WebhookDisabled
-from ..record import JobView, job_view
-from ..states import JobState
+from ..errors import WebhookDisabled
+from ..record import job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser
 from .event_stream import read_last_id, stream_events

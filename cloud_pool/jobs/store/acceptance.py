@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from router.errors import CausewayError, QueueFull, RateLimited
+from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, QueueFull, RateLimited
 
 from ...accounts.tenants.config import TenantLimits
 from ..config import JobsConfig
-from ..errors import IdempotencyConflict, JobAlreadyEnded
 from ..record import NewJob
 
 _RETRY_AFTER_S = 5.0

@@ -14,17 +14,11 @@ from typing import Literal
 
 import anyio
 
-from router.errors import ConfigError
+from router.errors import ConfigError, JobStoreUnavailable
 
 from ..backoff import job_retry_delay_s
 from ..config import NO_CLUSTER
-from ..errors import (
-    JobStoreIsCluster,
-    JobStoreLayoutMismatch,
-    JobStoreNotDurable,
-    JobStoreRefused,
-    JobStoreUnavailable,
-)
+from ..errors import JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreRefused
 from .redis_client import RedisClient, as_list, as_text
 
 _log = logging.getLogger("causeway.cloud.jobs")

@@ -8,13 +8,14 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, NotFound
+from router.errors import CausewayError, JobAlreadyEnded, NotFound
+from router.jobs.view import encode_job_error
 
 from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
-from ..errors import JobAlreadyEnded, RecordUnreadable
-from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, encode_error, parse_record
+from ..errors import RecordUnreadable
+from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, QueueDepth, QueueDepths
@@ -243,7 +244,7 @@ class JobStore:
         bill: RunBill | None = None,
     ) -> bool:
         """Report an error that another attempt would not mend; `event` decides the job's final state."""
-        arguments = (job, fence, self._result_ttl_ms, encode_error(error), error.code, event, encode_bill(bill))
+        arguments = (job, fence, self._result_ttl_ms, encode_job_error(error), error.code, event, encode_bill(bill))
         return as_int(await self._db.run("fail", self._now, *arguments)) > 0
 
     async def postpone(
@@ -270,7 +271,7 @@ class JobStore:
             fence,
             int(delay_s * 1000),
             int(counts),
-            encode_error(error),
+            encode_job_error(error),
             error.code,
             self._dead_letter_ttl_ms,
             self._config.max_dead_letters,

@@ -10,10 +10,12 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
+from router.errors import JobStoreUnavailable
+
 from ...redis.config import RedisAddress
 from ...redis.connect import ConnectionOptions, open_redis
 from ...redis.layout import JOBS_LAYOUT, layout_fault
-from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused, JobStoreUnavailable
+from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
 
 Reply = bytes | int | None | list["Reply"]
 Argument = bytes | str | int | float

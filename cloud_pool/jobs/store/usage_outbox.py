@@ -14,8 +14,9 @@ from datetime import UTC, datetime
 import anyio
 from redis.exceptions import RedisError
 
+from router.errors import JobStoreUnavailable
+
 from ...accounts.tenants.usage import UsageBatch
-from ..errors import JobStoreUnavailable
 from .redis_client import RedisClient, as_fields
 
 _INTERVAL_S = 1.0

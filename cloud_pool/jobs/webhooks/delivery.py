@@ -24,9 +24,10 @@ import anyio
 from aiohttp.abc import AbstractResolver
 from anyio.abc import TaskGroup
 
+from router.errors import JobStoreUnavailable
+
 from ...observability.tracing import JobTrace
 from ..config import WebhookConfig
-from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
 from .address import Network, allowed_networks, forbidden_reason
 from .outbox import WebhookOutbox

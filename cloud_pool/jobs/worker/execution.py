@@ -11,14 +11,15 @@ import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded
+from router.jobs.submission import parse_job_request
 from router.openai import AnswerEncoder, coalesce
-from router.types import Chunk, Request
+from router.types import Chunk, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...observability.logs import redacted
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
-from ..record import JobRecord, parse_request
+from ..record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt
 
 _PROGRESS_INTERVAL_S = 1.0
@@ -62,7 +63,9 @@ async def execute(
     """
     try:
         with anyio.fail_after(left_s):
-            request = parse_request(record.endpoint, record.body, record.owner, record.tag_list)
+            request = parse_job_request(
+                record.endpoint, record.body, RoutingHints(client=record.owner, tags=record.tag_list)
+            )
             job_run = JobRun(
                 id=record.id,
                 owner=record.owner,

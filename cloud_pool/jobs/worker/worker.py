@@ -22,12 +22,11 @@ from typing import Final, Literal, Protocol
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, RateLimited
+from router.errors import CausewayError, JobStoreUnavailable, RateLimited
 
 from ...observability.tracing import JobTrace
 from ..backoff import job_retry_delay_s
 from ..config import JobsConfig
-from ..errors import JobStoreUnavailable
 from ..metrics import JobMetrics
 from ..record import JobRecord, RunBill
 from ..store.job_store import JobStore

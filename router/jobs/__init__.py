@@ -1,0 +1,1 @@
+"""What gateway and device share of jobs, the asynchronous requests: states, submission, view. Pure."""

@@ -1,0 +1,34 @@
+"""A job as `GET /v1/jobs/{id}` shows it, at the gateway and on the device."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import CausewayError
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error."""
+
+    id: str
+    object: str = "job"
+    status: str
+    model: str
+    priority: str
+    endpoint: str
+    created_at: int
+    started_at: int | None
+    finished_at: int | None
+    deadline_at: int
+    attempts: int
+    cache: str | None
+    error: msgspec.Raw
+    result: msgspec.Raw
+    webhook: str | None
+    webhook_status: str | None
+
+
+def encode_job_error(error: CausewayError) -> bytes:
+    """Return the inner object of OpenAI's error as JSON."""
+    fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return msgspec.json.encode(fields)
