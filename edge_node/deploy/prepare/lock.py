@@ -52,6 +52,8 @@ def write_locks(places: Places, progress: Progress) -> str:
     _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, *ROLES)
     pins = f"--constraints={edge / 'requirements.txt'}"
     _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, *ROLES, "--extra=dev", pins)
+    modalities = ("--extra=voice", "--extra=pictures", "--no-emit-package=causeway-sdk")
+    _compile(places, progress, edge / "requirements-modalities.txt", (), project, *modalities, pins)
     more_pins = f"--constraints={edge / 'requirements-dev.txt'}"
     _compile(places, progress, edge / "requirements-train.txt", TRAIN, None, more_pins)
     _compile(places, progress, edge / "requirements-build.txt", BUILD)

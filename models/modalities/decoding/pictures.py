@@ -1,0 +1,79 @@
+"""Pictures: PNG, JPEG, WebP and GIF by Pillow, one frame, upright, without metadata.
+
+The size that the header declares is checked before a pixel is decoded, so that a small file cannot become a large
+picture. What follows the picture's end in its file is dropped with everything else that is not a pixel.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+
+from PIL import Image, ImageOps
+
+from ..process.messages import PartLimits, Picture, Refusal
+
+# The first bytes of a file, and Pillow's name of the only decoder that may read it.
+_KINDS: Mapping[bytes, str] = {
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"\xff\xd8\xff": "JPEG",
+    b"GIF87a": "GIF",
+    b"GIF89a": "GIF",
+    b"RIFF": "WEBP",
+}
+# What makes a picture a file of another kind as well, behind the picture's end.
+_END: Mapping[str, bytes] = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "GIF": b"\x00\x3b"}
+_FOREIGN = (b"PK\x03\x04", b"%PDF-", b"\x7fELF", b"<svg", b"<html", b"<script", b"<?php")
+_SEND = "Send PNG, JPEG, WebP or GIF"
+
+
+def decode_picture(data: bytes, limits: PartLimits) -> Picture:
+    """Return the picture's pixels, turned as its EXIF says, and scaled down to `limits.side`.
+
+    Raises:
+        Refusal: it is no such picture, broken, animated, or declares more than `limits.pixels`.
+    """
+    kind = _kind_of(data)
+    Image.MAX_IMAGE_PIXELS = limits.pixels
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(io.BytesIO(data), formats=(kind,)) as image:
+                return _pixels(image, limits)
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise _too_large(limits) from None
+        except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError) as error:
+            raise Refusal(f"it is broken or cut off ({type(error).__name__}). {_SEND}") from None
+
+
+def _kind_of(data: bytes) -> str:
+    kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
+    if kind == "WEBP" and data[8:12] != b"WEBP":
+        kind = ""
+    if not kind:
+        what = "SVG, which is not taken" if b"<svg" in data[:4096].lower() else "no picture that is taken"
+        raise Refusal(f"it is {what if data else 'empty'}. {_SEND}")
+    tail = data[data.rfind(_END[kind]) :].lower() if kind in _END and _END[kind] in data else b""
+    if any(foreign.lower() in tail for foreign in _FOREIGN):
+        raise Refusal("a file of another kind hides behind the picture's end. Save the picture anew")
+    return kind
+
+
+def _pixels(image: Image.Image, limits: PartLimits) -> Picture:
+    if image.width * image.height > limits.pixels:
+        raise _too_large(limits)
+    if getattr(image, "n_frames", 1) > 1:
+        raise Refusal("it is animated. Send a single frame")
+    image.draft("RGB", (limits.side, limits.side))  # a JPEG decoder then skips what scaling would drop
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info:
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+    upright = upright.convert("RGB")
+    upright.thumbnail((limits.side, limits.side))
+    return Picture(upright.tobytes(), upright.width, upright.height)
+
+
+def _too_large(limits: PartLimits) -> Refusal:
+    return Refusal(f"it has more than {limits.pixels / 1e6:g} megapixels. Send a smaller one")

@@ -1,0 +1,111 @@
+"""A worker behind a socketpair: ``python -m models.modalities.process.child FD``.
+
+The first message names the worker; then each job gets one result. The child exits when the daemon does: the socket
+closes with it. It may not write files or leave a core dump, and out of memory the kernel ends it before the daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from . import messages
+
+_OOM_SCORE = "500"  # before the engine's children, and long before the daemon
+
+
+class Worker(Protocol):
+    """Does one kind of work. Constructed with the `WorkerSpec`."""
+
+    def run(self, job: messages.WorkerJob, link: Link) -> messages.WorkerResult:
+        """Return the result of a job. Raises Refusal: the client's part is invalid.
+
+        Ask `link.cancelled` now and then during long work, and return anything if it is true.
+        """
+        ...
+
+
+class Link:
+    """The socket to the daemon."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the daemon has sent something during a job: only `CancelJob` can be that, or it is gone."""
+        return bool(select.select([self._link], [], [], 0)[0])
+
+    def receive(self) -> bytes:
+        """Return the next message. Raises EOFError when the daemon is gone."""
+        (size,) = messages.LENGTH.unpack(self._exactly(messages.LENGTH.size))
+        if size > messages.MAX_BYTES:
+            raise EOFError("a frame that is too long")
+        return self._exactly(size)
+
+    def send(self, result: messages.WorkerResult) -> None:
+        self._link.sendall(messages.encode(result))
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            block = self._link.recv(min(size - len(data), 1 << 20))
+            if not block:
+                raise EOFError
+            data += block
+        return bytes(data)
+
+
+def serve(link: Link) -> None:
+    """Serve until the daemon closes the link. Raises EOFError then, and whatever the worker raises."""
+    spec = msgspec.msgpack.decode(link.receive(), type=messages.WorkerSpec)
+    _confine(spec.memory_bytes)
+    module, _, name = spec.worker.partition(":")
+    worker: Worker = getattr(importlib.import_module(module), name)(spec)
+    decoder = msgspec.msgpack.Decoder(messages.WorkerJob)
+    while True:
+        job = decoder.decode(link.receive())
+        if isinstance(job, messages.CancelJob):  # it came after the result
+            continue
+        try:
+            result = worker.run(job, link)
+        except messages.Refusal as refusal:
+            result = messages.Refused(str(refusal))
+        except MemoryError:
+            result = messages.Refused("it needs more memory than it may have. Send a smaller one")
+        link.send(result)
+        del job, result  # of which each may be megabytes
+
+
+def _confine(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="worker[%(process)d] %(levelname)s %(name)s: %(message)s")
+    # Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first, then closes the link.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, ConnectionError):
+        serve(Link(socket.socket(fileno=int(sys.argv[1]))))
+    os._exit(0)  # nothing to save, and libraries may hang in their own exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Messages between the daemon and a worker child: msgpack, each behind its length (4 bytes, little endian).
+
+A worker takes one job at a time and answers each with one result. Samples and pixels travel as raw bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest picture
+SAMPLE_RATE = 16_000  # Hz, of every `Sound`
+
+
+class PartLimits(msgspec.Struct, frozen=True):
+    """The bounds of one decoded part."""
+
+    audio_s: float = 120.0
+    pixels: int = 24_000_000  # as the file declares them, before scaling
+    side: int = 2048  # longest side of the pixels that leave the decoder; larger pictures are scaled down
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What a child runs: the class `worker` (``module:Class``), constructed with these `limits` and `options`."""
+
+    worker: str
+    limits: PartLimits = PartLimits()
+    options: dict[str, str] = {}
+    memory_bytes: int = 512 * 1024 * 1024  # private memory of the child (RLIMIT_DATA)
+
+
+# --- daemon → child --------------------------------------------------------------------------------------------------
+
+
+class DecodeSound(msgspec.Struct, frozen=True, tag="decode_sound"):
+    data: bytes
+
+
+class DecodePicture(msgspec.Struct, frozen=True, tag="decode_picture"):
+    data: bytes
+
+
+class CancelJob(msgspec.Struct, frozen=True, tag="cancel"):
+    """The result of the job in progress is not needed any more."""
+
+
+# --- both ways -------------------------------------------------------------------------------------------------------
+
+
+class Sound(msgspec.Struct, frozen=True, tag="sound"):
+    """`samples`: float32 little endian in [-1, 1], one channel, `SAMPLE_RATE`."""
+
+    samples: bytes
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / 4 / SAMPLE_RATE
+
+
+class Picture(msgspec.Struct, frozen=True, tag="picture"):
+    """`pixels`: uint8 [height, width, 3], red, green and blue; upright, without metadata."""
+
+    pixels: bytes
+    width: int
+    height: int
+
+
+# --- child → daemon --------------------------------------------------------------------------------------------------
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The part is invalid. `reason`: for the client, a clause that says what is wrong and what to send."""
+
+    reason: str
+
+
+WorkerJob = DecodeSound | DecodePicture | CancelJob
+WorkerResult = Sound | Picture | Refused
+
+
+class Refusal(Exception):
+    """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: WorkerSpec | WorkerJob | WorkerResult) -> bytes:
+    """Encode a message as a whole frame."""
+    frame = bytearray(LENGTH.size)
+    _encoder.encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
+    return bytes(frame)

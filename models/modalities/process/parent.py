@@ -1,0 +1,165 @@
+"""The daemon's side of a worker child: start it when needed, ask it, and replace it when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from . import messages
+from .messages import Refusal, Refused, WorkerJob, WorkerResult, WorkerSpec
+
+_ROOT = Path(__file__).parents[3]
+_ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_decoder: msgspec.msgpack.Decoder[WorkerResult] = msgspec.msgpack.Decoder(WorkerResult)
+
+
+class WorkerFailed(Exception):
+    """The child died or cannot be started. The next job gets a new one."""
+
+
+class WorkerTimeout(WorkerFailed):
+    """The job did not end before its deadline; its child is gone."""
+
+
+class WorkerProcess:
+    """One worker in a child process. Jobs run one after the other; the child starts with the first one.
+
+    Args:
+        settle_s: time for a cancelled job to end by itself; after it the child is killed.
+    """
+
+    def __init__(self, spec: WorkerSpec, settle_s: float = 2.0) -> None:
+        self._spec = spec
+        self._settle_s = settle_s
+        self._turn = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._closed = False
+        self.starts = 0  # children started so far
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def run(self, job: WorkerJob, deadline: float) -> WorkerResult:
+        """Return the worker's result.
+
+        Args:
+            deadline: in the loop's time; waiting for earlier jobs counts.
+
+        Raises:
+            Refusal: the part is invalid.
+            WorkerTimeout: the deadline passed.
+            WorkerFailed: the child died.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                result = await self._in_turn(job)
+        except TimeoutError:
+            raise WorkerTimeout("it took too long") from None
+        if isinstance(result, Refused):
+            raise Refusal(result.reason)
+        return result
+
+    async def close(self) -> None:
+        """End the child; later jobs fail."""
+        self._closed = True
+        await self._end_child()
+        if self._settling is not None:
+            await self._settling
+
+    async def _in_turn(self, job: WorkerJob) -> WorkerResult:
+        await self._turn.acquire()
+        try:
+            await self._ensure_child()
+            result = await self._ask(job)
+        except asyncio.CancelledError:
+            # The next job must not get this one's result, and the caller does not wait until that is certain.
+            self._settling = asyncio.get_running_loop().create_task(self._settle())
+            raise
+        except BaseException:
+            self._turn.release()
+            raise
+        self._turn.release()
+        return result
+
+    async def _ask(self, job: WorkerJob) -> WorkerResult:
+        assert self._writer is not None
+        try:
+            self._writer.write(messages.encode(job))
+            await self._writer.drain()
+            return await self._receive()
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            await self._end_child()
+            raise WorkerFailed("its process died") from error
+
+    async def _receive(self) -> WorkerResult:
+        assert self._reader is not None
+        (size,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
+        if size > messages.MAX_BYTES:
+            raise EOFError("a frame that is too long")
+        return _decoder.decode(await self._reader.readexactly(size))
+
+    async def _settle(self) -> None:
+        """Wait a moment for the result of a cancelled job, or end the child; then it is the next job's turn."""
+        try:
+            async with asyncio.timeout(self._settle_s):
+                if self._writer is not None:
+                    self._writer.write(messages.encode(messages.CancelJob()))
+                    await self._receive()
+        except (TimeoutError, OSError, EOFError, msgspec.DecodeError):
+            await self._end_child()
+        finally:
+            self._turn.release()
+
+    async def _ensure_child(self) -> None:
+        if self._closed:
+            raise WorkerFailed("the worker is closed")
+        if self._writer is not None and self._process is not None and self._process.poll() is None:
+            return
+        await self._end_child()
+        ours, theirs = socket.socketpair()
+        try:
+            # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
+            self._process = subprocess.Popen(  # noqa: ASYNC220
+                [sys.executable, "-m", "models.modalities.process.child", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                cwd=_ROOT,  # a module in the daemon's working directory must not shadow ours
+                env=_environment(),
+            )
+        except OSError as error:
+            ours.close()
+            raise WorkerFailed(f"its process cannot be started: {error.strerror}") from error
+        finally:
+            theirs.close()
+        self.starts += 1
+        ours.setblocking(False)
+        try:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
+        except BaseException:
+            ours.close()
+            raise
+        self._writer.write(messages.encode(self._spec))
+
+    async def _end_child(self) -> None:
+        process, writer = self._process, self._writer
+        self._process = self._reader = self._writer = None
+        if writer is not None:
+            writer.transport.abort()
+        if process is not None:
+            process.kill()
+            process.wait()  # of a killed child: returns at once
+
+
+def _environment() -> dict[str, str]:
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}

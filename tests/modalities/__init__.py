@@ -1,0 +1,1 @@
+"""Sound and pictures: decoders on hostile files, and the children that they run in."""

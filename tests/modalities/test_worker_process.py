@@ -1,0 +1,116 @@
+"""The child that a worker runs in: it may die, hang and grow, and the next job is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from models.modalities.process.messages import DecodeSound, Refusal, Sound, WorkerSpec
+from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+
+WAIT_S = 60.0
+
+
+@pytest.fixture
+async def worker() -> AsyncIterator[WorkerProcess]:
+    process = WorkerProcess(
+        WorkerSpec("tests.modalities.workers:Scripted", memory_bytes=128 * 1024 * 1024), settle_s=0.1
+    )
+    yield process
+    await process.close()
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + WAIT_S
+
+
+def kill(pid: int) -> None:
+    """Kill a child of this process, and return when it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+async def answers(worker: WorkerProcess, data: bytes = b"good") -> bool:
+    return await worker.run(DecodeSound(data), soon()) == Sound(data)
+
+
+async def test_no_child_runs_before_the_first_job(worker: WorkerProcess) -> None:
+    assert worker.pid is None
+    assert await answers(worker)
+    assert worker.pid is not None
+
+
+async def test_a_child_that_dies_fails_its_job_and_the_next_one_gets_a_new_child(worker: WorkerProcess) -> None:
+    with pytest.raises(WorkerFailed):
+        await worker.run(DecodeSound(b"die"), soon())
+    assert await answers(worker)
+    assert worker.starts == 2
+
+
+async def test_a_child_that_was_killed_between_jobs_is_replaced(worker: WorkerProcess) -> None:
+    assert await answers(worker)
+    assert worker.pid is not None
+    kill(worker.pid)
+    assert await answers(worker)
+    assert worker.starts == 2
+
+
+async def test_a_job_that_hangs_ends_at_its_deadline_with_its_child(worker: WorkerProcess) -> None:
+    assert await answers(worker)
+    pid = worker.pid
+    assert pid is not None
+    with pytest.raises(WorkerTimeout):
+        await worker.run(DecodeSound(b"hang"), asyncio.get_running_loop().time() + 0.1)
+    assert await answers(worker)
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_cancelled_job_leaves_its_result_to_nobody_and_its_child_alive() -> None:
+    worker = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted"), settle_s=WAIT_S)
+    assert await answers(worker)
+    for _ in range(3):
+        job = asyncio.create_task(worker.run(DecodeSound(b"work"), soon()))
+        waiting = asyncio.create_task(worker.run(DecodeSound(b"next"), soon()))
+        await asyncio.sleep(0)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        assert await waiting == Sound(b"next")
+    assert worker.starts == 1
+    await worker.close()
+
+
+async def test_ten_jobs_at_once_share_one_child_and_each_gets_its_own_result(worker: WorkerProcess) -> None:
+    jobs = [worker.run(DecodeSound(b"%d" % at), soon()) for at in range(10)]
+    assert await asyncio.gather(*jobs) == [Sound(b"%d" % at) for at in range(10)]
+    assert worker.starts == 1
+
+
+async def test_memory_is_bounded_and_a_refusal_is_the_clients_error(worker: WorkerProcess) -> None:
+    with pytest.raises(Refusal, match="memory"):
+        await worker.run(DecodeSound(b"grow"), soon())
+    with pytest.raises(Refusal, match="it is wrong"):
+        await worker.run(DecodeSound(b"refuse"), soon())
+    assert await answers(worker)
+    assert worker.starts == 1
+
+
+async def test_a_child_writes_no_files(worker: WorkerProcess) -> None:
+    with pytest.raises(WorkerFailed):
+        await worker.run(DecodeSound(b"write"), soon())
+    assert await answers(worker)
+
+
+async def test_a_worker_that_cannot_be_made_fails_each_job_and_a_closed_one_starts_nothing() -> None:
+    broken = WorkerProcess(WorkerSpec("tests.modalities.workers:Broken"))
+    with pytest.raises(WorkerFailed):
+        await broken.run(DecodeSound(b""), soon())
+    await broken.close()
+    with pytest.raises(WorkerFailed, match="closed"):
+        await broken.run(DecodeSound(b""), soon())
+    assert broken.pid is None

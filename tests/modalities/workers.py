@@ -1,0 +1,41 @@
+"""Workers for tests of the child process: they do what the job says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+
+from models.modalities.process.child import Link
+from models.modalities.process.messages import DecodeSound, Refusal, Sound, WorkerJob, WorkerResult, WorkerSpec
+
+
+class Scripted:
+    """`data` says what happens; otherwise the sound is its bytes."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        assert isinstance(job, DecodeSound)
+        if job.data == b"die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if job.data == b"hang":
+            time.sleep(3600)
+        if job.data == b"work":  # until it is cancelled
+            while not link.cancelled:
+                time.sleep(0.01)
+        if job.data == b"grow":
+            return Sound(bytes(self._spec.memory_bytes * 2))
+        if job.data == b"write":
+            with tempfile.TemporaryFile() as file:
+                file.write(b"x")
+        if job.data == b"refuse":
+            raise Refusal("it is wrong")
+        return Sound(job.data)
+
+
+class Broken:
+    def __init__(self, spec: WorkerSpec) -> None:
+        raise RuntimeError("no such model")
