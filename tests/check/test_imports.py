@@ -25,7 +25,7 @@ MAY_IMPORT = {
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
     "router": (),
-    "models": ("engine", "cpu", "hub", "train"),
+    "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu"),
     "cloud_pool": ("cloud", "engine", "cpu"),
@@ -59,6 +59,7 @@ BROUGHT_BY = {
     "cel": "common-expression-language",
     "causeway": "causeway-sdk",
     "yaml": "pyyaml",
+    "PIL": "pillow",
     "grpc": "tritonclient",
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
