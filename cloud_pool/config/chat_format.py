@@ -11,6 +11,7 @@ from models.catalog.artifact import Answers, ArtifactError
 from models.catalog.gguf import read_metadata
 from models.chat.template import MARK
 from router.errors import ConfigError
+from router.tool_calls.formats import PLAIN, ToolFormat, tool_format
 
 _GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that a caller's text must not spell: unknown, control
 
@@ -31,6 +32,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     temperature: float = 1.0  # default where the request has none
     answer_tokens: int = 0  # default `max_tokens` where the request has none; 0: no such default
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
+    tools: ToolFormat = PLAIN
     weights: str = ""  # SHA-256 of the artifact, part of the cache key; "": no artifact
 
 
@@ -59,8 +61,10 @@ def read_chat_format(path: Path) -> ChatFormat:
         return str(tokens[index]) if isinstance(index, int) and index < len(tokens) else ""
 
     context = next((value for name, value in metadata.items() if name.endswith(".context_length")), 0)
+    template = str(metadata.get("tokenizer.chat_template", ""))
     return ChatFormat(
-        template=str(metadata.get("tokenizer.chat_template", "")),
+        template=template,
+        tools=tool_format(template),
         bos=token("bos"),
         eos=token("eos"),
         special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),

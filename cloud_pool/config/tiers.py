@@ -10,6 +10,7 @@ import msgspec
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.chat.template import render
 from router.errors import ConfigError, UnsupportedFeature
+from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
 from router.types import Request
 
@@ -122,7 +123,9 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
             template = Path(tier.template_file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(error), where=f"{where}.template_file") from error
-        return ChatFormat(template, tier.bos, tier.eos, tier.special_tokens, tier.context_tokens)
+        return ChatFormat(
+            template, tier.bos, tier.eos, tier.special_tokens, tier.context_tokens, tools=tool_format(template)
+        )
     try:
         artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
     except ArtifactError as error:

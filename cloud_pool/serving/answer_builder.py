@@ -104,7 +104,7 @@ class _ChoiceBuilder:
     ) -> list[Chunk]:
         text, calls = parser.feed(text)
         if reason is not None:
-            rest, last = parser.finish()
+            rest, last = parser.finish(cut=reason == "length")
             text, calls = text + rest, (*calls, *last)
         if reason == "stop" and parser.called:
             reason = "tool_calls"

@@ -23,7 +23,8 @@ from functools import partial
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
-from router.tool_calls.schema import answer_schema
+from router.tool_calls.formats import NO_FRAME
+from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Embeddings, Request
 
 from ..balancing.prefix_affinity import prefix_key
@@ -170,13 +171,14 @@ class Service:
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
         """Render the request for `tier`: for each prompt n sequences. Raises InvalidRequest."""
-        request = context.request
+        request, chat_format = context.request, tier.chat_format
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=answer_schema(request, calls_only=tier.chat_format.answers == "calls"),
+            schema=answer_schema(request, calls_only=chat_format.answers == "calls", form=chat_format.tools),
+            frame=call_frame(request, chat_format.tools) if chat_format.is_ours else NO_FRAME,
             guided_key=tier.config.guided_key,
-            temperature=tier.chat_format.temperature,
+            temperature=chat_format.temperature,
             copy_source=tier.copy_source(request),
             answer_prefix="" if partial_answer is None else partial_answer.text,
         )

@@ -66,6 +66,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             stop=parameters.stops,
             grammar=guided.grammar,
             json_schema=guided.schema,
+            call_frame=guided.call_frame,
             copy_source=guided.copy_source,
             answer_prefix=guided.answer_prefix,
             logprobs=_logprobs(request),

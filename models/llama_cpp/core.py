@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from router.errors import EngineUnavailable
+from router.tool_calls.formats import tool_format
 
 from .embedding import Embedder
 from .native import bindings, memory
@@ -186,4 +187,5 @@ def _model_info(weights: Weights, vocabulary: int, context: int, threads: int, s
         sequences=sequences,
         embedding_dimensions=weights.embedding_dimensions,
         has_chat_template=bool(weights.chat_template),
+        tool_format=tool_format(weights.chat_template),
     )

@@ -28,7 +28,7 @@ from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
-from .sampling.json_schema import schema_to_gbnf
+from .sampling.json_schema import framed, schema_to_gbnf
 from .sampling.sampler import TokenSampler, is_plain_greedy
 from .scheduling.sequence import Sequence
 
@@ -151,7 +151,7 @@ class Engine:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
         sampling = self._sampling(job)
         make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt)
-        gbnf = schema_to_gbnf(job.json_schema) if job.json_schema else job.grammar
+        gbnf = framed(schema_to_gbnf(job.json_schema), job.call_frame) if job.json_schema else job.grammar
         copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
         if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
             return make(gbnf, may_refuse=job.may_refuse) if gbnf or not is_plain_greedy(sampling) else None

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from router.tool_calls.formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
 
@@ -40,6 +41,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     sequences: int
     embedding_dimensions: int
     has_chat_template: bool
+    tool_format: ToolFormat = PLAIN
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -65,6 +67,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop: tuple[str, ...] = ()
     grammar: str = ""  # GBNF (root rule `root`), "" for none
     json_schema: str = ""  # canonical JSON schema; the engine turns it into a grammar; "{}": any JSON object
+    call_frame: CallFrame = NO_FRAME  # what stands around the objects of `json_schema`, and whether several may come
     may_refuse: bool = False  # the refusal token may come before what `grammar` or `json_schema` requires
     # Without `grammar` and `json_schema`: constrain the answer to a function call whose arguments are copied from this
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.

@@ -1,1 +1,1 @@
-"""Tool calls of models that write them as text: `schema` constrains the text, `parser` finds the calls in it."""
+"""Tool calls that models write as text: `schema` and `formats` constrain the text, `parser` finds calls in it."""

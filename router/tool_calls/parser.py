@@ -1,60 +1,90 @@
 """Finds tool calls in a model's plain text. These forms are calls if they name a tool of the request:
 
-1. ``{"name": …, "arguments": {…}}`` at the start of the answer (our own models), several of them one after another
-2. ``{"name": …, "parameters": {…}}`` and ``{"type": "function", "function": {…}}`` likewise (Llama 3)
-3. ``<tool_call>{…}</tool_call>`` anywhere (Hermes, Qwen)
+1. ``{"name": …, "arguments": {…}}``, ``{"name": …, "parameters": {…}}`` (Llama 3) and ``{"type": "function",
+   "function": {…}}`` at the start of the answer, several of them one after another, also in a list
+2. the same behind a mark, anywhere: ``<tool_call>`` (Hermes, Qwen), ``[TOOL_CALLS]`` (Mistral), ``<|python_tag|>``
+   (Llama 3), ``<|tool_call|>`` and ``functools`` (Phi), and as a fenced block (Qwen Coder, Gemma)
+3. ``[name(key=value), …]`` at the start of the answer or behind a mark (Llama 3.2 and 4, Gemma)
+4. ``[TOOL_CALLS]name[ARGS]{…}`` (Mistral since 2025)
+
+Every form is read whatever the model's family, because models often mix them: Qwen2.5 Coder fences its calls though its
+template asks for ``<tool_call>``. Which form a required call has is decided by `formats`.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum, auto
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-import msgspec
-
+from ..errors import StreamBroken
 from ..types import Request, ToolCallDelta
+from . import json_calls, python_calls
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
+MARKS: Final = {
+    "<tool_call>": "</tool_call>",
+    "[TOOL_CALLS]": "",
+    "<|python_tag|>": "",
+    "<|python_start|>": "<|python_end|>",
+    "<|tool_call|>": "<|/tool_call|>",
+    "functools": "",
+    "```json": "```",
+    "```tool_code": "```",
+    "```tool_call": "```",
+    "```\n": "```",
+}
+"""What calls stand behind → what may follow them."""
+
+TEXT_MARKS: Final = frozenset({*MARKS, *filter(None, MARKS.values()), "[ARGS]", "[CALL_ID]"})
+"""Tokens that have to reach the parser as text, though vocabularies list them as control tokens."""
+
+_MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models close what they did not open
+_BEGINNINGS: Final = frozenset(mark[:length] for mark in MARKS for length in range(1, len(mark)))
+_LONGEST: Final = max(map(len, MARKS))
+_MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
 _LEAD: Final = re.compile(r"(?P<visible>\s*)")
-_BETWEEN: Final = re.compile(r"\s*(?:</tool_call>\s*)?(?P<visible>(?:[;,]\s*)?)")
-_FIRST_KEYS: Final = frozenset({"name", "arguments", "parameters", "type", "function", "id"})
-_FIRST_KEY: Final = re.compile(r'\{\s*"([^"\\]*)"')
-_NO_KEY: Final = re.compile(r'\{\s*(?:[^"\s]|"[^"\\]*\\)')
-_FIRST_KEY_WITHIN: Final = 256  # characters
-_MARKS: Final = re.compile(r'["{}]')
-_IN_STRING: Final = re.compile(r'["\\]')
+_NAME: Final = re.compile(r"[A-Za-z_][\w.-]*")
+_TO_ARGUMENTS: Final = re.compile(r"(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+_PERHAPS_TO_ARGUMENTS: Final = re.compile(r"(?:\[[A-Z_]*(?:\]\w*)?){0,2}\s*")
+_NAME_WITHIN: Final = 192  # characters, with what stands between it and the arguments
 
 Result = tuple[str, tuple[ToolCallDelta, ...]]
 
 
 class _State(Enum):
-    BEGIN = auto()  # only white space so far, or since the last call: an object may be a call
-    TAG = auto()  # after <tool_call>
-    OBJECT = auto()  # inside an object that may be a call
-    TEXT = auto()  # only a tag can start a call from here on
+    BEGIN = auto()  # only white space so far, or since the last call: an object or a list may be calls
+    HEAD = auto()  # behind a mark, or at a bracket that may begin calls
+    OBJECT = auto()  # inside a JSON object that may be a call
+    PYTHON = auto()  # inside a Python expression that may be calls
+    TEXT = auto()  # only a mark can start a call from here on
 
 
 class ToolCallParser:
     """Splits text, in pieces of any size, into text for the client and calls.
 
-    Text is held back while it may still become a call. A call is returned whole, as one delta. The concatenated results
-    do not depend on how the text is cut into pieces.
+    Text is held back while it may still become a call. For a streamed request, a call in JSON is returned while it is
+    written, its name first; otherwise whole, as one delta. The concatenated results do not depend on how the text is
+    cut into pieces.
     """
 
     def __init__(self, request: Request, choice: int = 0) -> None:
         """`choice`: which of the answer's choices is parsed."""
         disabled = request.tool_choice.mode == "none"
         self._names = frozenset[str]() if disabled else frozenset(tool.name for tool in request.tools)
-        self._turn = len(request.messages)
-        self._choice = choice
+        self._parallel = request.parallel_tool_calls
+        self._streams = request.stream
+        self._identity = f"{len(request.messages)}\0{choice}"
         self._state = _State.BEGIN
         self._held = ""  # undecided, outside an object
-        self._lead = ""  # text before the undecided tag or object; returned if it is not a call
-        self._object = _ObjectScanner()
-        self._tagged = False
+        self._lead = ""  # text before the undecided object or list; returned if it is not a call
+        self._mark = ""  # before the calls, "" for none
+        self._in_list = False
+        self._object = json_calls.ObjectScanner()
+        self._python = python_calls.BracketScanner()
+        self._name = ""  # of the call whose arguments the object is; "": the object is a call
+        self._partial: _PartialCall | None = None  # the call that is returned while it is written
         self._calls = 0
 
     @property
@@ -63,7 +93,11 @@ class ToolCallParser:
         return self._calls > 0
 
     def feed(self, text: str) -> Result:
-        """Add text and return what is decided."""
+        """Add text and return what is decided.
+
+        Raises:
+            StreamBroken: the arguments of a call that was partly returned are not JSON.
+        """
         if not self._names:
             return text, ()
         out: list[str] = []
@@ -73,187 +107,222 @@ class ToolCallParser:
             match self._state:
                 case _State.BEGIN:
                     text = self._begin(text, out)
-                case _State.TAG:
-                    text = self._tag(text, out)
+                case _State.HEAD:
+                    text = self._head(text, out)
                 case _State.OBJECT:
                     text = self._in_object(text, out, calls)
+                case _State.PYTHON:
+                    text = self._in_python(text, out, calls)
                 case _State.TEXT:
                     text = self._in_text(text, out)
         return "".join(out), tuple(calls)
 
-    def finish(self) -> Result:
-        """Return the text that was held back, at the end of the answer: it did not become a call."""
+    def finish(self, *, cut: bool = False) -> Result:
+        """Return the text that was held back, at the end of the answer: it did not become a call.
+
+        Args:
+            cut: the answer reached its token limit; a call may be incomplete.
+
+        Raises:
+            StreamBroken: a call that was partly returned has no end, and the answer was not cut.
+        """
         held, self._held = self._held, ""
-        if self._state is _State.OBJECT:
-            held = self._lead + self._object.text
-        elif self._state is _State.TAG:
-            held = self._lead + held
-        elif self._state is _State.BEGIN and self._calls:
-            held = held[_lead(_BETWEEN, held).end() :]  # separators between calls are not text
+        match self._state:
+            case _State.OBJECT if self._partial is not None:
+                if not cut:
+                    self._partial.check()
+            case _State.OBJECT:
+                held = self._lead + self._object.text
+            case _State.PYTHON:
+                held = self._lead + self._python.text
+            case _State.HEAD:
+                held = self._lead + held
+            case _State.BEGIN if self._calls:
+                held = held[self._between(held).end() :]  # separators between calls are not text
         self._state = _State.TEXT
         return held, ()
 
-    def _begin(self, text: str, out: list[str]) -> str:
-        lead = _lead(_BETWEEN if self._calls else _LEAD, text)
-        rest = text[lead.end() :]
-        if not rest or OPEN.startswith(rest) or (self._calls and CLOSE.startswith(rest)):
-            self._held = text
-            return ""
-        if rest.startswith("{"):
-            self._enter_object(lead["visible"], tagged=False)
-            return rest
-        if rest.startswith(OPEN):
-            self._enter_tag(lead["visible"])
-            return rest[len(OPEN) :]
-        out.append(lead["visible"])
-        self._state = _State.TEXT
-        return rest
+    # --- one method for each state: takes text, returns the rest, "" if it needs more --------------------------------
 
-    def _tag(self, text: str, out: list[str]) -> str:
-        rest = text.lstrip()
-        if not rest:
+    def _begin(self, text: str, out: list[str]) -> str:
+        lead = self._between(text) if self._calls else _matched(_LEAD, text)
+        rest = text[lead.end() :]
+        if not rest or rest in _BEGINNINGS or (self._calls and _MARK_ENDS[self._mark].startswith(rest)):
             self._held = text
             return ""
-        if rest.startswith("{"):
-            self._enter_object(self._lead + text[: len(text) - len(rest)], tagged=True)
+        mark = _MARK.match(rest)
+        if mark is not None:
+            self._enter_head(lead["visible"] + mark[0], mark[0])
+            return rest[mark.end() :]
+        if rest[0] in "{[":
+            self._enter_head(lead["visible"], self._mark)
             return rest
-        out.append(self._lead)
-        self._state = _State.TEXT
-        return text
+        return self._to_text(lead["visible"], rest, out)
+
+    def _head(self, text: str, out: list[str]) -> str:
+        """Decide what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an object."""
+        rest = text.lstrip()
+        inner = rest[1:].lstrip() if rest[:1] == "[" else rest
+        if not inner:
+            self._held = text
+            return ""
+        if inner[0] == "{":  # (1), (2)
+            self._in_list = self._in_list or inner is not rest
+            self._enter_object(text[: len(text) - len(inner)], "")
+            return inner
+        name = _NAME.match(inner)
+        if name is None or (inner is rest and not self._mark):
+            return self._to_text(self._lead, text, out)
+        behind = inner[name.end() :]
+        if len(inner) < _NAME_WITHIN and _PERHAPS_TO_ARGUMENTS.fullmatch(behind):
+            self._held = text
+            return ""
+        if name[0] not in self._names:
+            return self._to_text(self._lead, text, out)
+        if behind[0] == "(":  # (3)
+            self._state, self._python = _State.PYTHON, python_calls.BracketScanner()
+            self._lead += text[: len(text) - len(rest)]
+            return rest
+        if inner is rest and (between := _TO_ARGUMENTS.match(behind)) is not None:  # (4)
+            start = len(text) - len(behind) + between.end()
+            self._enter_object(text[:start], name[0])
+            return text[start:]
+        return self._to_text(self._lead, text, out)
 
     def _in_object(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
-        if not self._tagged and not self._object.decided:
-            start = self._object.text + text
-            verdict = _may_be_call(start)
+        scanner = self._object
+        if not scanner.decided:
+            start = scanner.text + text
+            verdict = json_calls.may_be_call(start)
             if verdict is False:
-                out.append(self._lead)
-                self._state = _State.TEXT
-                return start
-            self._object.decided = verdict is True
-        rest = self._object.feed(text)
+                return self._to_text(self._lead, start, out)
+            scanner.decided = verdict is True
+        rest = scanner.feed(text)
+        if self._partial is not None:
+            calls += self._partial.add(text if rest is None else text[: len(text) - len(rest)])
+        elif self._streams and scanner.is_short:
+            self._begin_partial(calls)
         if rest is None:
             return ""
-        call = self._call(self._object.text)
-        if call is None:
-            out.append(self._lead + self._object.text)
-            self._state = _State.TEXT
-        else:
-            calls.append(call)
-            self._state = _State.BEGIN
+        if self._partial is not None:
+            self._partial.check()
+            self._state, self._partial = _State.BEGIN, None
+            return rest
+        call = (self._name, scanner.text) if self._name else json_calls.read_call(scanner.text)
+        if call is None or call[0] not in self._names or not json_calls.is_object(call[1]):
+            return self._to_text(self._lead + scanner.text, rest, out)
+        self._add_call(*call, calls)
+        self._state = _State.BEGIN
         return rest
 
+    def _in_python(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
+        rest = self._python.feed(text)
+        if rest is None and not self._python.too_long:
+            return ""
+        found = None if self._python.too_long else python_calls.read_calls(self._python.text, self._names)
+        if found is None:
+            return self._to_text(self._lead + self._python.text, rest or "", out)
+        for name, arguments in found:
+            self._add_call(name, arguments, calls)
+        self._state = _State.BEGIN
+        return rest or ""
+
     def _in_text(self, text: str, out: list[str]) -> str:
-        at = text.find(OPEN)
-        if at >= 0:
-            out.append(text[:at])
-            self._enter_tag("")
-            return text[at + len(OPEN) :]
-        cut = text.rfind("<")
-        if cut >= 0 and OPEN.startswith(text[cut:]):
-            out.append(text[:cut])
-            self._held = text[cut:]
-        else:
-            out.append(text)
+        mark = _MARK.search(text)
+        if mark is not None:
+            out.append(text[: mark.start()])
+            self._enter_head(mark[0], mark[0])
+            return text[mark.end() :]
+        held = next((n for n in range(min(_LONGEST, len(text)), 0, -1) if text[-n:] in _BEGINNINGS), 0)
+        out.append(text[: len(text) - held])
+        self._held = text[len(text) - held :]
         return ""
 
-    def _enter_tag(self, before: str) -> None:
-        self._state = _State.TAG
-        self._lead = before + OPEN
+    # --- from state to state -----------------------------------------------------------------------------------------
 
-    def _enter_object(self, lead: str, *, tagged: bool) -> None:
-        self._state = _State.OBJECT
-        self._lead = lead
-        self._tagged = tagged
-        self._object = _ObjectScanner()
+    def _to_text(self, lead: str, rest: str, out: list[str]) -> str:
+        out.append(lead)
+        self._state = _State.TEXT
+        return rest
 
-    def _call(self, text: str) -> ToolCallDelta | None:
-        found = _read(text)
-        if found is None or found[0] not in self._names:
-            return None
-        name, arguments = found
+    def _enter_head(self, lead: str, mark: str) -> None:
+        if mark != self._mark:
+            self._in_list = False
+        self._state, self._lead, self._mark = _State.HEAD, lead, mark
+
+    def _enter_object(self, lead: str, name: str) -> None:
+        self._state, self._name = _State.OBJECT, name
+        self._lead += lead
+        self._object = json_calls.ObjectScanner()
+        self._object.decided = bool(self._mark) and not self._mark.startswith("```")
+
+    def _between(self, text: str) -> re.Match[str]:
+        return _matched(_between_calls(self._mark, self._in_list), text)
+
+    # --- calls -------------------------------------------------------------------------------------------------------
+
+    def _begin_partial(self, calls: list[ToolCallDelta]) -> None:
+        """Return the beginning of a call that is still written, once its name is known and its arguments begin."""
+        text = self._object.text
+        name, start = (self._name, 0) if self._name else json_calls.arguments_of(text) or ("", 0)
+        if name in self._names:
+            delta = self._delta(name, "")
+            self._partial = _PartialCall(delta, shown=self._parallel or not delta.index)
+            calls += self._partial.add(text[start:])
+
+    def _add_call(self, name: str, arguments: str, calls: list[ToolCallDelta]) -> None:
+        delta = self._delta(name, arguments)
+        if self._parallel or not delta.index:
+            calls.append(delta)
+
+    def _delta(self, name: str, arguments: str) -> ToolCallDelta:
         index = self._calls
         self._calls += 1
         # The same call in another choice or another turn needs another id, without randomness: router is pure.
-        seed = f"{self._turn}\0{self._choice}\0{index}\0{name}\0{arguments}".encode()
-        identity = blake2b(seed, digest_size=12).hexdigest()
+        identity = blake2b(f"{self._identity}\0{index}\0{name}".encode(), digest_size=12).hexdigest()
         return ToolCallDelta(index, arguments, f"call_{identity}", name)
 
 
-class _ObjectScanner:
-    """Finds the end of a JSON object in pieces of text. Each character is scanned once."""
+class _PartialCall:
+    """A call whose arguments are returned while the model writes them. `shown`: False for one that is dropped."""
 
-    def __init__(self) -> None:
-        self.decided = False  # by its first key, the object may be a call
-        self._pieces: list[str] = []
-        self._depth = 0
-        self._in_string = False
-        self._escaped = False  # the last piece ended in a backslash
+    def __init__(self, first: ToolCallDelta, *, shown: bool) -> None:
+        self._first = first
+        self._shown = shown
+        self._begun = False
+        self._ended = False
+        self._arguments = json_calls.ObjectScanner()
 
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
+    def add(self, text: str) -> list[ToolCallDelta]:
+        if self._ended or not text:
+            return []
+        rest = self._arguments.feed(text)
+        self._ended = rest is not None
+        written = text[: len(text) - len(rest)] if rest else text
+        first, self._begun = not self._begun, True
+        if not self._shown:
+            return []
+        call = self._first
+        return [ToolCallDelta(call.index, written, *((call.id, call.name) if first else ()))]
 
-    def feed(self, text: str) -> str | None:
-        """Return the text after the object, or None if the object has not ended yet."""
-        at = 0
-        if self._escaped:
-            self._escaped, at = False, 1
-        while (mark := (_IN_STRING if self._in_string else _MARKS).search(text, at)) is not None:
-            at = mark.end()
-            character = mark[0]
-            if character == "\\":
-                at += 1
-                self._escaped = at > len(text)
-            elif character == '"':
-                self._in_string = not self._in_string
-            else:
-                self._depth += 1 if character == "{" else -1
-                if self._depth == 0:
-                    self._pieces.append(text[:at])
-                    return text[at:]
-        self._pieces.append(text)
-        return None
+    def check(self) -> None:
+        """Raise StreamBroken if the arguments are not a JSON object."""
+        if not json_calls.is_object(self._arguments.text):
+            name = self._first.name
+            raise StreamBroken(
+                f"The model's call of `{name}` is not valid JSON. Send the request again.", phase="stream"
+            )
 
 
-class _NamedCall(msgspec.Struct):
-    name: str = ""
-    arguments: msgspec.Raw = msgspec.Raw()
-    parameters: msgspec.Raw = msgspec.Raw()
+@lru_cache(maxsize=64)
+def _between_calls(mark: str, in_list: bool) -> re.Pattern[str]:
+    """What may stand between two calls, or behind the last one; its group `visible` is text if no call follows."""
+    closing = re.escape(_MARK_ENDS[mark])
+    bracket = r"(?:\]\s*)?" if in_list else ""
+    return re.compile(rf"\s*{bracket}(?:{closing}\s*)?(?P<visible>(?:[;,]\s*)?)")
 
 
-class _ToolObject(_NamedCall):
-    function: _NamedCall | None = None
-
-
-_DECODER = msgspec.json.Decoder(_ToolObject)
-
-
-def _read(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments as JSON text; None if the object is not a call."""
-    try:
-        decoded = _DECODER.decode(text)
-        call = decoded.function or decoded
-        raw = bytes(call.arguments) or bytes(call.parameters) or b"{}"
-        if raw.startswith(b'"'):  # JSON in a JSON string, as in OpenAI's API
-            raw = msgspec.json.decode(raw, type=str).encode()
-        if not isinstance(msgspec.json.decode(raw), dict):
-            return (call.name, "{}") if raw == b"null" else None
-    except (ValueError, RecursionError):
-        return None
-    return call.name, raw.decode()
-
-
-def _may_be_call(start: str) -> bool | None:
-    """Return whether an object that starts like this may be a call, by its first key; None if more text is needed."""
-    key = _FIRST_KEY.match(start, 0, _FIRST_KEY_WITHIN)
-    if key is not None:
-        return key[1] in _FIRST_KEYS
-    if len(start) >= _FIRST_KEY_WITHIN or _NO_KEY.match(start):
-        return False
-    return None
-
-
-def _lead(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+def _matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
     match = pattern.match(text)
-    assert match is not None  # both patterns match the empty string
+    assert match is not None  # the patterns match the empty string
     return match

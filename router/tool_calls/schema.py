@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import InvalidGrammar
 from ..types import Message, Request, TextPart, Tool
+from .formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
 
 ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
@@ -19,7 +20,7 @@ _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":
 Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
 
 
-def answer_schema(request: Request, *, calls_only: bool = False) -> str:
+def answer_schema(request: Request, *, calls_only: bool = False, form: ToolFormat = PLAIN) -> str:
     """Return the JSON schema as text, "" if the answer is unconstrained.
 
     1. A call is required, or `calls_only` and no response format: one of the callable tools.
@@ -29,18 +30,30 @@ def answer_schema(request: Request, *, calls_only: bool = False) -> str:
     Args:
         calls_only: the model answers with calls of functions that it was trained on; the request's own tools take
             precedence over those.
+        form: of the model's calls.
 
     Raises:
         InvalidGrammar: a schema is nested too deeply to be embedded.
     """
     tools = _callable_tools(request)
     text_schema = _text_schema(request)
-    required = request.tool_choice.mode in ("required", "function")
-    if tools and (required or (calls_only and request.response_format is None)):  # (1)
-        return _any_of([], tools)
+    if tools and (_requires_call(request) or (calls_only and request.response_format is None)):  # (1)
+        return _any_of([], tools, form)
     if tools and text_schema and text_schema != ANY_OBJECT:  # (2); a call is an object too, so ANY_OBJECT allows it
-        return _any_of([text_schema], tools)
+        return _any_of([text_schema], tools, form)
     return text_schema  # (3)
+
+
+def call_frame(request: Request, form: ToolFormat) -> CallFrame:
+    """Return what stands around the calls that `answer_schema` requires; nothing if it requires none.
+
+    Several calls are allowed if the client allows them and names no function.
+    """
+    if not (request.tools and _requires_call(request)):
+        return NO_FRAME
+    if request.parallel_tool_calls and request.tool_choice.mode == "required":
+        return form.frame
+    return msgspec.structs.replace(form.frame, between="")
 
 
 def copy_source_of(request: Request) -> str | None:
@@ -51,7 +64,7 @@ def copy_source_of(request: Request) -> str | None:
     """
     if request.kind != "chat" or request.response_format is not None:
         return None
-    if request.tools and request.tool_choice.mode in ("required", "function"):
+    if request.tools and _requires_call(request):
         return None
     return last_user_text(request.messages)
 
@@ -62,6 +75,10 @@ def last_user_text(messages: Sequence[Message]) -> str | None:
     if content is None or isinstance(content, str):
         return content
     return "\n".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def _requires_call(request: Request) -> bool:
+    return request.tool_choice.mode in ("required", "function")
 
 
 def _callable_tools(request: Request) -> tuple[Tool, ...]:
@@ -80,21 +97,21 @@ def _text_schema(request: Request) -> str:
     return ANY_OBJECT if requested.kind == "json_object" else requested.schema
 
 
-def _any_of(texts: list[str], tools: tuple[Tool, ...]) -> str:
+def _any_of(texts: list[str], tools: tuple[Tool, ...], form: ToolFormat) -> str:
     definitions: list[str] = []
     branches = [_embedded(text, "answer", definitions) for text in texts]
-    branches += [_call(tool, f"tool{at}", definitions) for at, tool in enumerate(tools)]
+    branches += [_call(tool, f"tool{at}", definitions, form.arguments_key) for at, tool in enumerate(tools)]
     shared = f',"$defs":{{{",".join(definitions)}}}' if definitions else ""
     if len(branches) == 1:
         return f"{branches[0][:-1]}{shared}}}"
     return f'{{"anyOf":[{",".join(branches)}]{shared}}}'
 
 
-def _call(tool: Tool, name: str, definitions: list[str]) -> str:
+def _call(tool: Tool, name: str, definitions: list[str], key: str) -> str:
     arguments = _NO_ARGUMENTS if tool.parameters == "{}" else _embedded(tool.parameters, name, definitions)
     return (
-        f'{{"type":"object","properties":{{"name":{{"const":{json.dumps(tool.name)}}},"arguments":{arguments}}},'
-        f'"required":["name","arguments"],"additionalProperties":false}}'
+        f'{{"type":"object","properties":{{"name":{{"const":{json.dumps(tool.name)}}},"{key}":{arguments}}},'
+        f'"required":["name","{key}"],"additionalProperties":false}}'
     )
 
 

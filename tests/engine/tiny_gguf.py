@@ -70,11 +70,13 @@ def write_tiny_gguf(
     words: Iterable[str] = WORDS,
     template: str | None = TEMPLATE,
     padding: int = 0,
+    marks: tuple[str, ...] = (),
 ) -> Path:
-    """Write the model with float32 weights; `padding` adds unused tokens to the vocabulary."""
+    """Write the model with float32 weights; `padding` adds unused tokens to the vocabulary, `marks` control tokens."""
     tokens, merges = vocabulary(words)
     tokens += [f"<unused{i}>" for i in range(padding)]
-    types = [TokenType.CONTROL if token in CONTROL else TokenType.NORMAL for token in tokens]
+    tokens += marks
+    types = [TokenType.CONTROL if token in (*CONTROL, *marks) else TokenType.NORMAL for token in tokens]
     draw = np.random.default_rng(seed)
     writer = GGUFWriter(path, "llama")
     writer.add_name("tiny")

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from router.errors import InvalidRequest
+from router.tool_calls.formats import NO_FRAME, CallFrame
 from router.types import Request, Sampling
 
 GuidedKey = Literal["guided_decoding", "structured_outputs"]
@@ -22,7 +23,7 @@ ANY_OBJECT = "{}"
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Constrained decoding. `grammar` is GBNF here and EBNF in vLLM, so the gateway only ever sends schemas.
 
-    `copy_source` and `answer_prefix` are understood by our engine alone (models.llama_cpp.protocol.Job).
+    `copy_source`, `answer_prefix` and `call_frame` are understood by our engine alone (models.llama_cpp.protocol.Job).
     """
 
     json: dict[str, object] | str | None = None  # a schema, or a string that contains one
@@ -30,6 +31,7 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     json_object: bool = False
     copy_source: str | None = None
     answer_prefix: str = ""
+    call_frame: CallFrame = NO_FRAME
 
     @property
     def schema(self) -> str:
@@ -108,6 +110,7 @@ def from_request(
     max_tokens: int,
     schema: str,
     guided_key: GuidedKey,
+    frame: CallFrame = NO_FRAME,
     temperature: float = 1.0,
     copy_source: str | None = None,
     answer_prefix: str = "",
@@ -119,6 +122,7 @@ def from_request(
         max_tokens: the answer's limit where the request has none.
         schema: JSON schema of the answer, "" for free text.
         guided_key: the field under which the tier's vLLM release reads grammars.
+        frame: what stands around the objects of the schema (our engine only).
         temperature: used where the request has none.
         copy_source: without a schema, the text that tool-call arguments must be copied from (our engine only).
         answer_prefix: the part of such an answer that was already generated.
@@ -128,7 +132,7 @@ def from_request(
     """
     sampling = request.sampling
     rules = (
-        _guided(schema)
+        _guided(schema, frame)
         if schema or copy_source is None
         else Guided(copy_source=copy_source, answer_prefix=answer_prefix)
     )
@@ -156,10 +160,12 @@ def from_request(
     )
 
 
-def _guided(schema: str) -> Guided:
+def _guided(schema: str, frame: CallFrame) -> Guided:
     if not schema:
         return Guided()
-    return Guided(json_object=True) if schema == ANY_OBJECT else Guided(json=msgspec.json.decode(schema))
+    if schema == ANY_OBJECT:
+        return Guided(json_object=True)
+    return Guided(json=msgspec.json.decode(schema), call_frame=frame)
 
 
 def encode(parameters: SamplingParameters) -> bytes:

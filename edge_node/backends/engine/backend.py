@@ -16,8 +16,9 @@ from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
+from router.tool_calls.formats import NO_FRAME, PLAIN
 from router.tool_calls.parser import ToolCallParser
-from router.tool_calls.schema import answer_schema
+from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, ToolCallDelta, Usage
 
 from ...config.schema import EngineConfig
@@ -184,9 +185,11 @@ class EngineBackend:
 
     def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
         request = call.request
-        schema = ""
+        schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
-            schema = answer_schema(request, calls_only=self._calls_only)
+            form = info.tool_format if (info := self._supervisor.info) is not None else PLAIN
+            schema = answer_schema(request, calls_only=self._calls_only, form=form)
+            frame = call_frame(request, form)
         may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
         copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
         deadline_s = _time_left_s(call)
@@ -199,6 +202,7 @@ class EngineBackend:
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,
                 json_schema=schema,
+                call_frame=frame,
                 may_refuse=may_refuse,
                 copy_from_prompt=copy_from_prompt,
                 logprobs=request.logprobs,
@@ -228,7 +232,7 @@ class _ChoiceStream:
         if self._tools is not None:
             text, calls = self._tools.feed(text)
             if reason is not None:
-                rest, more = self._tools.finish()
+                rest, more = self._tools.finish(cut=reason == "length")
                 text, calls = text + rest, calls + more
                 reason = "tool_calls" if self._tools.called and reason == "stop" else reason
         refused = emission.refused and self.job.refusal == "end"

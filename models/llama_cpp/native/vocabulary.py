@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import EngineUnavailable, InvalidRequest
+from router.tool_calls.parser import TEXT_MARKS
 
 from ...chat.template import MARK
 from . import bindings
@@ -23,7 +24,9 @@ Tokens = NDArray[np.int32]
 class Vocabulary:
     """Tables built at load, so that a token's text is one list look-up. Thread-safe after construction.
 
-    `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text.
+    `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text. A control
+    token that marks a tool call (Llama 3, Mistral, Phi) is text: `ToolCallParser` reads it.
+    `control_tokens`: those that are never text.
     `texts`: each token's text; None for one that is part of a character, or that needs handling (end, refusal).
     `guard`: first characters of control tokens, for `chat.template.render`.
     """
@@ -43,15 +46,17 @@ class Vocabulary:
         self._buffer = ctypes.create_string_buffer(_PIECE_BYTES)
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self.end_tokens = frozenset(t for t in range(self.size) if native.llama_vocab_is_eog(self.pointer, t))
-        self.control_tokens = tuple(t for t in range(self.size) if self._is_control(t))
+        controls = {t: self._piece(t, special=True).decode() for t in range(self.size) if self._is_control(t)}
+        marks = {token: text.encode() for token, text in controls.items() if text in TEXT_MARKS}
+        self.control_tokens = tuple(token for token in controls if token not in marks)
         self.max_piece_bytes = max(len(self._piece(token, special=True)) for token in range(self.size))
-        self._control_texts = tuple(
-            filter(None, (self._piece(token, special=True).decode() for token in self.control_tokens))
-        )
+        self._control_texts = tuple(filter(None, controls.values()))
         self.refuse_token = self._single_token(refuse) if refuse else None
         refuse_tokens = () if self.refuse_token is None else (self.refuse_token,)
         for token in (*self.end_tokens, *self.control_tokens, *refuse_tokens):
             self.pieces[token] = b""
+        for token, piece in marks.items():
+            self.pieces[token] = piece
         self.texts = [
             None if token in self.end_tokens or token == self.refuse_token else _text(piece)
             for token, piece in enumerate(self.pieces)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from router.errors import InvalidGrammar
+from router.tool_calls.formats import NO_FRAME, CallFrame
 
 _MAX_CHARACTERS = 64 * 1024  # of a schema
 _MAX_DEPTH = 24  # of a schema
@@ -21,6 +22,8 @@ _MAX_NODES = 2000
 _MAX_REPEATS = 512  # of minLength, maxItems, a pattern's {n}: each becomes that many rules
 _MAX_GBNF = 512 * 1024
 _NESTING = 6  # depth of a value without a schema
+_MAX_CALLS = 8  # in one answer that is constrained to calls
+_FRAMED = "framed-value"
 _SMALL_RANGE = 512  # integers that are listed one by one
 _STRUCTURE = frozenset(
     {"type", "properties", "items", "prefixItems", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "pattern"}
@@ -73,6 +76,15 @@ def schema_to_gbnf(schema: str) -> str:
     if len(gbnf) > _MAX_GBNF:
         raise InvalidGrammar(f"the schema allows too much: its grammar has more than {_MAX_GBNF} characters")
     return _with_bounded_values(gbnf)
+
+
+def framed(gbnf: str, frame: CallFrame) -> str:
+    """Put the text of `frame` around and between the values of a grammar from `schema_to_gbnf`."""
+    if frame == NO_FRAME:
+        return gbnf
+    before, between, after = map(json.dumps, (frame.before, frame.between, frame.after))
+    more = f" ({between} {_FRAMED}){{0,{_MAX_CALLS - 1}}}" if frame.between else ""
+    return f"root ::= {before} {_FRAMED}{more} {after}\n" + re.sub(r"(?m)^root ::=", f"{_FRAMED} ::=", gbnf)
 
 
 def _with_bounded_values(gbnf: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.errors import StreamBroken
 from router.tool_calls.parser import ToolCallParser
-from router.types import Message, Request, Tool, ToolChoice
+from router.types import Message, Request, Tool, ToolCallDelta, ToolChoice
 
 LAMP = Request(
     kind="chat",
@@ -20,6 +22,7 @@ LAMP = Request(
 CALL = '{"name": "lamp", "arguments": {"on": true}}'
 
 Call = tuple[str, str]
+BOTH: list[Call] = [("lamp", '{"on": true}'), ("fan", "{}")]
 
 
 def parse(text: str, *cuts: int, request: Request = LAMP) -> tuple[str, list[Call]]:
@@ -27,10 +30,15 @@ def parse(text: str, *cuts: int, request: Request = LAMP) -> tuple[str, list[Cal
     parser = ToolCallParser(request)
     ends = [*sorted(cuts), len(text)]
     results = [parser.feed(text[start:end]) for start, end in zip([0, *ends], ends, strict=False)] + [parser.finish()]
-    calls = [call for _, found in results for call in found]
-    assert [call.index for call in calls] == list(range(len(calls)))
+    calls: list[Call] = []
+    for delta in [delta for _, found in results for delta in found]:
+        assert (delta.id is None) is (delta.name is None)
+        if delta.name is not None:
+            assert delta.index == len(calls)
+            calls.append((delta.name, ""))
+        calls[delta.index] = (calls[delta.index][0], calls[delta.index][1] + delta.arguments)
     assert parser.called is bool(calls)
-    return "".join([piece for piece, _ in results]), [(call.name or "", call.arguments) for call in calls]
+    return "".join([piece for piece, _ in results]), calls
 
 
 # text → (text for the client, calls)
@@ -52,6 +60,23 @@ CASES: list[tuple[str, str, list[Call]]] = [
     (f"<tool_call>{CALL}</tool_call>\n<tool_call>{CALL}</tool_call>", "", [("lamp", '{"on": true}')] * 2),
     (f"I will. <tool_call>{CALL}</tool_call> Done.", "I will. Done.", [("lamp", '{"on": true}')]),
     (f"<tool_call>{CALL}", "", [("lamp", '{"on": true}')]),
+    # Other families, as their models write.
+    (f"```json\n{CALL}\n```", "", [("lamp", '{"on": true}')]),  # Qwen2.5 Coder
+    (f"Sure:\n```json\n{CALL}\n```\nDone.", "Sure:\nDone.", [("lamp", '{"on": true}')]),
+    (f"```\n{CALL}\n```", "", [("lamp", '{"on": true}')]),
+    ('<|python_tag|>{"name": "fan", "parameters": {"v": 1}}', "", [("fan", '{"v": 1}')]),  # Llama 3.1
+    ('{"name":"fan","parameters":{}}; {"name":"lamp","parameters":{}}', "", [("fan", "{}"), ("lamp", "{}")]),
+    ("[lamp(on=True), fan()]", "", [("lamp", '{"on": true}'), ("fan", "{}")]),  # Llama 3.2
+    ("<|python_start|>[fan(v=-1.5, w=[{'a': null}])]<|python_end|>", "", [("fan", '{"v": -1.5, "w": [{"a": null}]}')]),
+    ("""[lamp(room="it's ] \\" here", n=None)]""", "", [("lamp", '{"room": "it\'s ] \\" here", "n": null}')]),
+    (f"[TOOL_CALLS][{CALL}]", "", [("lamp", '{"on": true}')]),  # Mistral
+    (f'I will. [TOOL_CALLS] [{CALL}, {{"name":"fan","arguments":{{}},"id":"abcdefghi"}}]', "I will. ", BOTH),
+    ('[TOOL_CALLS]lamp[ARGS]{"on": true}[TOOL_CALLS]fan{}', "", BOTH),
+    ('[TOOL_CALLS]lamp[CALL_ID]abcdefghi[ARGS]{"on": true}', "", [("lamp", '{"on": true}')]),
+    (f'[{CALL}, {{"name": "fan"}}]', "", BOTH),  # a server dropped the mark
+    (f"<|tool_call|>[{CALL}]<|/tool_call|>", "", [("lamp", '{"on": true}')]),  # Phi
+    (f"functools[{CALL}]", "", [("lamp", '{"on": true}')]),
+    ("```tool_code\nfan(v=1)\n```", "", [("fan", '{"v": 1}')]),  # Gemma
     # No calls: passed on as they came.
     ("", "", []),
     ("Hello { world }", "Hello { world }", []),
@@ -76,6 +101,34 @@ CASES: list[tuple[str, str, list[Call]]] = [
     (f"<tool_call><tool_call>{CALL}</tool_call>", "<tool_call>", [("lamp", '{"on": true}')]),
     (f'{CALL}{{"name":"x"}}', '{"name":"x"}', [("lamp", '{"on": true}')]),
     ('{"name":"lamp","arguments":{"a":"\ud800"}}', '{"name":"lamp","arguments":{"a":"\ud800"}}', []),
+    (f'<tool_call>{CALL}{{"name":"x"}}', '{"name":"x"}', [("lamp", '{"on": true}')]),
+    *[
+        (text, text, [])
+        for text in (
+            '```json\n{"city": "Bern"}\n```',
+            "```python\nlamp(on=True)\n```",
+            "Use functools and functools.reduce [here].",
+            "[TOOL_CALLS",
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS] lamp",
+            "[TOOL_CALLS]lamp[ARGS]",
+            "[TOOL_CALLS]lamp[ARGS]{on}",
+            "[TOOL_CALLS]other[ARGS]{}",
+            "[TOOL_CALLS][]",
+            "<|python_tag|>print(lamp(on=True))",
+            "<|python_tag|>lamp.call(on=True)",
+            "[lamp(True)]",
+            "[lamp(**{'on': True})]",
+            "[lamp(on=other)]",
+            "[lamp(on=True), other()]",
+            "[lamp(on=1e999)]",
+            "[lamp(on=True",
+            "[lamp(on='\\ud800')]",
+            "[1, 2] is a list",
+            "[lamp] is a list",
+            "lamp(on=True)",
+        )
+    ],
 ]
 
 
@@ -96,6 +149,48 @@ def test_token_by_token_is_the_same(text: str) -> None:
     assert parse(text, *range(len(text))) == parse(text)
 
 
+STREAMED = msgspec.structs.replace(LAMP, stream=True)
+
+
+@pytest.mark.parametrize(("text", "left", "calls"), CASES)
+def test_a_stream_has_the_same_calls(text: str, left: str, calls: list[Call]) -> None:
+    """Unless the arguments turn out to be no JSON after they were partly sent: then the answer ends with an error."""
+    for cuts in ((), range(len(text))):
+        try:
+            assert parse(text, *cuts, request=STREAMED) == (left, calls)
+        except StreamBroken:
+            assert not calls
+            assert "{" in text
+
+
+def test_a_streamed_call_s_arguments_arrive_while_they_are_written() -> None:
+    """Its name comes first, with an id; a stop before its end is an error, the token limit is not."""
+    for start in (
+        '{"name": "lamp", "arguments": ',
+        '[TOOL_CALLS][{"name":"lamp","arguments":',
+        "[TOOL_CALLS]lamp[ARGS]",
+    ):
+        parser = ToolCallParser(STREAMED)
+        assert parser.feed(start) == ("", ())
+        ((delta,), more) = parser.feed('{"room": "ha')[1], parser.feed('ll"')[1]
+        assert (delta.index, delta.name, delta.arguments) == (0, "lamp", '{"room": "ha')
+        assert delta.id
+        assert more == (ToolCallDelta(0, 'll"'),)
+        assert parser.called
+        assert parser.finish(cut=True) == ("", ())
+    parser = ToolCallParser(STREAMED)
+    parser.feed('{"name": "lamp", "arguments": {"room": "ha')
+    with pytest.raises(StreamBroken, match="lamp"):
+        parser.finish()
+
+
+def test_without_parallel_calls_the_first_one_counts() -> None:
+    text = f'[TOOL_CALLS][{CALL}, {{"name": "fan", "arguments": {{}}}}]'
+    for stream in (False, True):
+        single = msgspec.structs.replace(LAMP, parallel_tool_calls=False, stream=stream)
+        assert parse(text, request=single) == ("", BOTH[:1])
+
+
 _FRAGMENTS = st.lists(
     st.sampled_from(
         [
@@ -114,6 +209,14 @@ _FRAGMENTS = st.lists(
             ";",
             ",",
             "a<",
+            "[",
+            "]",
+            "[TOOL_CALLS]",
+            "lamp",
+            "(on=1)",
+            "```json\n",
+            "```",
+            "[ARGS]",
         ]
     ),
     max_size=7,
