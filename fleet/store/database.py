@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, closing, nullcontext
 from typing import Any
 
 import anyio
 import msgspec
+from anyio import to_thread
 from asyncpg import InterfaceError as AsyncpgInterfaceError
 from asyncpg import PostgresError
 from sqlalchemy import URL, Column, ColumnElement, Text, bindparam, event, func, make_url, select, text
@@ -66,6 +68,8 @@ class Store:
         store = cls(engine)
         try:
             with _translated():
+                if store.is_sqlite:
+                    await to_thread.run_sync(_try_sqlite, engine.url.database or "")
                 async with engine.connect() as plain:
                     connection = await plain.execution_options(**{_WRITES: True})
                     await connection.run_sync(migrate)
@@ -169,6 +173,12 @@ def _engine(url: URL) -> AsyncEngine:
     return engine
 
 
+def _try_sqlite(path: str) -> None:
+    """Open the file once. If aiosqlite cannot, its thread outlives the event loop and prints a traceback."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA schema_version")
+
+
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver must not begin transactions by itself: see `_begin_sqlite`
     cursor = connection.cursor()
@@ -183,6 +193,9 @@ def _begin_sqlite(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+_LOST = (DBAPIError, sqlite3.Error, PoolTimeoutError, PostgresError, AsyncpgInterfaceError, OSError)
+
+
 class _translated:  # noqa: N801
     """Turns errors of a lost database into StoreUnavailable. Errors of the statement itself stay: they are faults."""
 
@@ -192,7 +205,7 @@ class _translated:  # noqa: N801
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None or isinstance(error, IntegrityError | ProgrammingError | CausewayError):
             return
-        if isinstance(error, DBAPIError | PoolTimeoutError | PostgresError | AsyncpgInterfaceError | OSError):
+        if isinstance(error, _LOST):
             reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or type(error).__name__
             message = f"the control plane's database does not answer: {reason}"
             raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error

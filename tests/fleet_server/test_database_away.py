@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,11 @@ async def test_a_wrong_url_says_what_to_give(url: str) -> None:
 
 
 async def test_a_database_that_does_not_answer_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable):
-        await Store.open("postgresql://causeway@127.0.0.1:1/none")
-    with pytest.raises(StoreUnavailable):
-        await Store.open(f"sqlite:///{tmp_path / 'no' / 'folder' / 'fleet.db'}")
+    """The thread of a connection would outlive the event loop."""
+    (tmp_path / "text.db").write_text("not a database\n" * 100)
+    urls = ["postgresql://causeway@127.0.0.1:1/none"]
+    urls += [f"sqlite:///{tmp_path / name}" for name in ("no/folder/fleet.db", "text.db")]
+    for url in urls:
+        with pytest.raises(StoreUnavailable):
+            await Store.open(url)
+        assert not [thread.name for thread in threading.enumerate() if "_connection_worker" in thread.name]
