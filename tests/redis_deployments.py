@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from .redis_server import PATIENCE_S, RedisServer, free_port
+from .ports import free_port
+from .redis_server import PATIENCE_S, RedisServer
 
 MASTER = "causeway"
 _TICK_S = 0.05

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,7 +20,9 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-PATIENCE_S = 30.0
+from .ports import free_port
+
+PATIENCE_S = 60.0
 
 
 class RedisServer:
@@ -105,12 +106,6 @@ class RedisServer:
 def unreachable_redis() -> redis.asyncio.Redis:
     """A client of a port where nothing listens; each command fails at once."""
     return redis.asyncio.Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,15 +16,11 @@ from pathlib import Path
 import psutil
 import urllib3
 
+from .ports import free_port
+
 BIN = Path(sys.executable).parent
 READY_S = 90.0
 TOKEN = "edge-under-test"
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Process:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from models.catalog.artifact import Manifest, save_manifest, sha256_of
 from router.bundle.protocol import BoxState
 
 from ..engine.tiny_gguf import write_tiny_gguf
+from ..ports import free_port
 from .fleet import FACTORY, Publisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
@@ -49,9 +49,7 @@ class DaemonProcess:
     def __init__(self, folder: Path, publisher: Publisher) -> None:
         self.folder = folder
         (folder / "state" / "fleet").mkdir(parents=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         (folder / "edge.yaml").write_text(CONFIG.format(port=self.port))
         (folder / "policy.yaml").write_text(FACTORY)
         model = folder / "models" / "m-small"

@@ -17,7 +17,7 @@ from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CHAT = {"model": "large", "messages": [{"role": "user", "content": "hello"}]}
 
 

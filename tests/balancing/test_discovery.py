@@ -112,7 +112,7 @@ async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pool
         pools = Pools(start, [Tier(tier, ChatFormat("")) for tier in start.tiers], clients, resolve=resolver)
         await pools.prepare()
         tasks.start_soon(pools.watch)
-        with anyio.fail_after(20.0):
+        with anyio.fail_after(60.0):
             yield pools, clients
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):

@@ -29,7 +29,7 @@ REFUSED = CloudUnreachable("no", phase="connect")
 async def watching(bed: Bed) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bed.pool.watch)
-        with anyio.fail_after(20.0):
+        with anyio.fail_after(60.0):
             yield
         tasks.cancel_scope.cancel()
 

@@ -20,9 +20,10 @@ import psutil
 
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
 from cloud_pool.accounts.identity.principal import Grants, Scope
+from tests.ports import free_port
 from tests.redis_deployments import SentinelDeployment
 from tests.redis_server import RedisServer
-from tests.stack import Process, free_port
+from tests.stack import Process
 
 from .without import CONFIG, PATCHES, Off
 

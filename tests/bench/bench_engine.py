@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,6 +37,7 @@ from models.train.export.quantize import quantize
 from router.types import Message, Request, Sampling, Target
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf
+from ..ports import free_port
 from .rows import Row
 
 BATCHES = (1, 4, 8, 16)
@@ -332,7 +332,7 @@ async def _ours(path: Path, threads: int) -> AsyncIterator[_Ours]:
 
 @contextlib.asynccontextmanager
 async def _theirs(path: Path, threads: int) -> AsyncIterator[_Theirs]:
-    port = _free_port()
+    port = free_port()
     words = [
         f"--model={path}",
         f"--n_threads={threads}",
@@ -363,12 +363,6 @@ async def _reachable(session: aiohttp.ClientSession, url: str, server: subproces
                     return
         await asyncio.sleep(0.1)
     raise RuntimeError("llama_cpp.server did not start")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _text(number: int) -> str:

@@ -197,7 +197,7 @@ async def test_cancel_before_the_request_is_sent_leaves_no_task(turns: int) -> N
         for _ in range(turns):
             await asyncio.sleep(0)
         stream.cancel()
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             await stream.ended()
             with suppress(CallCancelled):
                 await waiting

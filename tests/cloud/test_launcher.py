@@ -95,7 +95,7 @@ class Bed:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for the effect of another process."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60.0):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 

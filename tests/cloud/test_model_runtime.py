@@ -16,7 +16,7 @@ from models.llama_cpp.protocol import EngineOptions, EngineStats
 from router.errors import CausewayError
 
 pytestmark = pytest.mark.engine
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LONG = SamplingParameters(max_tokens=1900, temperature=0.0, ignore_eos=True)
 
 

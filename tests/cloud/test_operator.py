@@ -23,7 +23,7 @@ from tests.accounts.identity.token_issuer import Issuer
 
 from .unreachable import unreachable_tier
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 PUBLIC = {"/healthz": 200, "/health": 200, "/readyz": 503, "/metrics": 404, "/reload": 404, "/drain": 404}
 OPERATORS = {"/readyz": 503, "/metrics": 200, "/reload": 404, "/drain": 405, "/healthz": 404, "/v1/models": 404}
 

@@ -34,7 +34,7 @@ from router.types import Chunk, Message, Request
 
 Reply: TypeAlias = service_pb2.ModelStreamInferResponse
 Script = Callable[[service_pb2.ModelInferRequest, grpc.aio.ServicerContext], AsyncIterator[Reply]]
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def piece(text: str = "", reason: str = "None", *, tokens: int = 1, inputs: int = 5, final: bool = False) -> Reply:

@@ -31,7 +31,7 @@ TIER = Tier(TierConfig(name="large", aliases=("big",)), ChatFormat("template"))
 TIERS = {"large": TIER, "big": TIER}
 HEAD = AnswerHead((("x-causeway-tier", "large"),))
 USAGE = Usage(20, 3)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _ids = itertools.count()
 
 

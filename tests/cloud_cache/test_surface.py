@@ -70,7 +70,7 @@ def lines_of(path: str) -> list[str]:
 
 async def audited(config: Config, count: int) -> list[dict[str, Any]]:
     """Return the audit records, by outcome of the cache, once there are `count`."""
-    ends = time.monotonic() + 20.0
+    ends = time.monotonic() + 60.0
     while True:
         lines = lines_of(config.audit_file)
         if len(lines) >= count:

@@ -30,7 +30,7 @@ from tests.jobs.test_api import TIER
 from tests.redis_deployments import SentinelDeployment, running
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 CHAT = {"model": "large", "messages": [{"role": "user", "content": "a question"}]}
 
 

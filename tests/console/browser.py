@@ -17,13 +17,14 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
 from edge_node.deploy.prepare.chromium import find_chromium
 
 Scheme = Literal["light", "dark"]
 VENDOR = Path(__file__).parent / "vendor"
-PATIENCE_MS = 20_000.0
+PATIENCE_MS = 60_000.0
+expect.set_options(timeout=PATIENCE_MS)  # not the default of five seconds
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",

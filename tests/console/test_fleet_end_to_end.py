@@ -46,17 +46,17 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await kiosk.get_by_role("button", name="New rollout").click()
             await page.get_by_label("Bundle id").fill(bundle)
             await press(page, ["Enter"])
-            await expect(page.get_by_role("heading", name="kiosk stage")).to_be_visible(timeout=20_000)
+            await expect(page.get_by_role("heading", name="kiosk stage")).to_be_visible()
             await confirm(page, "Pause", "Reason", "watching store 12")
             await expect(page.get_by_role("heading", name="kiosk paused")).to_be_visible()
-            await expect(page.locator(".notes, .metric").first).to_be_visible(timeout=20_000)
+            await expect(page.locator(".notes, .metric").first).to_be_visible()
             assert await accessibility_faults(page) == []
             detail = await server.get(f"/v1/rollouts/{page.url.rpartition('/')[2]}")
             margins = {metric["name"]: metric["margin"] for metric in detail["looks"][-1]["metrics"]}
             assert margins.pop("quorum") is None
             assert margins == {"errors": 0.02, "degraded": 0.05, "latency": 0.05, "rolled_back": 0.02, "silent": 0.02}
             await confirm(page, "Abort", "Reason", "found a bug")
-            await expect(page.get_by_role("heading", name="kiosk revert")).to_be_visible(timeout=20_000)
+            await expect(page.get_by_role("heading", name="kiosk revert")).to_be_visible()
             await expect(page.locator(".events")).to_contain_text("rollout abort by bootstrap: found a bug")
 
             await page.get_by_role("link", name="Devices", exact=True).click()

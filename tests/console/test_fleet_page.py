@@ -317,7 +317,7 @@ async def test_a_refresh_keeps_what_the_reader_opened(origin: str, fleet: FleetF
         await page.get_by_text("All looks as a table").click()
         await page.get_by_text("All looks as a table").focus()
         fleet.rollouts["r-0107"]["stage"] = 2
-        await expect(page.locator("[aria-current=step]")).to_contain_text("25 %", timeout=20_000)
+        await expect(page.locator("[aria-current=step]")).to_contain_text("25 %")
         await expect(page.locator("details tbody")).to_be_visible()
         await expect(page.get_by_text("All looks as a table")).to_be_focused()
 
@@ -326,10 +326,10 @@ async def test_a_control_plane_that_is_away_is_said(origin: str, chromium: Brows
     async with open_page(chromium, f"{origin}/console", allowed="ERR_") as (page, _):
         await expect(page.locator(".card")).to_have_count(3)
         await page.route("**/v1/**", lambda route: route.abort())
-        await expect(page.locator("#lost")).to_contain_text("does not answer", timeout=20_000)
+        await expect(page.locator("#lost")).to_contain_text("does not answer")
         await expect(page.locator(".card")).to_have_count(3)
         await page.unroute("**/v1/**")
-        await expect(page.locator("#lost")).to_be_hidden(timeout=20_000)
+        await expect(page.locator("#lost")).to_be_hidden()
 
 
 async def test_a_session_that_ended_leads_to_the_entrance(origin: str, fleet: FleetFixture, chromium: Browser) -> None:

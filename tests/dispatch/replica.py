@@ -20,7 +20,8 @@ from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
-from tests.stack import Process, free_port
+from tests.ports import free_port
+from tests.stack import Process
 
 ROOT = Path(__file__).parents[2]
 MODELS = ("obedient", "picky")

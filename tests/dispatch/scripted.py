@@ -16,8 +16,8 @@ from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable
 
-PATIENCE_S = 20.0
-LEFT_S = 30.0
+PATIENCE_S = 60.0
+LEFT_S = 90.0
 
 Step = str | float | int | Exception | asyncio.Event
 """A piece of text; seconds that pass; turns of the loop; an error; something to wait for."""

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from tests.cloud.conftest import PATIENCE_S, Command, Pool, pool, triton_environment
-from tests.stack import free_port
+from tests.ports import free_port
 
 __all__ = ["pool", "triton_environment"]
 

@@ -12,7 +12,8 @@ import openai
 import psutil
 import pytest
 
-from tests.stack import Stack, free_port
+from tests.ports import free_port
+from tests.stack import Stack
 
 from .requests import LONG, LONG_ANSWER, OUTSIDE, SHORT, ask, read, record, stream
 

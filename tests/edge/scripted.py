@@ -268,7 +268,7 @@ def _embeddings(body: dict[str, object]) -> dict[str, object]:
     }
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait for something that happens on its own: a task that ends, a connection that is noticed to be gone."""
     with contextlib.suppress(asyncio.TimeoutError):
         await asyncio.wait_for(_poll(condition), timeout_s)

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -225,7 +226,7 @@ async def daemon(tmp_path: Path, settings: Config) -> AsyncIterator[tuple[asynci
     )  # fmt: skip
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 20)
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
         assert line, (await process.stderr.read()).decode() if process.stderr else ""
         yield process, msgspec.json.decode(line, type=Started)
     finally:
@@ -239,7 +240,7 @@ def cloud_only(tmp_path: Path, url: str) -> Config:
         tmp_path,
         policy=POLICY,
         cloud=url,
-        server=ServerConfig(port=0, socket=str(tmp_path / "edge.sock"), drain_s=5.0),
+        server=ServerConfig(port=0, socket=str(tmp_path / "edge.sock"), drain_s=240.0),
     )
     engine = msgspec.structs.replace(settings.engine, enabled=False)
     return msgspec.structs.replace(settings, engine=engine)
@@ -261,7 +262,7 @@ async def test_a_signal_drains_and_ends_the_process(tmp_path: Path, how: signal.
             cloud.gate.set()
             async with await response_task as response:
                 assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     assert not os.path.exists(tmp_path / "edge.sock")  # noqa: ASYNC240, PTH110
     await cloud.stop()
 
@@ -283,7 +284,7 @@ async def test_a_sigint_during_the_drain_ends_it_at_once(tmp_path: Path) -> None
         process.send_signal(signal.SIGINT)
         async with await response_task as response:
             assert response.status == 503
-        assert await asyncio.wait_for(process.wait(), 4) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
         await until(lambda: cloud.running == 0)
     await cloud.stop()
 
@@ -307,7 +308,7 @@ async def test_a_second_sigterm_is_ignored(tmp_path: Path) -> None:
         cloud.gate.set()
         async with await response_task as response:
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
     await cloud.stop()
 
 
@@ -317,12 +318,11 @@ async def test_sighup_reloads_the_policy(tmp_path: Path) -> None:
         (tmp_path / "policy.yaml").write_text(POLICY.replace("name: test", "name: changed"))
         process.send_signal(signal.SIGHUP)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{started.port}") as session:
-            for _ in range(200):
+            name, ends = "", time.monotonic() + 60.0
+            while name != "changed":
+                assert time.monotonic() < ends, name
                 async with session.get("/readyz") as response:
                     name = (await response.json())["policy"]["name"]
-                if name == "changed":
-                    break
-        assert name == "changed"
 
 
 @pytest.mark.slow

@@ -261,7 +261,7 @@ async def test_a_stuck_disk_costs_one_short_wait(tmp_path: Path) -> None:
         await until(lambda: stored(tmp_path) == 1)
         database = cache.database
         assert database is not None
-        database.write(Write("SELECT ?", lambda: (float(stuck.wait(20.0)),)))
+        database.write(Write("SELECT ?", lambda: (float(stuck.wait(60.0)),)))
         await until(lambda: database.stats().queued_writes == 0)
         assert await cache.lookup_disk(key(1), REQUEST) is None
         stuck.set()

@@ -66,12 +66,12 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
         served.set()
 
     journal = BackgroundSqlite(tmp_path / "j.sqlite", "CREATE TABLE t (a)", trim=tell, linger_s=0.0)
-    reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=20.0))
+    reading = asyncio.create_task(journal.read("SELECT 1", timeout_s=60.0))
     await tasks_started()
     journal.write(Write("INSERT INTO t VALUES (1)", ()))  # written after the read is served
     journal.start()
     try:
-        assert served.wait(20.0)  # without a turn of the loop: the rows are on their way
+        assert served.wait(60.0)  # without a turn of the loop: the rows are on their way
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading

@@ -17,7 +17,7 @@ import pytest
 from edge_node.config.schema import KeyConfig, ServerConfig
 from router.errors import ConfigError
 
-from .box import POLICY, Box, running
+from .box import Box, running
 from .scripted import EDGE_WORDS, until
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ class Raw:
         self.writer.write(data)
         await self.writer.drain()
 
-    async def answer(self, timeout_s: float = 5.0) -> tuple[int, bytes]:
+    async def answer(self, timeout_s: float = 60.0) -> tuple[int, bytes]:
         """One response's status and body; (0, b"") when the connection was closed instead."""
         try:
             head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), timeout_s)
@@ -47,7 +47,7 @@ class Raw:
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
         return int(head.split()[1]), await self.reader.readexactly(int(fields.get(b"content-length", b"0")))
 
-    async def closed(self, timeout_s: float = 5.0) -> bool:
+    async def closed(self, timeout_s: float = 60.0) -> bool:
         try:
             return await asyncio.wait_for(self.reader.read(1 << 20), timeout_s) == b""
         except ConnectionError:
@@ -138,16 +138,18 @@ async def test_a_body_that_is_too_large_is_a_413(tmp_path: Path, chunked: bool) 
 
 async def test_partly_received_bodies_are_bounded_together(tmp_path: Path) -> None:
     limit = 100_000
-    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=5.0)) as box:
+    async with running(tmp_path, server=ServerConfig(port=0, max_body_bytes=limit, read_timeout_s=60.0)) as box:
         clients = [await asyncio.open_connection("127.0.0.1", box.app.port) for _ in range(12)]
         for _, writer in clients:
             writer.write(HEAD + b"Content-Length: 100000\r\n\r\n" + b" " * 90_000)
         answers = [asyncio.ensure_future(reader.readline()) for reader, _ in clients]
-        refused, waiting = await asyncio.wait(answers, timeout=0.5)
-        for answer in waiting:
-            answer.cancel()
-        assert 1 <= len(refused) <= 6
+        # 8 of them fit into 8 times the limit. A refusal gives its bytes back, so not many more than 4 are refused.
+        await until(lambda: sum(answer.done() for answer in answers) >= 4)
+        refused = [answer for answer in answers if answer.done()]
+        assert len(refused) <= 6
         assert {answer.result().split()[1] for answer in refused} == {b"429"}
+        for answer in answers:
+            answer.cancel()
         for _, writer in clients:
             writer.close()
         await assert_still_well(box)
@@ -398,12 +400,12 @@ async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_reads_nothing_is_dropped_at_the_deadline(tmp_path: Path) -> None:
-    config = ServerConfig(port=0, default_deadline_s=0.5)
-    async with running(tmp_path, policy=POLICY, server=config) as box:
+    async with running(tmp_path) as box:
         box.engine.flood = True
         async with raw(box) as client:
             body = BODY.replace(b'"auto"', b'"small", "stream": true')
-            await client.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            head = HEAD + b"x-causeway-deadline-ms: 1500\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await client.send(head + body)
             await until(lambda: box.engine.running == 1)
             await until(lambda: box.engine.running == 0)
         await until(lambda: box.parts.decisions.memory_count == 1)

@@ -223,7 +223,7 @@ def test_if_up_is_killed_its_programs_end(start: Start) -> None:
     children = up.children()
     up.process.kill()
     up.process.wait()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    gone, alive = psutil.wait_procs(children, timeout=60)
     assert (len(gone), alive) == (3, [])
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from fleet.cli.commands import main
 from tests.fleet.trust.signed_fleet import SignedFleet
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 
 class Process:

@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 from edge_node.deploy.prepare.postgres import ADVICE, find_postgres
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 
 class PostgresServer:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.check.sources import ROOT
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 

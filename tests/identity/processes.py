@@ -19,7 +19,8 @@ from fleet.repository.template import new_fleet
 from fleet.store.database import Store
 from fleet.store.enrolment import new_join_token
 from fleet.store.revocations import revoke
-from tests.stack import Process, free_port
+from tests.ports import free_port
+from tests.stack import Process
 
 ROOT = Path(__file__).parents[2]
 FLEET = """version: 1

@@ -68,7 +68,7 @@ class ScriptedPlane:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait until the condition holds; it is looked at after each message."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while not condition():
                 await self.heard.wait()
 

@@ -25,7 +25,7 @@ from fleet.store.revocations import revoke
 from router.bundle.protocol import BoxState
 from router.errors import AuthenticationFailed
 from tests.fleet_server.conftest import fleet_folder as fleet_folder  # a fixture
-from tests.stack import free_port
+from tests.ports import free_port
 
 from .test_box import Box, eventually
 from .test_gateways import Gateway
@@ -152,34 +152,31 @@ async def test_status_and_telemetry_arrive(server: Server, tmp_path: Path) -> No
         box.report = AgentReport(state=BoxState.TRIAL, running=BUNDLE, since=box.time.unix)
         box.link.changed()
         box.sums.add(7)
-        for _ in range(2):
-            await box.time.pass_s(70)
         query = f"select requests, latency_0 from telemetry where device = 'kiosk-1' and bundle = '{BUNDLE}'"
-        await _until(server, query, (7, 7))
-        await _until(server, "select state, running from devices", ("trial", BUNDLE))
+        await _until(server, box, query, (7, 7))
+        await _until(server, box, "select state, running from devices", ("trial", BUNDLE))
 
 
-async def _until(server: Server, query: str, row: tuple[object, ...]) -> None:
-    async with asyncio.timeout(20):
-        while await server.row(query) != row:  # noqa: ASYNC110 -- of another process or task, without an event
-            await asyncio.sleep(0.02)
+async def _until(server: Server, box: Box, query: str, row: tuple[object, ...]) -> None:
+    """Let time pass until the control plane's database has the row."""
+    async with asyncio.timeout(60):
+        while await server.row(query) != row:
+            await box.time.pass_s(31)
+            await asyncio.sleep(0.05)
 
 
 async def test_a_cut_network_heals_and_counts_once(server: Server, tmp_path: Path) -> None:
     async with (await server.joined(tmp_path / "box")).running() as box:
+        await eventually(lambda: box.wakes == 1)
         await box.time.pass_s(2)
         await eventually(lambda: server.plane.wakes.parked == 1)
         await server.stop()
         box.sums.add(5)
-        for _ in range(4):
-            await box.time.pass_s(61)
-        await eventually(lambda: any("cannot be reached" in problem for problem in box.link.problems))
+        await box.until(lambda: any("cannot be reached" in problem for problem in box.link.problems))
         assert box.link.tokens.token, "the token is still valid"
         await server.start()
-        for _ in range(4):
-            await box.time.pass_s(61)
-        await eventually(lambda: not any("cannot be reached" in problem for problem in box.link.problems))
-        await _until(server, "select requests from telemetry", (5,))
+        await box.until(lambda: not any("cannot be reached" in problem for problem in box.link.problems))
+        await _until(server, box, "select requests from telemetry", (5,))
 
 
 async def test_a_control_plane_that_is_away_for_long(server: Server, tmp_path: Path) -> None:
@@ -188,15 +185,11 @@ async def test_a_control_plane_that_is_away_for_long(server: Server, tmp_path: P
         await eventually(lambda: box.link.tokens.token)
         old = box.link.tokens.token
         await server.stop()
-        for _ in range(12):
-            await box.time.pass_s(61)
-        await eventually(lambda: any("cannot be renewed" in problem for problem in box.link.problems))
+        await box.until(lambda: any("cannot be renewed" in problem for problem in box.link.problems))
         assert box.link.tokens.token == ""
         await server.start()
         box.time.unix = time.time()  # the control plane's clock did not go on with the test's
-        for _ in range(3):
-            await box.time.pass_s(61)
-        await eventually(lambda: box.link.tokens.token not in ("", old))
+        await box.until(lambda: box.link.tokens.token not in ("", old))
 
 
 async def test_a_wrong_clock_gets_a_token(server: Server, tmp_path: Path) -> None:

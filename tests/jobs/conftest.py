@@ -22,7 +22,7 @@ from cloud_pool.jobs.stores import JobStores
 
 from .redis_server import RedisServer
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 _prefixes = itertools.count()
 BODY = b'{"model":"large","messages":[{"role":"user","content":"a secret question"}]}'
 

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 
 
 class RedisServer:

@@ -22,7 +22,7 @@ from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ConfigError
 from tests.cloud.conftest import Command, until
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 from .redis_server import RedisServer
 from .scripted_worker import ScriptedRunner, answers

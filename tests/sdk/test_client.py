@@ -395,7 +395,7 @@ async def test_leaving_a_stream_stops_the_work(box: Box, connect: Connect) -> No
     box.handler = stream_of(delta("a"), delta("b"), end="stall")
     pieces, _ = await (await connect(box.url)).pieces("x", stop_after=1)
     assert len(pieces) == 1
-    await asyncio.wait_for(box.left.wait(), 5)
+    await asyncio.wait_for(box.left.wait(), 60)
 
 
 async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
@@ -414,7 +414,7 @@ async def test_cancelling_a_task_stops_the_work(box: Box) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(box.left.wait(), 5)
+        await asyncio.wait_for(box.left.wait(), 60)
 
 
 # --- trying again ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
-_FLUSH_S = 2.0
+_FLUSH_S = 5.0
 _SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
 _REVOKED = ("device_revoked", "device_unknown")
 
@@ -164,7 +164,7 @@ class FleetConnection:
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
-        """Send the telemetry that waits, for at most two seconds, and close the connections."""
+        """Send the telemetry that waits, for at most five seconds, and close the connections."""
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
                 self._telemetry.cut(self._agent_report().running)

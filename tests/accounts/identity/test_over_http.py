@@ -239,7 +239,7 @@ async def test_a_client_that_leaves_pays_and_leaves_one_audit_record(issuer: Iss
         await gateway.service.reached.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 if "client_gone" in gateway.metrics():
                     break

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from ...ports import free_port
 from ..__main__ import RESULTS, machine, with_section
 from .load import Plan, Round, Server
 from .run import ROOT, edge, median, play, server
@@ -118,7 +118,7 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _nginx(command: str, folder: Path, upstream: int) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     config = folder / "nginx.conf"
     config.write_text(_NGINX.format(folder=folder, upstream=upstream, port=port))
     with _running([command, "-c", str(config), "-p", str(folder)], {}, f"http://127.0.0.1:{port}/v1/models") as pids:
@@ -127,7 +127,7 @@ def _nginx(command: str, folder: Path, upstream: int) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def _litellm(command: Path, folder: Path, upstream: int) -> Iterator[Server]:
-    port = _free_port()
+    port = free_port()
     config = folder / "litellm.yaml"
     config.write_text(_LITELLM.format(upstream=upstream))
     argv = [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--telemetry", "False"]
@@ -160,12 +160,6 @@ def _answers(url: str) -> bool:
             return True
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":
