@@ -11,6 +11,7 @@ or `await app.serve()`, which does all three and ends on SIGTERM or SIGINT.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,9 +31,10 @@ from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
 from .daemon.manifests import cache_scope, model_temperatures, weights_of
 from .daemon.systemd import SystemdNotifier
-from .http.api import Api
+from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
+from .jobs.entry import JobEntry
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
@@ -55,6 +57,9 @@ if TYPE_CHECKING:
     from .agent.host import FleetLink
     from .agent.link.connection import FleetConnection
     from .backends.cloud.credentials import Credentials
+    from .jobs.api import JobApi
+    from .jobs.runner import JobRunner
+    from .jobs.store import JobStore
     from .observability.tracing import RequestTracer
 
 __all__ = ["App", "build"]
@@ -176,6 +181,20 @@ def build(
             follow(connection, agent)
         return agent
 
+    def make_jobs(folder: Path) -> tuple[JobStore, JobRunner, JobApi]:
+        # Imported only when needed: most boxes have no jobs.
+        from .jobs.api import JobApi
+        from .jobs.runner import JobRunner
+        from .jobs.store import JobStore
+
+        store = JobStore(folder, config.jobs, clock)
+        chance = random.Random(os.urandom(16))
+        runner = JobRunner(
+            store, service, cloud, lambda: policies.active.revision, config.jobs, clock, new_decision_id, chance
+        )
+        return store, runner, JobApi(config.jobs, store, runner, service, reader)
+
+    reader = RequestReader(config.server)
     parts = Components(
         started=clock.monotonic(),
         clock=clock,
@@ -198,8 +217,8 @@ def build(
         agent=make_agent(booted),
         fleet=connection,
         fleet_problem=fleet_problem,
+        jobs=JobEntry(state_dir, make_jobs),
     )
-    reader = RequestReader(config.server)
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
     api = Api(
         service=service,
@@ -210,7 +229,8 @@ def build(
         clock=clock,
         readiness=parts.readiness,
         tracing=parts.tracing,
-        more_paths=console.paths(),
+        more_paths={**console.paths(), **parts.jobs.paths()},
+        more_prefixes=parts.jobs.prefixes(),
     )
     app = App(config, parts, api, SystemdNotifier(environ), state_folder)
     return app

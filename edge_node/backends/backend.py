@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
+from router.errors import BackendError
+from router.jobs.states import JobEvent
+from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
 
 
@@ -20,6 +23,30 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"answered by tier {self.tier}: {self.reason}" if self.degraded else ""
+
+
+class JobTerms(msgspec.Struct, frozen=True):
+    """A request that is a job: it may wait in the cloud, and has one effect there by its key.
+
+    `pin` notes the target that the request is about to be sent to; False: the job was cancelled meanwhile.
+    """
+
+    key: str  # the cloud's Idempotency-Key
+    priority: Priority
+    pin: Callable[[str], Awaitable[bool]]
+
+
+class CloudJobEnded(BackendError):
+    """The cloud ended the job without an answer; another try with its key finds the same end."""
+
+    code = "cloud_job_ended"
+    retryable = False
+
+    def __init__(self, event: JobEvent, body: bytes, message: str) -> None:
+        """`event`: how the job of the device ends, too. `body`: the cloud's error object, JSON."""
+        super().__init__(message, phase="stream")
+        self.event = event
+        self.body = body
 
 
 class BackendRequest(msgspec.Struct, frozen=True):
@@ -35,6 +62,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     policy: str = ""  # name@revision, for the upstream's records
     cacheable: bool = True  # False: the policy keeps the answer out of caches, the cloud's included
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
+    job: JobTerms | None = None  # the request is a job
 
 
 class Backend(Protocol):

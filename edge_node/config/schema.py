@@ -85,6 +85,22 @@ class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: Literal["cheap", "all"] = "cheap"
 
 
+class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_jobs: Positive = 20_000
+    max_bytes: Positive = 256 * 1024 * 1024
+    bulk_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
+    default_deadline_s: Seconds = 86400.0
+    max_deadline_s: Seconds = 60 * 86400.0
+    result_ttl_s: Seconds = 86400.0
+    dead_letter_ttl_s: Seconds = 7 * 86400.0
+    max_result_bytes: Positive = 4 * 1024 * 1024
+    max_attempts: Positive = 5
+    device_concurrency: Positive = 2
+    cloud_concurrency: Positive = 16
+    steady_per_s: Seconds = 5.0
+    jitter_s: NonNegativeSeconds = 30.0
+
+
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""
     sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
@@ -108,6 +124,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cloud: CloudConfig = CloudConfig()
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
+    jobs: JobsConfig = JobsConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"
@@ -153,6 +170,20 @@ MEANING: Mapping[str, str] = {
     "decisions.max_age_s": "maximum age of decision records on disk",
     "decisions.record": "`cheap`: every signal but prompt tokens and quality, which are recorded if the policy names "
     "them; `all`: these as well, computed for each request that is decided, so that any policy can be replayed",
+    "jobs.max_jobs": "maximum of jobs that have not ended; a job beyond it takes the place of bulk jobs, or is refused",
+    "jobs.max_bytes": "maximum size of all requests and results of jobs on disk",
+    "jobs.bulk_share": "share of both that bulk jobs may fill; the rest is reserved for the others",
+    "jobs.default_deadline_s": "deadline of a job that sets none",
+    "jobs.max_deadline_s": "latest deadline of a job",
+    "jobs.result_ttl_s": "how long a job that ended, and its result, are kept",
+    "jobs.dead_letter_ttl_s": "how long a dead letter is kept",
+    "jobs.max_result_bytes": "maximum size of one result; a job with a larger one fails",
+    "jobs.max_attempts": "runs that may fail before a job is a dead letter; waiting for the cloud is no run",
+    "jobs.device_concurrency": "jobs that run on the device at the same time, beside requests",
+    "jobs.cloud_concurrency": "jobs that are in the cloud at the same time",
+    "jobs.steady_per_s": "jobs per second that this box is expected to send to the cloud; it never sends more than "
+    "three times as many",
+    "jobs.jitter_s": "longest random pause before waiting jobs are sent when the cloud comes back",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
     "fleet.trial_s": "least duration of the trial of a new bundle, in which this box may undo it; "

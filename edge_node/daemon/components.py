@@ -11,6 +11,7 @@ from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..http.api import Readiness
 from ..http.listener import ConnectionTable
+from ..jobs.entry import JobEntry
 from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
@@ -46,6 +47,7 @@ class Components:
     engines: EnginePool | None
     cloud: CloudBackend | None
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
+    jobs: JobEntry
     tracing: RequestTracer | None = None
     agent: Agent | None = None  # of a box that joined a fleet
     fleet: FleetConnection | None = None  # the same
@@ -75,6 +77,7 @@ class Components:
             *(() if self.engines is None else self.engines.problems),
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
+            *self.jobs.problems,
             self.policies.persist_problem,
             *(() if self.fleet is None else self.fleet.problems),
             self.fleet_problem,
@@ -100,6 +103,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _storage_gauges(parts)
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
+    yield from _job_gauges(parts.jobs)
     if parts.fleet is not None:
         yield from _fleet_gauges(parts.fleet)
     report = parts.policies.report
@@ -175,6 +179,22 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
             "1: the cloud refuses the token (HTTP 401).",
             float(parts.cloud.health.token_refused),
         )
+
+
+def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
+    if (stats := jobs.stats) is None:
+        return
+    bulk, others = (("class", "bulk"),), (("class", "reserved"),)
+    yield Gauge("causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.bulk, bulk)
+    yield Gauge(
+        "causeway_edge_jobs_unfinished", "Jobs that have not ended, by class.", stats.unfinished - stats.bulk, others
+    )
+    yield Gauge("causeway_edge_jobs_bytes", "Bytes of the requests and results of jobs.", stats.bytes)
+    yield Gauge("causeway_edge_jobs_accepted", "Jobs that were accepted.", stats.accepted, is_counter=True)
+    yield Gauge("causeway_edge_jobs_dropped", "Bulk jobs that gave way to newer jobs.", stats.dropped, is_counter=True)
+    for state, count in stats.ended.items():
+        labels = (("state", state),)
+        yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
 
 
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:

@@ -139,6 +139,7 @@ class App:
         await asyncio.to_thread(self._close_stores)
 
     def _close_stores(self) -> None:
+        self._parts.jobs.close()
         self._parts.cache.close()
         self._parts.decisions.close()
         self._parts.spend.close()
@@ -213,6 +214,7 @@ class App:
                 tasks.start_soon(parts.agent.run)
             if parts.fleet is not None:
                 tasks.start_soon(parts.fleet.run)
+            await parts.jobs.start(tasks)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()

@@ -4,6 +4,7 @@ POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
 GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
+POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
 GET  /console…                                               the page, see `console.routes`
 GET  /health                                                 the same as /healthz, the name that vLLM uses
 """
@@ -15,7 +16,7 @@ import functools
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
@@ -64,7 +65,8 @@ class Api:
     """Routes requests to handlers. `readiness` is called for each probe and must be cheap.
 
     Args:
-        more_paths: method and handler of further paths, such as the console's.
+        more_paths: methods and handler of further paths, such as the console's.
+        more_prefixes: prefix, methods and handler of further paths.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Api:
         readiness: Callable[[], Readiness],
         tracing: RequestTracer | None = None,
         more_paths: Mapping[str, tuple[str, Handler]] = {},
+        more_prefixes: Sequence[tuple[str, str, Handler]] = (),
     ) -> None:
         self._service = service
         self._reader = reader
@@ -102,9 +105,10 @@ class Api:
             "/metrics": ("GET", self._prometheus),
             **more_paths,
         }
-        self._prefixes: tuple[tuple[str, Handler], ...] = (
-            ("/v1/decisions/", self._decision),
-            ("/v1/models/", self._model),
+        self._prefixes: tuple[tuple[str, str, Handler], ...] = (
+            ("/v1/decisions/", "GET", self._decision),
+            ("/v1/models/", "GET", self._model),
+            *more_prefixes,
         )
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -125,12 +129,12 @@ class Api:
         """Raises NotFound or MethodNotAllowed."""
         found = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if found is None:
-            found = next((("GET", handler) for prefix, handler in self._prefixes if http.path.startswith(prefix)), None)
+            found = next((one[1:] for one in self._prefixes if http.path.startswith(one[0])), None)
         if found is None:
             raise NotFound(f"there is nothing at {http.path[:200]}")
-        method, handler = found
-        if http.method != method:
-            raise MethodNotAllowed(f"{http.path[:200]} takes {method}, not {http.method[:20]}", allow=method)
+        methods, handler = found
+        if http.method != methods and http.method not in methods.split(", "):
+            raise MethodNotAllowed(f"{http.path[:200]} takes {methods}, not {http.method[:20]}", allow=methods)
         return handler
 
     # --- answers -----------------------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ class Api:
     async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
         arrived = self._clock.monotonic()
         parsed = await self._reader.request(http, kind)
-        request, decision_id = parsed.request, _new_id()
+        request, decision_id = parsed.request, new_decision_id()
         traceparent, trace = self._traced(request, http)
         reply = HttpReplyWriter(request, http, id=decision_id, created=int(self._clock.unix()))
         try:
@@ -217,12 +221,12 @@ class Api:
 
 def _refusal(http: web.BaseRequest, error: CausewayError) -> web.Response:
     """Return the answer to a request that has no decision, and log both under one id."""
-    request_id = _new_id()
+    request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s", http.path, error.status, error.code, request_id)
     return error_response(error, {"x-request-id": request_id})
 
 
-def _new_id() -> str:
+def new_decision_id() -> str:
     """A decision's id: unique, but not secret."""
     return f"{_random.getrandbits(96):024x}"
 

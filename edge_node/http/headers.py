@@ -10,6 +10,8 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "narrows the policy, never widens it",
     "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
+    "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
+    "Idempotency-Key": "of a job: the same request with the same key is the same job",
     "traceparent": "W3C trace context of the client",
 }
 

@@ -108,6 +108,7 @@ class AttemptRunner:
             policy=policy_label(generation.policy),
             cacheable=generation.cache_key is not None,
             report_upstream=generation.set_upstream,
+            job=generation.job,
         )
         generation.upstream = None
         try:
@@ -151,6 +152,8 @@ class AttemptRunner:
     def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
         """Deadlines of the complete answer and of its first token."""
         target = attempt.plan.target
+        if generation.job is not None and target.at == "cloud":
+            return generation.deadline, generation.deadline  # it waits in the cloud's queue
         defaults = self._timeouts.get(target.at, Timeouts())
         whole_s = defaults.whole_s if target.timeout_s is None else target.timeout_s
         first_s = defaults.first_token_s if target.first_token_timeout_s is None else target.first_token_timeout_s

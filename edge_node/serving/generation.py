@@ -25,7 +25,7 @@ from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import AttemptRecord, CachePlan, Chunk, Decision, Estimates, Request, Snapshot, Target, Usage
 
-from ..backends.backend import UpstreamInfo
+from ..backends.backend import JobTerms, UpstreamInfo
 from ..observability.logs import redacted
 from .reply import AnswerHead, Piece
 
@@ -57,8 +57,10 @@ class Generation:
         deadline: float,
         traceparent: str = "",
         trace: RequestTrace | None = None,
+        job: JobTerms | None = None,
     ) -> None:
         self.id = id
+        self.job = job
         self.request = request
         self.policy = policy
         self.snapshot = snapshot

@@ -16,6 +16,7 @@ from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
+from ..backends.backend import JobTerms
 from ..storage.cache import CacheHit
 from .generation import Generation, policy_label
 from .reply import AnswerHead, Piece, Reply
@@ -37,6 +38,7 @@ class RequestContext:
         traceparent: W3C trace context of the client, "" for none.
         trace: the spans of this request, None when tracing is off.
         memo: what was derived from an equal request.
+        job: set if the request is a job, which may wait and is not answered by a lesser target.
     """
 
     generation: Generation  # this request's own, until the request joins a shared one
@@ -51,8 +53,10 @@ class RequestContext:
         traceparent: str = "",
         trace: RequestTrace | None = None,
         memo: RequestMemo | None = None,
+        job: JobTerms | None = None,
     ) -> None:
         self.request = request
+        self.job = job
         self.reply = reply
         self.id = id
         self.arrived = arrived

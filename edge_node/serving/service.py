@@ -22,6 +22,7 @@ import msgspec
 
 from router.decision.attempts import AttemptSequence
 from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass
+from router.decision.patience import until_first_cloud, without_down
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -36,6 +37,7 @@ from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
+from ..backends.backend import JobTerms
 from ..clock import Clock
 from ..observability.logs import redacted
 from ..observability.metrics import FinishedGeneration, Metrics
@@ -59,6 +61,13 @@ QualityEstimator = Callable[[Policy, Request], float | None]
 _COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens; after it the signal is absent
 _TOKENS = "request.prompt_tokens"
 _COSTLY = frozenset(COSTLY)
+
+
+async def _pin_nothing(_: str) -> bool:
+    return False
+
+
+_JOB = JobTerms("", "standard", _pin_nothing)  # of a preview
 _SELF_CHECK_REQUEST = Request(
     kind="chat", model=AUTO, messages=(Message(role="user", content="Are you there?"),), max_tokens=1
 )
@@ -204,6 +213,18 @@ class Service:
             snapshot=generation.snapshot,
         )
 
+    def admit(self, client: str) -> None:
+        """Charge one job to the client's rate. Raises RateLimited or Draining."""
+        self._admission.admit(client, self._clock.monotonic())
+
+    async def preview(self, request: Request) -> Decision:
+        """The decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
+        now, policy = self._clock.monotonic(), self._policy
+        generation = Generation(
+            "", request, policy, self._signals.snapshot(policy), arrived=now, deadline=now + _COUNT_TIMEOUT_S, job=_JOB
+        )
+        return await self._decide(generation)
+
     def self_check(self) -> Decision:
         """A trial routing decision, for the watchdog and `/healthz`: nothing is run, counted or recorded."""
         snapshot = self._signals.snapshot(self._policy)
@@ -212,7 +233,7 @@ class Service:
 
     def _begin(self, context: RequestContext) -> None:
         policy = self._policy
-        context.deadline = self._deadline(context.request, context.arrived)
+        context.deadline = self._deadline(context.request, context.arrived, is_job=context.job is not None)
         context.follow(
             Generation(
                 context.id,
@@ -223,19 +244,23 @@ class Service:
                 deadline=context.deadline,
                 traceparent=context.traceparent,
                 trace=context.trace,
+                job=context.job,
             )
         )
 
-    def _deadline(self, request: Request, arrived: float) -> float:
+    def _deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
         if request.hints.deadline_ms is None:
             return arrived + self._default_deadline_s
+        if is_job:
+            return arrived + request.hints.deadline_ms / 1000.0
         return arrived + min(self._default_deadline_s, request.hints.deadline_ms / 1000.0)
 
     # --- hops --------------------------------------------------------------------------------------------------------
 
     async def _hops(self, context: RequestContext) -> None:
         generation = context.generation
-        self._admission.admit(context.request.hints.client, context.arrived)
+        if context.job is None:  # a job was charged when it was accepted
+            self._admission.admit(context.request.hints.client, context.arrived)
         found = await self._find(generation, context.memo)
         if found is not None and _is_fresh(found, generation.cache_plan):
             await context.replay(found)
@@ -245,6 +270,9 @@ class Service:
             if similar is not None:
                 await context.replay(similar)
                 return
+        if context.job is not None:  # no other request may wait for it, and it may wait for a whole answer
+            await self._run(generation, context)
+            return
         try:
             if generation.cache_key is None:
                 await self._generate(generation, context)
@@ -321,13 +349,17 @@ class Service:
     async def _generate(self, generation: Generation, sink: Sink) -> None:
         """Work of a target: a permit, the decision, the attempts."""
         async with self._admission.permit(generation.deadline):
-            generation.snapshot = self._signals.snapshot(generation.policy)
-            await self._decide(generation)
-            try:
-                await self._attempts.run(generation, sink)
-            finally:
-                generation.finished = True
-                asyncio.get_running_loop().call_soon(self._finish_generation, generation, self._clock.monotonic())
+            await self._run(generation, sink)
+
+    async def _run(self, generation: Generation, sink: Sink) -> None:
+        """The decision, the attempts."""
+        generation.snapshot = self._signals.snapshot(generation.policy)
+        await self._decide(generation)
+        try:
+            await self._attempts.run(generation, sink)
+        finally:
+            generation.finished = True
+            asyncio.get_running_loop().call_soon(self._finish_generation, generation, self._clock.monotonic())
 
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
@@ -336,7 +368,11 @@ class Service:
             await self._estimate(generation, _COSTLY)
         elif not _COSTLY.isdisjoint(needs.signals):
             await self._estimate(generation, needs.signals)
-        decision = generation.decision = decide(policy, request, generation.snapshot, generation.estimates)
+        snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
+        decision = decide(policy, request, snapshot, generation.estimates)
+        if generation.job is not None:
+            decision = until_first_cloud(decision)
+        generation.decision = decision
         choices = request.n * max(1, len(request.prompts))
         generation.sequence = AttemptSequence(
             decision, stream=request.stream, choices=choices, arrived=generation.arrived

@@ -34,7 +34,7 @@ _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
 _TRIM_BYTES = 256 * 1024  # a file exceeds its bound by about this much before it is trimmed
 _TRIM_S = 60.0
-_CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
+CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -297,7 +297,7 @@ class BackgroundSqlite:
     def _is_corrupt(self, error: Exception) -> bool:
         if self._path.exists() and not self._path.is_file():
             return True
-        return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in _CORRUPT_MESSAGES)
+        return isinstance(error, sqlite3.DatabaseError) and any(text in str(error) for text in CORRUPT_MESSAGES)
 
     def _move_aside(self) -> bool:
         """Rename the corrupt file, to be examined later. Returns False if that fails too."""

@@ -12,7 +12,16 @@ import aiohttp
 import msgspec
 
 from edge_node.app import App, build
-from edge_node.config.schema import CloudConfig, Config, DecisionsConfig, EngineConfig, ServerConfig, TracingConfig
+from edge_node.clock import Clock
+from edge_node.config.schema import (
+    CloudConfig,
+    Config,
+    DecisionsConfig,
+    EngineConfig,
+    JobsConfig,
+    ServerConfig,
+    TracingConfig,
+)
 from router.types import DecisionRecord
 
 from .scripted import ScriptedCloud, ScriptedEngine
@@ -189,7 +198,14 @@ async def _all(response: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-def config(state_dir: Path, *, policy: str = POLICY, server: ServerConfig | None = None, cloud: str = "") -> Config:
+def config(
+    state_dir: Path,
+    *,
+    policy: str = POLICY,
+    server: ServerConfig | None = None,
+    cloud: str = "",
+    probe_interval_s: float = 5.0,
+) -> Config:
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / "policy.yaml"
     path.write_text(policy)
@@ -198,7 +214,13 @@ def config(state_dir: Path, *, policy: str = POLICY, server: ServerConfig | None
         state_dir=str(state_dir / "state"),
         server=server or ServerConfig(port=0, read_timeout_s=0.5, drain_s=1.0, default_deadline_s=30.0),
         engine=EngineConfig(enabled=True),
-        cloud=CloudConfig(url=cloud, connect_timeout_s=5.0, first_token_timeout_s=20.0, timeout_s=30.0),
+        cloud=CloudConfig(
+            url=cloud,
+            connect_timeout_s=5.0,
+            first_token_timeout_s=20.0,
+            timeout_s=30.0,
+            probe_interval_s=probe_interval_s,
+        ),
     )
 
 
@@ -213,16 +235,24 @@ async def running(
     tracing: TracingConfig | None = None,
     api_key: str = "",
     decisions: DecisionsConfig | None = None,
+    jobs: JobsConfig | None = None,
+    clock: Clock | None = None,
+    probe_interval_s: float = 5.0,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
-    await cloud.start()
-    settings = config(state_dir, policy=policy, server=server, cloud=cloud.url)
+    if not cloud.url:
+        await cloud.start()
+    settings = config(state_dir, policy=policy, server=server, cloud=cloud.url, probe_interval_s=probe_interval_s)
     keyed = msgspec.structs.replace(settings.cloud, api_key=api_key)
     settings = msgspec.structs.replace(
-        settings, cloud=keyed, tracing=tracing or TracingConfig(), decisions=decisions or DecisionsConfig()
+        settings,
+        cloud=keyed,
+        tracing=tracing or TracingConfig(),
+        decisions=decisions or DecisionsConfig(),
+        jobs=jobs or JobsConfig(),
     )
-    app = build(settings, make_engine=lambda _: engine, environ={})
+    app = build(settings, make_engine=lambda _: engine, environ={}, clock=clock)
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

@@ -147,9 +147,7 @@ class ScriptedCloud:
 
     async def start(self, port: int = 0) -> ScriptedCloud:
         app = web.Application()
-        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
-            app.router.add_post(path, self._serve)
-        app.router.add_get("/v1/models", self._models)
+        self.routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -157,6 +155,11 @@ class ScriptedCloud:
         self.port = int(self._runner.addresses[0][1])
         self.url = f"http://127.0.0.1:{self.port}/v1"
         return self
+
+    def routes(self, app: web.Application) -> None:
+        for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
+            app.router.add_post(path, self._serve)
+        app.router.add_get("/v1/models", self._models)
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -192,7 +195,11 @@ class ScriptedCloud:
         return await self._whole(request)
 
     async def _whole(self, request: web.Request) -> web.StreamResponse:
-        data = b"<html>" if self.fault == "corrupt" else json.dumps(_whole("".join(CLOUD_WORDS), self.resume)).encode()
+        data = (
+            b"<html>"
+            if self.fault == "corrupt"
+            else json.dumps(whole_answer("".join(CLOUD_WORDS), self.resume)).encode()
+        )
         if self.fault not in ("die", "drip", "unfinished"):
             return web.Response(body=data, content_type="application/json", headers=self.headers)
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(data))})
@@ -246,7 +253,7 @@ def _usage() -> bytes:
     return b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
 
 
-def _whole(text: str, resume: str = "") -> dict[str, object]:
+def whole_answer(text: str, resume: str = "") -> dict[str, object]:
     message = {"role": "assistant", "content": text}
     return {
         "id": "x",

@@ -9,7 +9,8 @@ from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 
 from .box import running
 
-SOURCES = [path for path in (Path(__file__).parents[2] / "edge_node" / "http").glob("*.py") if path.stem != "headers"]
+ROOMS = [Path(__file__).parents[2] / "edge_node" / room for room in ("http", "jobs")]
+SOURCES = [path for room in ROOMS for path in room.glob("*.py") if path.stem != "headers"]
 
 
 def test_every_causeway_header_in_the_code_has_a_meaning() -> None:

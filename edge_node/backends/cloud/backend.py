@@ -10,6 +10,7 @@ for the configured URL.
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ from router.decision.latency import Ewma
 from router.errors import (
     BreakerOpen,
     CausewayError,
+    ClientGone,
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
@@ -36,10 +38,11 @@ from router.openai import decode_answer, decode_embeddings, encode_request
 from router.types import Chunk, CloudSignals, Embeddings, Kind, Request
 
 from ...config.schema import CloudConfig
-from ..backend import BackendRequest, UpstreamInfo
+from ..backend import BackendRequest, JobTerms, UpstreamInfo
 from .credentials import BearerToken, Credentials
 from .error_mapping import client_error
 from .health import CloudHealth
+from .job_answers import NO_JOBS, as_job, check_no_jobs, end_of, read_job
 from .response_reader import MAX_ERROR_BYTES, StreamReader, read_body, read_error, read_whole, too_slow
 
 _PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
@@ -50,6 +53,8 @@ _MAX_HEADER = 200  # characters of a response header that are kept
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
 _TIMER_STEP_S = 0.005  # timers may fire this much early
 _LONGEST_AWAY_S = 60.0  # upper bound of a server's Retry-After
+_NO_JOBS_S = 600.0  # then a server without jobs is asked for them again
+_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between looks at a job
 _KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
 # The server is healthy: it answered that the request is wrong.
@@ -82,6 +87,7 @@ class CloudBackend:
         self._tier: str | None = None
         self._skip_until: dict[str, float] = {}  # by model, from Retry-After
         self._last_response = float("-inf")
+        self._no_jobs_until = float("-inf")
         self._session: aiohttp.ClientSession | None = None
         self._urls = {kind: URL(config.url + path) for kind, path in _PATHS.items()}
 
@@ -122,6 +128,12 @@ class CloudBackend:
             call.request, call.target.model, stream=streams, resume=split_token(call.request.resume)[1]
         )
         with self._guarded(call, streams=streams):
+            if call.job is not None and self._now() >= self._no_jobs_until:
+                answer = await self._answer_of_job(call, call.job, body)
+                if answer is not None:
+                    for chunk in decode_answer(answer):
+                        yield chunk
+                    return
             if not streams:
                 for chunk in decode_answer(await self._fetch(call, body)):
                     yield _with_target(chunk, call) if chunk.resume else chunk
@@ -142,6 +154,34 @@ class CloudBackend:
         body = encode_request(call.request, call.target.model, stream=False)
         with self._guarded(call, streams=False):
             return decode_embeddings(await self._fetch(call, body))
+
+    async def _answer_of_job(self, call: BackendRequest, job: JobTerms, body: bytes) -> bytes | None:
+        """Send the request as a job, and wait for its answer. None: this server has no jobs."""
+        if not await job.pin(call.target.name):
+            raise ClientGone("the job was cancelled")
+        url = URL(self._config.url + "/jobs")
+        headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
+        endpoint = "/v1" + _PATHS[call.request.kind]
+        response = await self._send(call, "POST", url, call.deadline, body=as_job(body, endpoint), headers=headers)
+        if response.status in NO_JOBS:
+            await check_no_jobs(response, call)
+            self._no_jobs_until = self._now() + _NO_JOBS_S
+            return None
+        pause_s = _POLL_S
+        while True:
+            if response.status not in (200, 202):
+                raise await read_error(response, call, call.deadline)
+            try:
+                state = read_job(await read_whole(response, call), call)
+            finally:
+                response.release()
+            if state.status == "succeeded":
+                return bytes(state.result)
+            if (ended := end_of(state)) is not None:
+                raise ended
+            await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
+            pause_s = min(_LONGEST_POLL_S, pause_s * _POLL_GROWTH)
+            response = await self._send(call, "GET", url / state.id, call.deadline)
 
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
         """The body of a complete answer."""
@@ -198,20 +238,40 @@ class CloudBackend:
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
-    async def _post(
-        self, call: BackendRequest, body: bytes, until: float, *, retry: bool = True, renew: bool = True
-    ) -> aiohttp.ClientResponse:
+    async def _post(self, call: BackendRequest, body: bytes, until: float) -> aiohttp.ClientResponse:
         """Send the request. Returns a response with status 200, its body unread; the caller must release it."""
+        # A server without jobs may know the key all the same.
+        headers = {} if call.job is None else {"Idempotency-Key": call.job.key}
+        response = await self._send(call, "POST", self._urls[call.request.kind], until, body=body, headers=headers)
+        if response.status != 200:
+            raise await read_error(response, call, until)
+        call.report_upstream(_upstream_info(response.headers))
+        return response
+
+    async def _send(
+        self,
+        call: BackendRequest,
+        method: str,
+        url: URL,
+        until: float,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+        retry: bool = True,
+        renew: bool = True,
+    ) -> aiohttp.ClientResponse:
+        """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it."""
+        again = functools.partial(self._send, call, method, url, until, body=body, headers=headers)
         assert self._session is not None, "start() comes first"
         token = self._bearer.put(self._session)
         try:
             async with asyncio.timeout_at(until):
-                response = await self._session.post(
-                    self._urls[call.request.kind], data=body, headers=_headers(call, self._now()), allow_redirects=False
+                response = await self._session.request(
+                    method, url, data=body, headers={**_headers(call, self._now()), **headers}, allow_redirects=False
                 )
         except aiohttp.ServerDisconnectedError as error:
             if retry:  # the server closed an idle connection just as it was reused
-                return await self._post(call, body, until, retry=False, renew=renew)
+                return await again(retry=False, renew=renew)
             raise client_error(error, call.target.name, "send") from error
         except aiohttp.ClientError as error:
             failure = client_error(error, call.target.name, "send")
@@ -224,11 +284,8 @@ class CloudBackend:
             raise client_error(error, call.target.name, "send") from error
         if response.status == 401 and renew and await self._bearer.renewed(token, until):
             response.release()
-            return await self._post(call, body, until, retry=retry, renew=False)
+            return await again(retry=retry, renew=False)
         self._note_response(response, probe=False)
-        if response.status != 200:
-            raise await read_error(response, call, until)
-        call.report_upstream(_upstream_info(response.headers))
         return response
 
     def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:

@@ -1,0 +1,9 @@
+"""Jobs of this device: requests that are accepted now, also offline, and answered later.
+
+entry      the handlers of /v1/jobs; opens the rest with the first job, or if there is a file
+api        /v1/jobs over HTTP, in the gateway's shape
+store      the outbox: one SQLite file, committed before a job is acknowledged
+runner     runs jobs on the service, and bounds what goes to the cloud
+reply      a job's answer, collected
+box_time   the box's own time, over restarts and reboots
+"""

@@ -1,0 +1,98 @@
+"""The handlers of /v1/jobs. Nothing of jobs is imported or opened before the first one, unless their file exists."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.abc
+from aiohttp import web
+
+from router.errors import JobStoreUnavailable, NotFound
+
+if TYPE_CHECKING:
+    from .api import JobApi
+    from .runner import JobRunner
+    from .store import JobStore
+    from .tables import OutboxStats
+
+PATH = "/v1/jobs"
+FILE = "jobs-1.sqlite"
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Parts = Callable[[Path], "tuple[JobStore, JobRunner, JobApi]"]
+
+
+class JobEntry:
+    """What the daemon has of jobs.
+
+    Args:
+        folder: the state folder; None: jobs are refused.
+        make: constructs the store, the runner and the handlers.
+    """
+
+    def __init__(self, folder: Path | None, make: Parts) -> None:
+        self._folder = folder
+        self._make = make
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._store: JobStore | None = None
+        self._api: JobApi | None = None
+        self._opened = False
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Methods and handler of the path without a job's id."""
+        return {PATH: ("GET, POST", self._collection)}
+
+    def prefixes(self) -> tuple[tuple[str, str, Handler], ...]:
+        """Prefix, methods and handler of the paths with one."""
+        return ((PATH + "/", "GET, DELETE", self._job),)
+
+    @property
+    def stats(self) -> OutboxStats | None:
+        """None before the first job."""
+        return None if self._store is None else self._store.stats
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What operators should look at."""
+        return () if self._store is None else self._store.problems
+
+    async def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Run jobs as children of `tasks`, from now on if there are any."""
+        self._tasks = tasks
+        if self._exists:
+            with contextlib.suppress(JobStoreUnavailable):  # `problems` says so; the next request tries again
+                await self._open()
+
+    def close(self) -> None:
+        """Commit what waits. Blocks; the tasks have ended before."""
+        if self._store is not None:
+            self._store.close()
+
+    @property
+    def _exists(self) -> bool:
+        return self._folder is not None and (self._folder / FILE).exists()
+
+    async def _collection(self, http: web.BaseRequest) -> web.StreamResponse:
+        api = await self._open()
+        return await (api.create(http) if http.method == "POST" else api.list(http))
+
+    async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
+        if not self._exists:
+            raise NotFound("there are no jobs here")
+        api, job_id = await self._open(), http.path.removeprefix(PATH + "/")
+        return await (api.cancel(http, job_id) if http.method == "DELETE" else api.get(http, job_id))
+
+    async def _open(self) -> JobApi:
+        """Raises JobStoreUnavailable."""
+        if self._store is None or self._api is None:
+            if self._folder is None or self._tasks is None:
+                raise JobStoreUnavailable("jobs need a state folder: set state_dir")
+            self._store, runner, self._api = self._make(self._folder)
+            self._store.start()
+            self._tasks.start_soon(runner.run)
+        if not self._opened:
+            await self._store.open()
+            self._opened = True
+        return self._api

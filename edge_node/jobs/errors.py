@@ -1,0 +1,31 @@
+"""Errors that only jobs of a device have: leaves of the tree in router.errors."""
+
+from __future__ import annotations
+
+from router.errors import CausewayError, InvalidRequest, QueueFull
+
+
+class OutboxFull(QueueFull):
+    """The device holds as many jobs, or as many bytes of them, as it may."""
+
+    code = "outbox_full"
+
+
+class JobDropped(CausewayError):
+    """A bulk job that waited gave way to a newer job, because the outbox was full."""
+
+    status = 503
+    code = "job_dropped"
+
+
+class JobLost(CausewayError):
+    """The daemon ended during each of many runs of the job."""
+
+    code = "daemon_lost"
+
+
+class ResultTooLarge(InvalidRequest):
+    """The answer is larger than `jobs.max_result_bytes`; another attempt would not change that."""
+
+    status = 422
+    code = "answer_too_large"

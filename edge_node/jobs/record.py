@@ -1,0 +1,91 @@
+"""A job of this device: as submitted, as stored, and as the API shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.submission import Endpoint, JobFields, Priority
+from router.jobs.view import JobView
+from router.types import Prefer
+
+Lane = Literal["", "edge", "cloud"]
+"""Where the policy would run a job now; "": it must be decided anew."""
+
+
+class EdgeJobFields(JobFields, frozen=True):
+    """The fields of ours in a job's body. `not_before_ms`: the time that it shall wait at least."""
+
+    not_before_ms: int = 0
+
+
+class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job. Times are seconds of the box's own clock, those named `*_unix` wall-clock seconds for people."""
+
+    seq: int = 0  # order of acceptance
+    id: str = ""
+    owner: str  # the client: its API key's name, or its address
+    key: str = ""  # digest of the caller's Idempotency-Key; "": none
+    digest: str = ""  # of body and headers, compared under the same key
+    priority: Priority
+    endpoint: Endpoint
+    model: str
+    tags: tuple[str, ...] = ()  # of headers and API key; the body may have its own
+    prefer: Prefer | None = None
+    may_leave: bool  # the policy at acceptance allowed it to leave the device
+    lane: Lane
+    target: str = ""  # of the cloud, once the request may have been sent there: it runs nowhere else
+    state: JobState = JobState.QUEUED
+    due: float
+    deadline: float
+    accepted_unix: float
+    started_unix: float | None = None
+    ended: float | None = None
+    ended_unix: float | None = None
+    attempts: int = 0  # runs that failed
+    lost: int = 0  # runs during which the daemon ended
+    run: int = 0  # number of the last run: an older one reports in vain
+    body_bytes: int = 0
+    result_bytes: int = 0
+    error: bytes = b""  # JSON
+    cache: str = ""
+    decision: str = ""  # id of the last run's
+    route: str = ""  # where the answer came from
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in FINAL_STATES
+
+
+class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
+    """The view of a job on a device: the gateway's, and how it was decided."""
+
+    not_before_at: int | None
+    route: str | None
+    decision: str | None
+
+
+def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") -> EdgeJobView:
+    """Return what the API shows. `now` is the box's own time, `unix` the wall clock; `result` is JSON."""
+    return EdgeJobView(
+        id=job.id,
+        status=job.state.value,
+        model=job.model,
+        priority=job.priority,
+        endpoint=job.endpoint,
+        created_at=int(job.accepted_unix),
+        started_at=None if job.started_unix is None else int(job.started_unix),
+        finished_at=None if job.ended_unix is None else int(job.ended_unix),
+        deadline_at=int(unix + job.deadline - now),
+        not_before_at=int(unix + job.due - now) if job.due > now and not job.has_ended else None,
+        attempts=job.attempts + (1 if job.state is JobState.SUCCEEDED else 0),
+        cache=job.cache or None,
+        route=job.route or None,
+        decision=job.decision or None,
+        error=msgspec.Raw(job.error or b"null"),
+        result=msgspec.Raw(result or b"null"),
+        webhook=None,
+        webhook_status=None,
+    )

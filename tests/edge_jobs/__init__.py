@@ -1,0 +1,1 @@
+"""Jobs of a device: acceptance, the outbox, sending, and its bad days."""

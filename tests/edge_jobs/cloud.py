@@ -1,0 +1,57 @@
+"""A cloud with jobs: the gateway's `/v1/jobs` in memory, which does each key once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+from aiohttp import web
+
+from ..edge.scripted import CLOUD_WORDS, ScriptedCloud, whole_answer
+
+
+class JobCloud(ScriptedCloud):
+    """`waits`: jobs stay queued until it is False. `ends`: the state that they get instead of an answer."""
+
+    def __init__(self, *, has_jobs: bool = True) -> None:
+        super().__init__()
+        self.has_jobs = has_jobs
+        self.waits = False
+        self.ends = "succeeded"
+        self.effects: Counter[str] = Counter()  # by the text of the question
+        self.order: list[str] = []
+        self.submissions = 0
+        self._jobs: dict[str, tuple[str, str]] = {}  # by key: the digest of the body, the question
+
+    def routes(self, app: web.Application) -> None:
+        super().routes(app)
+        if self.has_jobs:
+            app.router.add_post("/v1/jobs", self._create)
+            app.router.add_get("/v1/jobs/{key}", self._get)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        body, key = await request.read(), request.headers["Idempotency-Key"]
+        digest = hashlib.sha256(request.headers["x-causeway-priority"].encode() + body).hexdigest()
+        text = (await request.json())["messages"][-1]["content"]
+        self.submissions += 1
+        if key not in self._jobs:
+            self._jobs[key] = (digest, text)
+            self.effects[text] += 1
+            self.order.append(text)
+        elif self._jobs[key][0] != digest:
+            return web.json_response({"error": {"code": "idempotency_conflict", "message": "x"}}, status=409)
+        return web.json_response(self._view(key), status=202)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return web.json_response(self._view(request.match_info["key"]))
+
+    def _view(self, key: str) -> dict[str, object]:
+        state = "queued" if self.waits else self.ends
+        error = {"code": "cloud_failed", "message": "it crashed", "type": "backend_error", "param": None}
+        return {
+            "id": key,
+            "object": "job",
+            "status": state,
+            "result": whole_answer("".join(CLOUD_WORDS)) if state == "succeeded" else None,
+            "error": None if state in ("queued", "succeeded") else error,
+        }

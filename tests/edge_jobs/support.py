@@ -1,0 +1,56 @@
+"""Submit jobs to a real daemon, and wait for what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from edge_node.config.schema import JobsConfig
+
+from ..edge.box import Answer, Box
+
+PROMPT = JobsConfig(jitter_s=0.0, steady_per_s=1000.0)
+"""Nothing is held back."""
+ENDED = {"succeeded", "failed", "dead", "cancelled", "expired"}
+
+
+async def request(box: Box, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}) -> Answer:
+    data = None if body is None else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json", **headers}
+    async with box.session.request(method, path, data=data, headers=sent) as response:
+        return Answer(response.status, dict(response.headers), await response.read())
+
+
+async def submit(
+    box: Box, text: str = "hello", *, tags: str = "", key: str = "", headers: Mapping[str, str] = {}, **fields: object
+) -> Answer:
+    headers = {**headers, **({"x-causeway-tags": tags} if tags else {}), **({"Idempotency-Key": key} if key else {})}
+    body = {"model": "auto", "messages": [{"role": "user", "content": text}], **fields}
+    return await request(box, "POST", "/v1/jobs", body, headers)
+
+
+async def accepted(box: Box, text: str = "hello", **fields: Any) -> str:
+    """Submit a job, which must be accepted; its id."""
+    answer = await submit(box, text, **fields)
+    assert answer.status == 202, answer.body
+    return str(answer.json["id"])
+
+
+async def view(box: Box, job: str) -> dict[str, Any]:
+    answer = await request(box, "GET", f"/v1/jobs/{job}")
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+async def ended(box: Box, job: str) -> dict[str, Any]:
+    """Wait for the end of a job."""
+    async with asyncio.timeout(60.0):
+        while (found := await view(box, job))["status"] not in ENDED:  # noqa: ASYNC110 -- what ends it has no event here
+            await asyncio.sleep(0.01)
+    return found
+
+
+def text_of(found: Mapping[str, Any]) -> str:
+    return str(found["result"]["choices"][0]["message"]["content"])

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_node.config.schema import JobsConfig
+
+from ..edge.box import POLICY, Box, running
+from ..edge.scripted import until
+from .cloud import JobCloud
+from .support import PROMPT, accepted, ended, request, submit, text_of, view
+
+BOUND = POLICY.replace('"private" in request.tags', '"private" in request.tags || "cloud" in request.tags')
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"priority": "urgent"}, "invalid_value"),
+    ({"deadline_ms": 5, "not_before_ms": 10}, "invalid_value"),
+    ({"not_before_ms": -1}, "invalid_value"),
+    ({"not_befor_ms": 1}, "unknown_parameter"),
+    ({"model": "nobody"}, "model_not_found"),
+    ({"endpoint": "/v1/embeddings"}, "invalid_value"),
+    ({"webhook": "https://example.com"}, "unsupported_feature"),
+    ({"messages": 7}, "invalid_value"),
+]
+pytestmark = pytest.mark.slow
+
+
+async def away() -> JobCloud:
+    """A cloud whose address is known, and which is not there."""
+    cloud = JobCloud()
+    await cloud.start()
+    await cloud.stop()
+    return cloud
+
+
+async def test_a_job_is_answered_by_the_device_where_the_policy_says_so(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        answer = await submit(box)
+        assert answer.status == 202
+        assert answer.headers["Location"] == f"/v1/jobs/{answer.json['id']}"
+        found = await ended(box, answer.json["id"])
+        assert (found["status"], found["route"], text_of(found)) == ("succeeded", "edge", "edge says so")
+        record = await box.get(f"/v1/decisions/{found['decision']}")
+        assert record.json["outcome"]["status"] == "ok"
+        box.assert_nothing_leaks()
+
+
+async def test_a_job_waits_for_the_cloud_and_is_done_there_once(tmp_path: Path) -> None:
+    """The policy's first target is in the cloud: the device's fallback does not take its place."""
+    cloud = await away()
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        job = await accepted(box, "later", tags="cloud")
+        assert (await box.ask("now", tags="cloud")).headers["x-causeway-route"] == "edge"
+        assert (await view(box, job))["status"] == "queued"
+        await cloud.start(cloud.port)
+        found = await ended(box, job)
+        assert (found["status"], found["route"], text_of(found)) == ("succeeded", "cloud", "cloud says so")
+        assert cloud.effects == {"later": 1}
+
+
+async def test_a_server_without_jobs_gets_a_plain_request_with_the_key(tmp_path: Path) -> None:
+    cloud = JobCloud(has_jobs=False)
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        job = await accepted(box, tags="cloud")
+        assert text_of(await ended(box, job)) == "cloud says so"
+        assert cloud.request_headers[-1]["idempotency-key"] == job
+
+
+@pytest.mark.parametrize(("before", "after"), [(BOUND, POLICY), (POLICY, BOUND)], ids=["loosened", "tightened"])
+async def test_a_job_leaves_only_if_both_policies_allow_it(tmp_path: Path, before: str, after: str) -> None:
+    """The policy at acceptance and the policy at sending."""
+    cloud = await away()
+    path = tmp_path / "policy.yaml"
+    async with running(tmp_path, policy=before, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        job = await accepted(box, tags="cloud", not_before_ms=50)
+        path.write_text(after)
+        await box.parts.policies.reload()
+        await cloud.start(cloud.port)
+        found = await ended(box, job)
+        assert (found["route"], text_of(found)) == ("edge", "edge says so")
+        assert cloud.effects == {}
+        assert cloud.bodies == []
+
+
+async def test_a_key_names_one_job(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        first = await submit(box, key="report-1")
+        again = await submit(box, key="report-1")
+        assert (again.status, again.json["id"]) == (202, first.json["id"])
+        assert again.headers["Idempotent-Replayed"] == "true"
+        other = await submit(box, "something else", key="report-1")
+        assert (other.status, other.code) == (409, "idempotency_conflict")
+
+
+async def test_bulk_jobs_give_way_to_others_oldest_first_and_say_so(tmp_path: Path) -> None:
+    full = JobsConfig(max_jobs=4, bulk_share=0.5)
+    cloud = await away()
+    async with running(tmp_path, cloud=cloud, jobs=full) as box:
+        bulk = [await accepted(box, tags="cloud", priority="bulk") for _ in range(3)]
+        states = [(await view(box, job))["status"] for job in bulk]
+        assert states == ["cancelled", "queued", "queued"]  # bulk jobs have a half of the room
+        for _ in range(4):
+            await accepted(box, tags="cloud", priority="interactive")
+        dropped = await view(box, bulk[2])
+        assert (dropped["status"], dropped["error"]["code"]) == ("cancelled", "job_dropped")
+        refused = await submit(box, tags="cloud", priority="interactive")
+        assert (refused.status, refused.code) == (429, "outbox_full")
+        assert "Retry-After" in refused.headers
+        assert any("outbox is full" in problem for problem in (await box.get("/readyz")).json["problems"])
+        assert "causeway_edge_jobs_dropped_total 3.0" in (await box.get("/metrics")).body.decode()
+
+
+async def test_a_job_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
+    cloud = await away()
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
+        waiting = await accepted(box, tags="cloud")
+        box.engine.gate = asyncio.Event()
+        runs = await accepted(box)
+        await box.engine.entered.wait()
+        for job in (waiting, runs):
+            assert (await request(box, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
+            assert (await request(box, "DELETE", f"/v1/jobs/{job}")).code == "job_ended"
+        await until(lambda: box.engine.running == 0, 60.0)
+
+
+async def test_jobs_survive_a_restart(tmp_path: Path) -> None:
+    """One waits for the cloud, one is running: it is given back and runs again."""
+    cloud = await away()
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
+        waiting = await accepted(box, "waiting", tags="cloud")
+        box.engine.gate = asyncio.Event()
+        runs = await accepted(box, "runs", key="k")
+        await box.engine.entered.wait()
+    await cloud.start(cloud.port)
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        assert (await submit(box, "runs", key="k")).json["id"] == runs
+        assert text_of(await ended(box, runs)) == "edge says so"
+        assert text_of(await ended(box, waiting)) == "cloud says so"
+        listed = (await request(box, "GET", "/v1/jobs?limit=1")).json
+        assert (listed["has_more"], [row["id"] for row in listed["data"]]) == (True, [runs])
+
+
+async def test_an_end_in_the_cloud_is_the_end_here_with_its_reason(tmp_path: Path) -> None:
+    cloud = JobCloud()
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        for there, here in (("failed", "failed"), ("dead", "dead"), ("expired", "expired"), ("cancelled", "failed")):
+            cloud.ends = there
+            found = await ended(box, await accepted(box, tags="cloud"))
+            assert (found["status"], found["error"]["code"]) == (here, "cloud_failed")
+
+
+async def test_a_job_that_fails_again_and_again_is_a_dead_letter(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=JobsConfig(max_attempts=1)) as box:
+        box.engine.fault = "corrupt"
+        found = await ended(box, await accepted(box, tags="edge"))
+        assert (found["status"], found["attempts"], found["error"]["code"]) == ("dead", 1, "backend_error")
+
+
+async def test_bad_submissions_are_refused_with_their_reason(box: Box) -> None:
+    for fields, code in REFUSED:
+        answer = await submit(box, **fields)
+        assert (answer.status in (400, 404), answer.code) == (True, code), fields
+    assert (await request(box, "POST", "/v1/jobs", [1])).code == "invalid_value"
+    assert (await submit(box, key="with spaces")).code == "invalid_value"
+    assert (await submit(box, headers={"x-causeway-priority": "urgent"})).code == "invalid_value"
+    assert (await request(box, "GET", "/v1/jobs?limit=0")).code == "invalid_value"
+    assert (await request(box, "GET", "/v1/jobs")).json["data"] == []
+
+
+async def test_without_a_job_nothing_is_opened(box: Box) -> None:
+    assert (await box.ask()).status == 200
+    assert (await request(box, "GET", "/v1/jobs/job_1")).code == "not_found"
+    assert (await request(box, "PUT", "/v1/jobs")).headers["Allow"] == "GET, POST"
+    assert box.parts.jobs.stats is None
+    assert not await asyncio.to_thread((Path(box.app.config.state_dir) / "jobs-1.sqlite").exists)
