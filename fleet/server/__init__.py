@@ -6,7 +6,8 @@ plane.py     the parts that routes share, and the tasks beside them
 routes.py    what a route is; errors as JSON
 openapi.py   the OpenAPI document, from the routes and their structs
 boxes/       the boxes' requests: enrol, token, wake, status, telemetry
-wakes.py     parked polls, one event for each cohort
+wakes.py     what wakes parked polls: changes of a cohort, revocations
+polls.py     parked polls, without aiohttp
 files.py     signed metadata and blobs with cache headers
 health.py    /healthz, /readyz, /metrics
 """

@@ -29,7 +29,7 @@ class _PlaneCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         plane, values = self._plane, list(METRICS.items())
-        yield GaugeMetricFamily(*values[0], value=plane.wakes.parked)
+        yield GaugeMetricFamily(*values[0], value=plane.wakes.polls.parked)
         yield CounterMetricFamily(*values[1], value=plane.messages.items)
         yield CounterMetricFamily(*values[2], value=plane.messages.transactions)
 

@@ -47,7 +47,7 @@ class ControlPlane:
         self.store = store
         self.key = key
         self.clock = clock
-        self.wakes = Wakes(store)
+        self.wakes = Wakes(store, clock)
         self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, Messages(self.wakes.pace, clock).handle)
         self.lookups: Grouped[str, Device] = Grouped(store.read, _find)
 

@@ -25,9 +25,9 @@ from ..store.database import Store
 from .app import all_routes, build_app
 from .boxes.tokens import load_token_key
 from .plane import ControlPlane
+from .polls import IDLE_S
 
 _BACKLOG = 4096
-_IDLE_S = 75.0  # of a connection between two requests
 _DRAIN_S = 5.0
 _log = logging.getLogger("causeway.fleet.server")
 
@@ -75,10 +75,12 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
             build_app(all_routes(plane, operator_routes(operators), (ControllerCollector(operators.controller),))),
             access_log=None,
             handler_cancellation=True,  # a poll ends when its box leaves
-            keepalive_timeout=_IDLE_S,
+            keepalive_timeout=IDLE_S,
             shutdown_timeout=_DRAIN_S,
         )
         await runner.setup()
+        assert runner.server is not None
+        plane.wakes.polls.new_handler = runner.server
         try:
             url = await _listen(runner, settings)
             async with anyio.create_task_group() as tasks:

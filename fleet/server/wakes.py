@@ -1,16 +1,23 @@
-"""Parked polls, by cohort. Every process reads the generations from the database twice a second, so a
-change that one process commits wakes the boxes of all of them."""
+"""Wakes parked polls.
+
+Every process reads the generations from the database twice a second, so a change that one process commits wakes the
+boxes of all of them, and a revocation ends the polls of its box.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import anyio
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations
+from ..store.revocations import revoked_devices
+from .boxes.refusals import DeviceRevoked
+from .polls import Polls
 
 CHECK_EVERY_S = 0.5
 _NOTHING = Generation()
@@ -18,16 +25,25 @@ _log = logging.getLogger("causeway.fleet.wakes")
 
 
 class Wakes:
-    """Each cohort's generation and the polls parked until its next. `parked` counts them; `closing`: at the end."""
+    """Each cohort's generation and the polls parked until its next.
 
-    def __init__(self, store: Store) -> None:
+    Attributes:
+        polls: The parked polls.
+        closing: The server stops.
+
+    Args:
+        store: The database.
+        clock: Unix time, s.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
         self._store = store
+        self._clock = clock
         self._known: Mapping[str, Generation] = {}
-        self._waiting: dict[str, dict[asyncio.Future[None], float]] = {}  # by cohort: when the poll's time is over
         self._turn = anyio.Lock()
-        self.closing = False
         self._away = False
-        self.parked = 0
+        self.polls = Polls()
+        self.closing = False
 
     def current(self, cohort: str) -> Generation:
         """Return the generation of a cohort as last read."""
@@ -41,24 +57,6 @@ class Wakes:
     def pace(self, cohort: str) -> CohortPace:
         return self.current(cohort).pace
 
-    async def wait(self, cohort: str, etag: str, wait_s: float) -> Generation:
-        """Return when the cohort's generation differs from `etag`, or after `wait_s`, or when the server stops.
-
-        A parked poll is one future: `watch` ends those whose time is over, twice a second, without a timer for each.
-        """
-        if self.current(cohort).etag == etag and wait_s > 0 and not self.closing:
-            loop = asyncio.get_running_loop()
-            news: asyncio.Future[None] = loop.create_future()
-            waiting = self._waiting.setdefault(cohort, {})
-            waiting[news] = loop.time() + wait_s
-            self.parked += 1
-            try:
-                await news
-            finally:
-                self.parked -= 1
-                waiting.pop(news, None)
-        return self.current(cohort)
-
     async def refresh(self) -> None:
         """Read the generations now and wake the polls of those that changed: call it after a commit of `advance`.
 
@@ -68,10 +66,13 @@ class Wakes:
         async with self._turn:  # an older reading must not replace a newer one
             async with self._store.read() as connection:
                 known = await read_generations(connection)
+                revoked = await self._newly_revoked(connection, known)
             before, self._known = self._known, known
         for name, generation in known.items():
             if generation.etag != before.get(name, _NOTHING).etag:
-                self._wake(name)
+                self.polls.wake(name, generation, self._clock())
+        if revoked:
+            self.polls.refuse(revoked, DeviceRevoked("this device was revoked: enrol anew, with a new join token"))
 
     async def watch(self) -> None:
         """Refresh twice a second, until cancelled. While the database is away, polls stay parked."""
@@ -83,22 +84,16 @@ class Wakes:
                 if not self._away:
                     _log.warning("%s", error.message)
                 self._away = True
-            self._end_old()
+            self.polls.end_old(self._known, asyncio.get_running_loop().time())
             await anyio.sleep(CHECK_EVERY_S)
 
     def close(self) -> None:
         """Answer every parked poll: the server stops."""
         self.closing = True
-        for name in list(self._waiting):
-            self._wake(name)
+        self.polls.close(self._known)
 
-    def _wake(self, name: str) -> None:
-        for news in self._waiting.pop(name, {}):
-            if not news.done():
-                news.set_result(None)
-
-    def _end_old(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for waiting in self._waiting.values():
-            for news in [news for news, ends in waiting.items() if ends <= now and not news.done()]:
-                news.set_result(None)
+    async def _newly_revoked(self, connection: AsyncConnection, known: Mapping[str, Generation]) -> frozenset[str]:
+        """Return every revoked device if the list has changed, else none."""
+        if known.get(REVOCATIONS, _NOTHING).etag == self.revocations.etag:
+            return frozenset()
+        return await revoked_devices(connection)

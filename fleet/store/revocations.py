@@ -58,3 +58,8 @@ async def read_revocations(connection: AsyncConnection) -> Revocations:
     version = await connection.scalar(select(generations.c.counter).where(generations.c.name == REVOCATIONS))
     rows = await connection.execute(select(revocations.c.owner, revocations.c.at))
     return Revocations(epoch=1, version=version or 0, tokens={}, devices={row.owner: row.at for row in rows})
+
+
+async def revoked_devices(connection: AsyncConnection) -> frozenset[str]:
+    """Return the ids of all revoked devices."""
+    return frozenset(await connection.scalars(select(devices.c.id).where(devices.c.revoked.is_not(None))))

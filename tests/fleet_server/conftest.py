@@ -76,7 +76,7 @@ class Plane:
 
     async def parked(self, count: int) -> None:
         """Return when so many polls wait."""
-        while self.plane.wakes.parked != count:  # noqa: ASYNC110  # of another task, on a real socket
+        while self.plane.wakes.polls.parked != count:  # noqa: ASYNC110  # of another task, on a real socket
             await asyncio.sleep(0.01)
 
     async def join_token(self, *, cohort: str = "", uses: int = 1, expires_s: float = 3600.0, **labels: str) -> str:

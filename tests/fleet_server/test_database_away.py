@@ -42,7 +42,7 @@ async def test_postgres_is_away_and_returns(fleet_folder: Path) -> None:
                     assert int(answer.headers["retry-after"]) >= 1
                 assert (await box.send("GET", "/readyz")).status == 503
                 assert (await box.send("GET", "/healthz")).status == 200
-                assert plane.plane.wakes.parked == 1
+                assert plane.plane.wakes.polls.parked == 1
             await recovered(plane)
             assert (await box.report()).status == 200
             async with plane.plane.store.write() as connection:

@@ -57,7 +57,7 @@ async def test_a_new_pace_wakes_no_box(plane: Plane) -> None:
         await set_pace(connection, "everyone", CohortPace(per_site=3))
     await plane.plane.wakes.refresh()
     assert plane.plane.wakes.pace("everyone").per_site == 3
-    assert plane.plane.wakes.parked == 1
+    assert plane.plane.wakes.polls.parked == 1
     await change(plane, "everyone")
     await waiting
     assert plane.plane.wakes.pace("everyone").per_site == 3

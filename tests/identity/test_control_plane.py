@@ -137,11 +137,11 @@ async def test_a_change_wakes_a_parked_box(server: Server, tmp_path: Path) -> No
     async with (await server.joined(tmp_path / "box")).running() as box:
         await eventually(lambda: box.wakes == 1)
         await box.time.pass_s(2)
-        await eventually(lambda: server.plane.wakes.parked == 1)
+        await eventually(lambda: server.plane.wakes.polls.parked == 1)
         await server.tell()
         await eventually(lambda: box.wakes == 2)
         await box.time.pass_s(2)
-        await eventually(lambda: server.plane.wakes.parked == 1)
+        await eventually(lambda: server.plane.wakes.polls.parked == 1)
         await server.tell("everyone")
         assert box.wakes == 2
 
@@ -169,7 +169,7 @@ async def test_a_cut_network_heals_and_counts_once(server: Server, tmp_path: Pat
     async with (await server.joined(tmp_path / "box")).running() as box:
         await eventually(lambda: box.wakes == 1)
         await box.time.pass_s(2)
-        await eventually(lambda: server.plane.wakes.parked == 1)
+        await eventually(lambda: server.plane.wakes.polls.parked == 1)
         await server.stop()
         box.sums.add(5)
         await box.until(lambda: any("cannot be reached" in problem for problem in box.link.problems))

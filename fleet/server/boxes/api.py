@@ -23,6 +23,7 @@ from router.bundle.protocol import (
 from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
 
 from ...store.database import StoreUnavailable
+from ...store.devices import Device
 from ...store.grouped import TooManyMessages
 from ...store.revocations import Revocations, read_revocations
 from ...trust.published import PublishedFolder
@@ -91,21 +92,29 @@ class DeviceApi:
 
     async def wake(self, http: web.Request) -> web.StreamResponse:
         """Answer at once if the ETag is out of date, else at the next change."""
-        plane = self._plane
-        cohort = await self._cohort(http)  # a function of its own, to save memory of parked polls
-        etag = http.headers.get("if-none-match", "")
-        generation = await plane.wakes.wait(cohort, etag, _seconds(http.query_string))
+        wakes = self._plane.wakes
+        await read_body(http)  # what follows a poll on its connection is the next request
+        device = await self._caller(http)
+        etag, wait_s = http.headers.get("if-none-match", ""), _seconds(http.query_string)
+        generation = wakes.current(device.cohort)
         headers = {"etag": generation.etag, "cache-control": "no-store"}
-        if generation.etag == etag:
-            return web.Response(status=304, headers=headers)
-        return json_response(Wake(cohort=cohort, now=plane.clock()), headers=headers)
+        if generation.etag != etag:
+            return json_response(Wake(cohort=device.cohort, now=self._plane.clock()), headers=headers)
+        if wait_s > 0 and not wakes.closing:
+            wakes.polls.park(http, device.id, sys.intern(device.cohort), wait_s)
+        return web.Response(status=304, headers=headers)
 
-    async def _cohort(self, http: web.Request) -> str:
+    async def _caller(self, http: web.Request) -> Device:
+        """Return the device that asks, as it was after the last revocation that this process knows."""
         name = self._plane.key.device_of(http.headers.get("authorization", ""), self._plane.clock())
+        revocations = self._plane.wakes.revocations
         device = await self._plane.lookups.submit(name)
+        while revocations != self._plane.wakes.revocations:
+            revocations = self._plane.wakes.revocations
+            device = await self._plane.lookups.submit(name)
         if device.revoked is not None:
             raise refusals.DeviceRevoked(f"{name} was revoked: enrol with a new key and a new join token")
-        return sys.intern(device.cohort)
+        return device
 
     async def jwks(self, _http: web.Request) -> web.StreamResponse:
         return web.Response(

@@ -1,0 +1,135 @@
+"""The connections of parked polls, byte by byte: they leave aiohttp, and return to it for the next request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from fleet.store.generations import advance
+from fleet.store.revocations import revoke
+
+from .box import Box
+from .conftest import Plane, serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> str:
+    """Nothing here depends on which one it is."""
+    return f"sqlite:///{tmp_path / 'fleet.db'}"
+
+
+class Connection:
+    """One connection of a box; requests are written whole."""
+
+    def __init__(self, plane: Plane, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._plane = plane
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def of(cls, plane: Plane) -> Connection:
+        return cls(plane, *await asyncio.open_connection("127.0.0.1", int(plane.url.rpartition(":")[2])))
+
+    def send(self, request: str) -> None:
+        self._writer.write(request.encode())
+
+    async def poll(self, box: Box, *lines: str, parked: int = 1) -> None:
+        """Park a poll."""
+        etag = (await box.wake()).headers["etag"]
+        self.send(poll_head(box, f"if-none-match: {etag}", *lines))
+        await self._plane.parked(parked)
+
+    async def answer(self) -> tuple[int, bytes, bytes]:
+        """Return status, head and body of the next response."""
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        return int(head.split()[1]), head.lower(), await self._reader.readexactly(int(length or b"0"))
+
+    async def ended(self) -> bool:
+        return await self._reader.read() == b""
+
+
+def poll_head(box: Box, *lines: str) -> str:
+    head = ("GET /v1/wake?wait=300 HTTP/1.1", "host: fleet", f"authorization: Bearer {box.token}", *lines)
+    return "".join(f"{line}\r\n" for line in (*head, ""))
+
+
+async def change(plane: Plane) -> None:
+    async with plane.plane.store.write() as connection:
+        await advance(connection, "everyone")
+    await plane.plane.wakes.refresh()
+
+
+HEALTH = "GET /healthz HTTP/1.1\r\nhost: fleet\r\n\r\n"
+
+
+async def test_a_connection_is_used_again(plane: Plane) -> None:
+    """For another poll, and for other requests."""
+    box, connection = await plane.enrolled(), await Connection.of(plane)
+    for _ in range(2):
+        await connection.poll(box)
+        await change(plane)
+        status, head, body = await connection.answer()
+        assert (status, b'"everyone"' in body) == (200, True)
+        for line in (b"etag: ", b"date: ", b"cache-control: no-store", b"content-type: application/json"):
+            assert b"\r\n" + line in head
+        connection.send(HEALTH)
+        assert (await connection.answer())[0] == 200
+
+
+async def test_a_request_that_comes_too_early_is_answered_after_the_poll(plane: Plane) -> None:
+    box, connection = await plane.enrolled(), await Connection.of(plane)
+    await connection.poll(box, "content-length: 2", "", "{}")  # a body, which no box sends, is not the next request
+    connection.send(HEALTH)
+    await change(plane)
+    assert (await connection.answer())[2].startswith(b'{"cohort"')
+    assert (await connection.answer())[2] == b'{"status":"ok"}'
+
+
+async def test_a_poll_may_close_its_connection(plane: Plane) -> None:
+    box, connection = await plane.enrolled(), await Connection.of(plane)
+    await connection.poll(box, "connection: close")
+    await change(plane)
+    assert b"connection: close" in (await connection.answer())[1]
+    assert await connection.ended()
+
+
+async def test_a_revoked_box_is_told_at_once(plane: Plane) -> None:
+    """Its poll ends with the reason; that of another box of its cohort stays parked."""
+    box, other = await plane.enrolled(), await plane.enrolled()
+    connection, another = await Connection.of(plane), await Connection.of(plane)
+    await connection.poll(box)
+    await another.poll(other, parked=2)
+    async with plane.plane.store.write() as transaction:
+        await revoke(transaction, box.name, time.time())
+    status, _, body = await connection.answer()
+    assert (status, b'"device_revoked"' in body) == (403, True)
+    await plane.parked(1)
+
+
+async def test_idle_connections_end_with_the_server(fleet_folder: Path, database: str) -> None:
+    async with serving(fleet_folder, database) as plane:
+        box = await plane.enrolled()
+        idle, parked = await Connection.of(plane), await Connection.of(plane)
+        await idle.poll(box)
+        await change(plane)
+        await idle.answer()
+        await parked.poll(box)
+    status, head, _ = await parked.answer()
+    assert (status, b"connection: close" in head) == (304, True)
+    assert await parked.ended()
+    assert await idle.ended()
+
+
+async def test_an_idle_connection_is_closed_in_time(plane: Plane) -> None:
+    box, connection = await plane.enrolled(), await Connection.of(plane)
+    await connection.poll(box)
+    await change(plane)
+    await connection.answer()
+    plane.plane.wakes.polls.end_old({}, asyncio.get_running_loop().time() + 76.0)
+    assert await connection.ended()
