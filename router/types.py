@@ -204,6 +204,7 @@ class Confidence(msgspec.Struct, frozen=True):
     margin: float  # mean of p(best) - p(second)
     entropy: float  # mean, nats
     refusal: float = 0.0  # probability of the model's own refusal token at the first position
+    least: float = 0.0  # the lowest logprob of a token
 
 
 class Chunk(msgspec.Struct, frozen=True):

@@ -23,8 +23,8 @@ TARGET_ON_DEVICE = 0.7  # goal: share of requests that the device answers
 class RoutingSample(msgspec.Struct, frozen=True):
     """One request with both models' results and the value of each signal (higher favours the device)."""
 
-    device: bool  # the device's answer is correct
-    cloud: bool  # the cloud's answer is correct
+    device: float  # quality of the device's answer, 0 to 1
+    cloud: float  # of the cloud's
     in_domain: bool  # the request is in the device's domain
     signals: Mapping[str, float] = {}
 
@@ -87,13 +87,39 @@ def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[s
     )
 
 
-def _curve(name: str, signal: Reals, share: Reals, device: Reals, cloud: Reals) -> RoutingCurve:
-    """Requests with equal values have no order: they move from the cloud to the device in proportion."""
+def apgr(signal: Reals, device: Reals, cloud: Reals) -> float | None:
+    """Return the average performance gap recovered (Ong et al. 2024, arXiv 2406.18665) of one signal.
+
+    The mean quality of the pair over all shares in the cloud, where 0 is the device's and 1 the cloud's; random
+    routing has 0.5. None where the cloud is not better.
+
+    Args:
+        signal: [requests], higher favours the device.
+        device, cloud: [requests], the quality of both answers.
+    """
+    gap = float((cloud - device).mean())
+    if gap <= 0:
+        return None
+    exact = _exact(signal, np.full(len(signal), 1 / len(signal)), device, cloud)
+    mean = float((exact[1:] + exact[:-1]).mean() / 2)
+    return (mean - float(device.mean())) / gap
+
+
+def _exact(signal: Reals, share: Reals, device: Reals, cloud: Reals) -> Reals:
+    """Return the quality of the pair at each of `STEPS` + 1 shares on the device.
+
+    Requests with equal values have no order: they move from the cloud to the device in proportion.
+    """
     values, group = np.unique(-signal, return_inverse=True)
     masses, gains = (np.bincount(group, weights=w, minlength=len(values)) for w in (share, share * (device - cloud)))
     moved, gained = (np.concatenate([[0.0], np.cumsum(w)]) for w in (masses, gains))
+    exact: Reals = float(share @ cloud) + np.interp(np.linspace(0.0, 1.0, STEPS + 1), moved, gained)
+    return exact
+
+
+def _curve(name: str, signal: Reals, share: Reals, device: Reals, cloud: Reals) -> RoutingCurve:
     on_device = np.linspace(0.0, 1.0, STEPS + 1)
+    exact = _exact(signal, share, device, cloud)
     cloud_exact = float(share @ cloud)
-    exact = cloud_exact + np.interp(on_device, moved, gained)
     points = zip(on_device.tolist(), exact.tolist(), strict=True)
     return RoutingCurve(name, tuple(CurvePoint(x, y, y / cloud_exact if cloud_exact else 1.0) for x, y in points))

@@ -60,15 +60,20 @@ def points(mixes: Sequence[TrafficMix]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(mix: TrafficMix) -> str:
-    """Return an SVG plot of one mix: `on_device` to the right, `retained` upwards; the goal is the shaded corner."""
+def picture(mix: TrafficMix, traffic: str = "") -> str:
+    """Return an SVG plot of one mix: `on_device` to the right, `retained` upwards; the goal is the shaded corner.
+
+    Args:
+        traffic: what the requests are; by default the share in the device's domain.
+    """
+    traffic = traffic or f"{mix.domain_share:.0%} of the traffic is in its domain"
     highest = max([1.0, *(point.retained for curve in mix.curves for point in curve.points)])
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif">',
         "<style>text {font-size: 11px}</style>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         f'<text x="{_LEFT}" y="18">Exact match retained, by share of requests on the device',
-        f"({mix.domain_share:.0%} of the traffic is in its domain)</text>",
+        f"({traffic})</text>",
         *_axes(highest),
         *(_line(curve, highest, number) for number, curve in enumerate(mix.curves)),
         "</svg>",

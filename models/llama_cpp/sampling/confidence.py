@@ -47,14 +47,14 @@ class ConfidenceMeter:
     the sampled tokens' probabilities, times the probability that the model does not refuse.
     """
 
-    __slots__ = ("_entropy", "_logprob", "_margin", "_refusal", "_refuse_token", "_remaining", "_tokens")
+    __slots__ = ("_entropy", "_least", "_logprob", "_margin", "_refusal", "_refuse_token", "_remaining", "_tokens")
 
     def __init__(self, tokens: int, refuse_token: int | None) -> None:
         """Observe `tokens` tokens; `refuse_token` None: the model has none."""
         self._remaining = tokens
         self._refuse_token = refuse_token
         self._tokens = 0
-        self._logprob = self._margin = self._entropy = self._refusal = 0.0
+        self._logprob = self._margin = self._entropy = self._refusal = self._least = 0.0
 
     @property
     def done(self) -> bool:
@@ -72,13 +72,15 @@ class ConfidenceMeter:
             self._refusal = min(1.0, float(probabilities[self._refuse_token]))
         self._tokens += 1
         self._remaining -= 1
-        self._logprob += float(logprobs[token])
+        logprob = float(logprobs[token])
+        self._logprob += logprob
+        self._least = min(self._least, logprob)
         self._margin += first - second
         self._entropy -= float(np.dot(probabilities, logprobs))
         n = self._tokens
         mean = self._logprob / n
         score = (1.0 - self._refusal) * math.exp(min(0.0, mean))
-        return Confidence(n, score, mean, self._margin / n, max(0.0, self._entropy / n), self._refusal)
+        return Confidence(n, score, mean, self._margin / n, max(0.0, self._entropy / n), self._refusal, self._least)
 
 
 def _shown(piece: bytes) -> str:

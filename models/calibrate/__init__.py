@@ -1,0 +1,1 @@
+"""Calibrate a pair of models on the owner's prompts: collect answers, label them, fit the signals, report."""

@@ -1,0 +1,145 @@
+"""Ask both models of a pair every prompt, several prompts at a time, and keep the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Protocol, Self
+
+from router.errors import BackendError, EngineCrashed
+from router.types import Confidence, Message, Sampling, TokenLogprob
+
+from ..catalog.artifact import Artifact
+from ..llama_cpp.process.parent import EngineProcess
+from ..llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from .answers import AnswerLog, ModelAnswer, PairAnswers
+from .prompts import CalibrationPrompt
+
+CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
+ALTERNATIVES = 20
+
+
+class Answerer(Protocol):
+    """A model that can be asked."""
+
+    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+        """Answer one prompt, greedily.
+
+        Raises:
+            BackendError: the model is gone; asking again later may help.
+        """
+
+
+class EngineAnswerer:
+    """A model in an engine child of this process, asked as the daemon asks it. Use as an async context manager."""
+
+    def __init__(self, model: Artifact, *, context_tokens: int, parallel: int, threads: int) -> None:
+        self._options = EngineOptions(
+            model_path=str(model.path),
+            context_tokens=context_tokens,
+            sequences=parallel,
+            threads=threads,
+            refuse_token=model.manifest.refuse_token or "",
+        )
+        self._calls = model.manifest.answers == "calls"
+        self._ids = itertools.count(1)
+        self._process: EngineProcess
+
+    async def __aenter__(self) -> Self:
+        self._process = EngineProcess(self._options)
+        await self._process.start()
+        await self._process.ready
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._process.close()
+
+    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+        """See `Answerer`."""
+        job = Job(
+            id=next(self._ids),
+            prompt=Prompt(messages=(Message("user", prompt.question),)),
+            max_tokens=prompt.answer_tokens,
+            sampling=Sampling(temperature=0.0),
+            logprobs=ALTERNATIVES if prompt.choices else None,
+            confidence_tokens=CONFIDENCE_TOKENS,
+            copy_from_prompt=self._calls,
+        )
+        sink = _AnswerSink()
+        self._process.submit([job], sink)
+        try:
+            return await sink.answer
+        finally:
+            self._process.cancel([job.id])
+
+
+class _AnswerSink:
+    """Collects the emissions of one job."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[ModelAnswer] = asyncio.get_running_loop().create_future()
+        self._text: list[str] = []
+        self._confidences: list[Confidence] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def put(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            self._text.append(emission.text)
+            self._logprobs += emission.logprobs
+            if emission.confidence is not None:
+                self._confidences.append(emission.confidence)
+            if self.answer.done():
+                continue
+            if emission.error:
+                self.answer.set_exception(BackendError(f"{emission.error}: {emission.detail}", phase="stream"))
+            elif emission.finish_reason is not None:
+                self.answer.set_result(self._whole(emission))
+
+    def engine_lost(self, reason: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(EngineCrashed(reason, phase="stream"))
+
+    def _whole(self, last: Emission) -> ModelAnswer:
+        first = self._logprobs[0].top if self._logprobs else ()
+        return ModelAnswer(
+            text="".join(self._text),
+            tokens=last.completion_tokens,
+            finish_reason=str(last.finish_reason),
+            confidences=tuple(self._confidences),
+            choices=tuple((one.token, one.logprob) for one in first),
+        )
+
+
+async def collect(
+    prompts: Sequence[CalibrationPrompt],
+    small: Answerer,
+    large: Answerer,
+    log: AnswerLog,
+    *,
+    parallel: int,
+    progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
+
+    Args:
+        parallel: the number of prompts that are asked at a time.
+        progress: called with the number of prompts that have answers, after each.
+
+    Raises:
+        BackendError: a model is gone. What was answered is kept, and a second call goes on.
+    """
+    waiting = iter([prompt for prompt in prompts if prompt.id not in log.rows])
+
+    async def ask() -> None:
+        for prompt in waiting:
+            answers = await asyncio.gather(small.answer(prompt), large.answer(prompt))
+            log.append(PairAnswers(prompt.id, prompt.task, *answers))
+            progress(len(log.rows))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(parallel):
+                group.create_task(ask())
+    except* BackendError as gone:
+        raise gone.exceptions[0] from gone

@@ -1,0 +1,188 @@
+"""What a calibrated pair is worth on prompts that the fit did not see: APGR, calibration error, thresholds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from ..evaluate.routing_curves import apgr
+from ..train.signals.optimizers import Array64
+from ..train.signals.quality import calibration_error
+from .fit import Indices, Rows, Unseen
+
+BOOTSTRAPS = 400
+LEAST_ROWS = 20  # of a task, from which it is judged by itself
+_Z = 1.96
+
+PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confidence", "short prompts"
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """An estimate with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What the owner wants: `keep` that share of the large model's quality, or send `cloud_share` of the requests."""
+
+    keep: float | None = None
+    cloud_share: float | None = None
+
+
+class TaskReport(msgspec.Struct, frozen=True):
+    """The figures of one task, or of all prompts together. APGR is None where the large model is not better."""
+
+    name: str
+    rows: int
+    small: float
+    large: float
+    chance: float
+    recovered: Mapping[str, Interval | None]  # APGR by signal
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the small model is not measurably better than guessing."""
+        error = _Z * math.sqrt(self.chance * (1 - self.chance) / self.rows)
+        return self.chance > 0 and self.small <= self.chance + error
+
+    @property
+    def routable(self) -> bool:
+        """Whether a calibrated signal is better than random routing, as far as this many rows can tell."""
+        return any((found := self.recovered[name]) is not None and found.low > 0.5 for name in (PROMPT, BOTH))
+
+    @property
+    def verdict(self) -> str:
+        """What to do with these prompts."""
+        if self.recovered[BOTH] is None:
+            return "nothing to route: the large model is no better"
+        chance = f"the small model is no better than chance ({self.chance:.0%})" if self.at_chance else ""
+        if self.routable:
+            return "routable" + (f", although {chance}" if chance else "")
+        if self.rows < LEAST_ROWS:
+            return "too few rows to tell"
+        return "nothing to route on these prompts: " + (chance or "no signal is better than random")
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """What a threshold does: quality of the pair relative to the large model's, and the share that it answers."""
+
+    below: float
+    retained: Interval
+    cloud: Interval
+
+
+def evaluate_pair(rows: Rows, unseen: Unseen, stage: int, seed: int) -> list[TaskReport]:
+    """Return the figures of all prompts together (first) and of each task; `stage` is the index of the handoff's."""
+    signals = signals_of(rows, unseen, stage)
+    tasks = np.array([row.task for row in rows.answers])
+    names = list(dict.fromkeys(tasks.tolist()))
+    parts = {"all prompts": np.arange(len(rows)), **{name: np.flatnonzero(tasks == name) for name in names}}
+    if len(names) == 1:
+        del parts[names[0]]
+    return [_task_report(name, rows, signals, part, seed) for name, part in parts.items()]
+
+
+def signals_of(rows: Rows, unseen: Unseen, stage: int) -> dict[str, Array64]:
+    """Return every signal that is compared, [rows] each, higher favours the device."""
+    tokens = unseen.folds[0][1].stages[stage].tokens
+    scores = [row.confidences[min(tokens, len(row.confidences)) - 1].score for row in rows.answers]
+    return {
+        BOTH: unseen.stages[stage],
+        PROMPT: unseen.quality,
+        RAW: np.array(scores),
+        LENGTH: -np.array([float(len(row.text)) for row in rows.answers]),
+    }
+
+
+def calibration_errors(rows: Rows, unseen: Unseen, stage: int) -> dict[str, float]:
+    """Return the expected calibration error of both signals over ten equal bins."""
+    return {
+        PROMPT: calibration_error(unseen.quality, rows.enough),
+        BOTH: calibration_error(unseen.stages[stage], rows.enough),
+    }
+
+
+def choose_threshold(probabilities: Array64, small: Array64, large: Array64, target: Target) -> float:
+    """Return the probability below which a request goes to the large model.
+
+    The lowest threshold that keeps the target's share of the large model's quality, or that sends at most the target's
+    share of the requests.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    gains = np.concatenate([[0.0], np.cumsum((small - large)[order])])  # with the first n on the device
+    counts = np.arange(len(order) + 1)
+    if target.cloud_share is not None:
+        allowed = counts >= math.ceil((1 - target.cloud_share) * len(order))
+        most = int(counts[allowed].min())
+    else:
+        keep = 1.0 if target.keep is None else target.keep
+        most = int(counts[large.sum() + gains >= keep * large.sum() - 1e-9].max())
+    if most == 0:
+        return 1.0
+    if most == len(order):
+        return 0.0
+    return float(probabilities[order[most - 1]])
+
+
+def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below: float, seed: int) -> Operation:
+    """Return what the target's threshold does on unseen rows; each fold's is chosen on the others.
+
+    Args:
+        stage: index of the handoff's stage; None: by `edge.quality` alone.
+        below: the threshold of the final fit, for the report.
+    """
+    kept = np.zeros(len(rows), bool)
+    for held, fitted in unseen.folds:
+        seen = rows[np.setdiff1d(np.arange(len(rows)), held)]
+        known = fitted.quality_unseen if stage is None else fitted.stages_unseen[stage]
+        predicted = unseen.quality if stage is None else unseen.stages[stage]
+        kept[held] = predicted[held] >= choose_threshold(known, seen.small, seen.large, target)
+    quality = np.where(kept, rows.small, rows.large)
+
+    def retained(part: Indices) -> float:
+        return float(quality[part].sum() / max(rows.large[part].sum(), 1e-9))
+
+    def cloud(part: Indices) -> float:
+        return float(1 - kept[part].mean())
+
+    whole, draws = np.arange(len(rows)), _resamples(np.arange(len(rows)), seed)
+    return Operation(
+        below,
+        _interval(retained(whole), [retained(part) for part in draws]),
+        _interval(cloud(whole), [cloud(part) for part in draws]),
+    )
+
+
+def _task_report(name: str, rows: Rows, signals: Mapping[str, Array64], part: Indices, seed: int) -> TaskReport:
+    draws = _resamples(part, seed)
+    recovered: dict[str, Interval | None] = {}
+    for signal, values in signals.items():
+        value = apgr(values[part], rows.small[part], rows.large[part])
+        drawn = [apgr(values[one], rows.small[one], rows.large[one]) for one in draws]
+        known = [one for one in drawn if one is not None]
+        recovered[signal] = None if value is None or not known else _interval(value, known)
+    chances = [rows.answers[index].chance for index in part]
+    return TaskReport(
+        name,
+        len(part),
+        float(rows.small[part].mean()),
+        float(rows.large[part].mean()),
+        float(np.mean(chances)) if all(chances) else 0.0,
+        recovered,
+    )
+
+
+def _resamples(part: Indices, seed: int) -> list[Indices]:
+    draw = np.random.default_rng(seed)
+    return [draw.choice(part, len(part)) for _ in range(BOOTSTRAPS)]
+
+
+def _interval(value: float, drawn: Sequence[float]) -> Interval:
+    low, high = np.quantile(drawn, [0.025, 0.975]).tolist()
+    return Interval(value, low, high)

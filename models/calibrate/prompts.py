@@ -1,0 +1,140 @@
+"""The prompts that a pair is calibrated on: JSON lines, each a prompt and, where there is one, its reference answer."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..catalog.artifact import ArtifactError
+
+Metric = Literal["choice", "number", "text", "none"]
+
+LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
+_LONG_TOKENS = 64
+_BAD_LINES_SHOWN = 5
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_INSTRUCTIONS: dict[Metric, str] = {
+    "choice": "Answer with the letter of the right choice and nothing else.",
+    "number": "Work it out in a few short steps. End with the answer as a number.",
+    "text": "Answer with a name or a few words, and nothing else.",
+    "none": "",
+}
+_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "none": 256}
+
+
+class PromptFileError(ArtifactError):
+    """Lines of a prompts file cannot be used; the message has file, line and what to do."""
+
+
+class CalibrationPrompt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of a prompts file.
+
+    `metric` says how an answer is compared with `answer`: by the letter of one of `choices`, by the last number, or by
+    the text. Without `answer` the large model's answer is the reference.
+    """
+
+    prompt: str
+    task: str = "prompts"
+    answer: str | None = None
+    metric: Metric = "none"
+    choices: dict[str, str] = {}
+
+    @property
+    def id(self) -> str:
+        """A digest of what both models are asked."""
+        return hashlib.sha256(f"{self.task}\0{self.question}".encode()).hexdigest()[:16]
+
+    @property
+    def question(self) -> str:
+        """The text of the user message."""
+        choices = "".join(f"\n{letter}. {text}" for letter, text in self.choices.items())
+        instruction = _INSTRUCTIONS[self.metric]
+        return f"{self.prompt}{choices}\n{instruction}" if instruction else f"{self.prompt}{choices}"
+
+    @property
+    def answer_tokens(self) -> int:
+        """The limit of an answer."""
+        return _ANSWER_TOKENS[self.metric]
+
+
+def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
+    """Read prompts, each one once.
+
+    Raises:
+        PromptFileError: lines that are no prompts, with file, line and reason; or there is no prompt at all.
+    """
+    prompts: dict[str, CalibrationPrompt] = {}
+    faults: list[str] = []
+    for path in files:
+        try:
+            lines = path.read_bytes().splitlines()
+        except OSError as error:
+            raise PromptFileError(f"{path}: {error.strerror}") from error
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                prompt = _parse(line)
+            except (ValueError, msgspec.DecodeError) as error:
+                faults.append(f"{path}:{number}: {error}")
+            else:
+                prompts.setdefault(prompt.id, prompt)
+    if faults:
+        rest = len(faults) - _BAD_LINES_SHOWN
+        more = [f"and {rest} more lines"] if rest > 0 else []
+        raise PromptFileError(
+            "\n".join([*faults[:_BAD_LINES_SHOWN], *more, 'Correct or delete these lines; each is {"prompt": "..."}.'])
+        )
+    if not prompts:
+        raise PromptFileError(f'{", ".join(map(str, files))}: no prompts; a line is {{"prompt": "..."}}')
+    return list(prompts.values())
+
+
+def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[CalibrationPrompt]:
+    """Return the prompts in a seeded order in which the tasks take turns, so that any beginning is a fair sample.
+
+    Tasks with long answers take a turn in `LONG_TURN` while others are left.
+    """
+    draw = random.Random(seed)
+    queues: dict[str, list[CalibrationPrompt]] = {}
+    for prompt in prompts:
+        queues.setdefault(prompt.task, []).append(prompt)
+    for queue in queues.values():
+        draw.shuffle(queue)
+    order: list[CalibrationPrompt] = []
+    turn = 0
+    while queues:
+        short = [task for task, queue in queues.items() if queue[-1].answer_tokens <= _LONG_TOKENS]
+        turn_of = list(queues) if not short or turn % LONG_TURN == 0 else short
+        for task in turn_of:
+            order.append(queues[task].pop())
+            if not queues[task]:
+                del queues[task]
+        turn += 1
+    return order
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number of a text."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _parse(line: bytes) -> CalibrationPrompt:
+    """Raise ValueError or DecodeError if the line is no usable prompt."""
+    prompt = msgspec.json.decode(line, type=CalibrationPrompt)
+    if not prompt.prompt.strip():
+        raise ValueError("`prompt` is empty")
+    if (prompt.metric == "none") != (prompt.answer is None):
+        raise ValueError("`answer` and `metric` (choice, number or text) belong together")
+    if prompt.metric == "choice" and prompt.answer not in prompt.choices:
+        raise ValueError(f"`answer` is {prompt.answer!r}, which is none of the `choices`")
+    if prompt.metric == "number" and last_number(prompt.answer or "") is None:
+        raise ValueError(f"`answer` is {prompt.answer!r}, which has no number")
+    return prompt

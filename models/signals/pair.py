@@ -1,0 +1,163 @@
+"""Whether the small model of a pair is good enough, for any pair: `edge.quality` and confidence.
+
+`causeway-models calibrate` fits both on the answers of two models, and writes them as JSON. "Good enough" means that
+the large model's answer is not better. `edge.quality` is a logistic regression over the prompt: the sentence encoder's
+vector and a few structural features. The confidence is another one over the first tokens of the answer, for each
+number of tokens that a handoff may hold back, with `edge.quality` and the kind of the prompt as additional inputs.
+
+A file belongs to exactly one version of both models, and to one sentence encoder.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from router.types import Confidence
+
+from ..catalog.artifact import Artifact, ArtifactError
+from .calibration import LinearLogit, log_odds
+from .encoder import SentenceEncoder, Vector
+
+CHARACTERS = 8192  # structural features see the first characters of a longer prompt
+_CHOICE_LINE = re.compile(r"^\s*\(?[A-H1-8][.):]\s", re.MULTILINE)
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"[^\W\d_]+")
+_QUESTION_WORD = re.compile(r"\b(?:how (?:many|much)|total|calculate|sum|percent|average|each)\b", re.IGNORECASE)
+_CODE = re.compile(r"[{}<>=;\\_^]|def |```")
+
+STRUCTURE = 11  # inputs of the prompt that are no part of the encoder's vector
+
+Encode = Callable[[str], Vector]
+
+
+class ModelIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A model of the pair. `sha256` is "" where only an endpoint knows the weights."""
+
+    name: str
+    sha256: str = ""
+
+
+class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For a handoff after `tokens` tokens."""
+
+    tokens: int
+    logit: LinearLogit
+
+
+class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of the file. `stages`: at least one, in ascending order of `tokens`."""
+
+    small: ModelIdentity
+    large: ModelIdentity
+    encoder_sha256: str
+    quality: LinearLogit
+    stages: tuple[PairStage, ...]
+
+
+class PairEstimator:
+    """The two signals of one pair. A prompt takes some tens of microseconds, an answer some microseconds."""
+
+    def __init__(self, parameters: PairParameters, encoder: Encode) -> None:
+        """Check and keep `parameters`.
+
+        Raises:
+            ArtifactError: the number of weights differs from the number of inputs, or there is no stage.
+        """
+        inputs = len(prompt_features("", encoder))
+        fits = len(parameters.quality.weights) == inputs and parameters.stages
+        if not fits or any(len(stage.logit.weights) != HANDOFF_INPUTS for stage in parameters.stages):
+            raise ArtifactError(f"a pair's signals have {inputs} weights, and stages of {HANDOFF_INPUTS}")
+        self.parameters = parameters
+        self._encoder = encoder
+
+    @classmethod
+    def for_models(cls, signal: Artifact, small: Artifact, encoder: Artifact) -> PairEstimator:
+        """Load `signal` if it was fitted on exactly these weights of `small`, with this encoder.
+
+        Raises:
+            ArtifactError: it was fitted on other weights, or the file is missing or malformed.
+        """
+        try:
+            parameters = msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ArtifactError(f"{signal.path}: {error}") from error
+        for part, name, found, wanted in (
+            ("weights", small.name, small.manifest.sha256, parameters.small.sha256),
+            ("sentence encoder", encoder.name, encoder.manifest.sha256, parameters.encoder_sha256),
+        ):
+            if found != wanted:
+                raise ArtifactError(f"{signal.path}: made for other {part} than those of {name}: sha256 {wanted}")
+        return cls(parameters, SentenceEncoder(encoder.path))
+
+    def quality(self, text: str) -> float:
+        """Return `edge.quality` of a prompt: the probability, 0 to 1, that the small model's answer is good enough."""
+        return self.parameters.quality(prompt_features(text, self._encoder))
+
+    def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
+        """Return the probability, 0 to 1, that the answer is good enough.
+
+        Args:
+            confidence: the engine's confidence so far.
+            after: the number of tokens that the handoff waits for; selects the stage.
+            text: the prompt.
+            quality: `edge.quality` of the prompt.
+            ended: `confidence` covers all tokens of the answer.
+        """
+        within = [stage for stage in self.parameters.stages if stage.tokens <= after]
+        stage = within[-1] if within else self.parameters.stages[0]
+        return stage.logit(handoff_inputs(confidence, ended, log_odds(quality), has_choices(text)))
+
+
+def prompt_features(text: str, encode: Encode) -> tuple[float, ...]:
+    """Return the inputs of `PairParameters.quality`: structural features, then the encoder's vector."""
+    vector = encode(text)
+    return (*structure(text), *(vector * math.sqrt(len(vector))).tolist())
+
+
+def structure(text: str) -> tuple[float, ...]:
+    """Return length and kinds of content of a prompt."""
+    text = text[:CHARACTERS]
+    words, numbers = _WORD.findall(text), _NUMBER.findall(text)
+    capitals = sum(word[0].isupper() for word in words)
+    return (
+        math.log1p(len(text)),
+        math.log1p(len(words)),
+        math.log1p(len(numbers)),
+        math.log1p(text.count("\n")),
+        math.log1p(len(_CHOICE_LINE.findall(text))),
+        float(has_choices(text)),
+        float("?" in text),
+        float(bool(_QUESTION_WORD.search(text))),
+        float(bool(_CODE.search(text))),
+        capitals / max(1, len(words)),
+        sum(map(len, words)) / max(1, len(words)),
+    )
+
+
+def has_choices(text: str) -> bool:
+    """Return whether a prompt lists the answers to choose from."""
+    return len(_CHOICE_LINE.findall(text[:CHARACTERS])) >= 2
+
+
+def handoff_inputs(confidence: Confidence, ended: bool, quality_odds: float, choices: bool) -> tuple[float, ...]:
+    """Return the inputs of `PairStage.logit`: the tokens' confidence, once more for prompts with choices, and quality.
+
+    A letter that answers a question with choices and the words of an open answer have different scales.
+    """
+    measured = (
+        log_odds(confidence.score),
+        -confidence.logprob,
+        -confidence.least,
+        confidence.margin,
+        confidence.entropy,
+        math.log1p(confidence.tokens),
+        float(ended),
+    )
+    return (*measured, *(value * choices for value in measured), float(choices), quality_odds)
+
+
+HANDOFF_INPUTS = len(handoff_inputs(Confidence(1, 1.0, 0.0, 1.0, 0.0), False, 0.0, False))

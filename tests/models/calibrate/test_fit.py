@@ -1,0 +1,110 @@
+"""Fit, figures and thresholds on synthetic pairs whose truth is known."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from models.calibrate.evaluate import (
+    BOTH,
+    PROMPT,
+    Target,
+    calibration_errors,
+    choose_threshold,
+    evaluate_pair,
+    operate,
+)
+from models.calibrate.fit import Rows, Unseen, folds_of, predict_unseen
+from models.calibrate.label import label
+from models.calibrate.run import as_rows
+from models.catalog.artifact import find_artifact
+from models.signals.encoder import SentenceEncoder
+from tests.models.calibrate.pairs import answered, prompts
+
+pytestmark = pytest.mark.slow
+
+STAGES = (1, 8)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> SentenceEncoder:
+    return SentenceEncoder(find_artifact("encoder").path)
+
+
+@pytest.fixture(scope="module")
+def rows(encoder: SentenceEncoder) -> Rows:
+    """400 prompts; the small model is good at one kind, and its confidence tells."""
+    asked = prompts(400)
+    return as_rows(label(asked, answered(asked, seed=1), encoder), encoder)
+
+
+@pytest.fixture(scope="module")
+def unseen(rows: Rows) -> Unseen:
+    return predict_unseen(rows, STAGES, seed=1)
+
+
+def test_signals_that_tell_are_found_and_calibrated(rows: Rows, unseen: Unseen) -> None:
+    """On unseen rows both are far better than random, confidence adds to the prompt, and probabilities are true."""
+    whole, *tasks = evaluate_pair(rows, unseen, 1, seed=1)
+    both, prompt = whole.recovered[BOTH], whole.recovered[PROMPT]
+    assert both is not None
+    assert prompt is not None
+    assert prompt.low > 0.55
+    assert both.value > prompt.value
+    assert both.low > 0.6
+    assert whole.verdict == "routable"
+    assert len(tasks) == 2
+    assert max(calibration_errors(rows, unseen, 1).values()) < 0.1
+
+
+@pytest.mark.parametrize("keep", [0.8, 0.95, 1.0])
+def test_the_threshold_meets_the_owner_s_target_on_unseen_rows(rows: Rows, unseen: Unseen, keep: float) -> None:
+    """Within the interval; a smaller promise sends less to the cloud."""
+    operation = operate(rows, unseen, 1, Target(keep=keep), 0.5, seed=1)
+    assert operation.retained.low <= keep + 0.02
+    assert operation.retained.high >= keep
+    assert operation.cloud.value < 1.0
+
+
+def test_the_cloud_gets_the_share_that_the_owner_names(rows: Rows, unseen: Unseen) -> None:
+    for share in (0.0, 0.3, 1.0):
+        operation = operate(rows, unseen, None, Target(cloud_share=share), 0.5, seed=1)
+        assert operation.cloud.value == pytest.approx(share, abs=0.05)
+
+
+def test_noise_is_not_routed(encoder: SentenceEncoder) -> None:
+    """Where confidence and prompt say nothing the report says so."""
+    asked = prompts(200)
+    rows = as_rows(label(asked, answered(asked, seed=2, telling=False), encoder), encoder)
+    whole, *_ = evaluate_pair(rows, predict_unseen(rows, STAGES, seed=1), 1, seed=1)
+    assert whole.verdict == "nothing to route on these prompts: no signal is better than random"
+
+
+def test_a_large_model_that_is_no_better_leaves_nothing_to_route(encoder: SentenceEncoder) -> None:
+    asked = prompts(60)
+    rows = as_rows(label(asked, answered(asked, seed=3), encoder), encoder)
+    same = Rows(rows.answers, rows.inputs, rows.small, rows.small)
+    whole, *_ = evaluate_pair(same, predict_unseen(same, STAGES, seed=1), 1, seed=1)
+    assert whole.recovered[BOTH] is None
+    assert whole.verdict == "nothing to route: the large model is no better"
+
+
+def test_thresholds_at_the_ends() -> None:
+    """Everything in the cloud, everything on the device, and the least that keeps the target."""
+    values = np.array([0.9, 0.6, 0.2])
+    small, large = np.array([1.0, 1.0, 0.0]), np.ones(3)
+    assert choose_threshold(values, np.zeros(3), large, Target(keep=1.0)) == 1.0
+    assert choose_threshold(values, large, large, Target(keep=1.0)) == 0.0
+    assert choose_threshold(values, small, large, Target(keep=1.0)) == pytest.approx(0.6)
+    assert choose_threshold(values, small, large, Target(cloud_share=0.7)) == pytest.approx(0.9)
+
+
+def test_each_fold_has_its_part_of_every_stratum() -> None:
+    draw = random.Random(1)
+    strata = [draw.choice("aab") for _ in range(103)]
+    folds = folds_of(strata, seed=1)
+    assert sorted(np.concatenate(folds).tolist()) == list(range(103))
+    counts = [sum(strata[row] == "b" for row in fold) for fold in folds]
+    assert max(counts) - min(counts) <= 1

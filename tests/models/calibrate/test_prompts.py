@@ -1,0 +1,65 @@
+"""The prompts file: what is refused, and the order in which prompts are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from models.calibrate.prompts import CalibrationPrompt, Metric, PromptFileError, collection_order, read_prompts
+
+GOOD = b'{"prompt": "hello"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (b"not json", "malformed"),
+        (b"\xff\xfe", "malformed"),
+        (b'["hello"]', "Expected `object`"),
+        (b'{"text": "hello"}', "unknown field `text`"),
+        (b'{"prompt": " "}', "`prompt` is empty"),
+        (b'{"prompt": "x", "answer": "y"}', "belong together"),
+        (b'{"prompt": "x", "answer": "C", "metric": "choice", "choices": {"A": "1"}}', "none of the `choices`"),
+        (b'{"prompt": "x", "answer": "many", "metric": "number"}', "no number"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_refused_with_file_and_line(tmp_path: Path, line: bytes, fault: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(GOOD + b"\n" + line + b"\n" + GOOD)
+    with pytest.raises(PromptFileError, match=f"{path}:3: .*{fault}") as refused:
+        read_prompts([path])
+    assert "Correct or delete" in str(refused.value)
+
+
+def test_many_bad_lines_are_counted_and_an_empty_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"garbage\n" * 100)
+    with pytest.raises(PromptFileError, match="and 95 more lines"):
+        read_prompts([path])
+    path.write_bytes(b"\n")
+    with pytest.raises(PromptFileError, match="no prompts"):
+        read_prompts([path])
+    with pytest.raises(PromptFileError, match="No such file"):
+        read_prompts([tmp_path / "missing.jsonl"])
+
+
+def test_a_repeated_prompt_is_asked_once(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(GOOD * 3)
+    assert len(read_prompts([path, path])) == 1
+
+
+def test_any_beginning_of_the_order_is_a_fair_sample() -> None:
+    """Tasks take turns; the one with long answers takes every fifth; the same seed gives the same order."""
+    kinds: tuple[tuple[str, Metric], ...] = (("a", "text"), ("b", "text"), ("long", "number"))
+    asked = [
+        CalibrationPrompt(task=task, prompt=f"{task} {number}", metric=metric, answer="1")
+        for task, metric in kinds
+        for number in range(40)
+    ]
+    order = collection_order(asked, seed=1)
+    assert sorted(order, key=lambda one: one.id) == sorted(asked, key=lambda one: one.id)
+    first = [one.task for one in order[:44]]
+    assert (first.count("a"), first.count("b"), first.count("long")) == (20, 20, 4)
+    assert order == collection_order(asked, seed=1) != collection_order(asked, seed=2)
