@@ -11,7 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone
-from router.openai import AnswerEncoder, coalesce, encode_embeddings, encode_error, error_event, error_headers
+from router.openai import (
+    AnswerEncoder,
+    ResponseEncoder,
+    coalesce,
+    encode_embeddings,
+    encode_error,
+    error_event,
+    error_headers,
+)
 from router.types import Chunk, Embeddings, Request
 
 from ..observability.logs import redacted
@@ -24,6 +32,7 @@ STALLED_S = 30.0
 _TOGETHER_S = 0.001
 _READY_BYTES = 16 * 1024  # events that wait for each other
 
+Encoder = AnswerEncoder | ResponseEncoder
 OnChunk = Callable[[Chunk], None]
 """Gets each chunk before it is sent."""
 
@@ -38,7 +47,7 @@ class BrokenStream(Exception):
 
 
 async def whole_response(
-    chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk, encoder: AnswerEncoder, headers: Mapping[str, str]
+    chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk, encoder: Encoder, headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Collect the chunks into one JSON response. Raises CausewayError."""
     collected = []
@@ -59,7 +68,7 @@ async def stream_response(
     http: web.BaseRequest,
     chunks: AsyncGenerator[Chunk, None],
     on_chunk: OnChunk,
-    encoder: AnswerEncoder,
+    encoder: Encoder,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Send the chunks as server-sent events. The stream has one end: a fault after every choice's end changes nothing.

@@ -13,7 +13,15 @@ from typing import cast
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone, Draining, MethodNotAllowed, NotFound
-from router.openai import AnswerEncoder, parse_chat, parse_completion, parse_embedding
+from router.openai import (
+    AnswerEncoder,
+    ResponseEcho,
+    ResponseEncoder,
+    parse_chat,
+    parse_completion,
+    parse_embedding,
+    parse_response,
+)
 from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
@@ -35,11 +43,13 @@ from .info_routes import MODELS, InfoRoutes
 from .readiness import Readiness
 from .request_metrics import RequestMetrics
 from .request_reader import read_body, read_headers, read_request_id
-from .responses import BrokenStream, embedding_response, error_response, stream_response, whole_response
+from .responses import BrokenStream, Encoder, embedding_response, error_response, stream_response, whole_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Parse = Callable[[bytes, RoutingHints], Request]
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+MakeEncoder = Callable[[Request, str, str, int], Encoder]
+"""Request, its id, the model and the Unix time (s) → the encoder of its answer."""
 
 
 class Server:
@@ -98,6 +108,7 @@ class Server:
             "/v1/chat/completions": (hdrs.METH_POST, self._chat),
             "/v1/completions": (hdrs.METH_POST, self._completion),
             "/v1/embeddings": (hdrs.METH_POST, self._embedding),
+            "/v1/responses": (hdrs.METH_POST, self._response),
             "/v1/models": (hdrs.METH_GET, self._models),
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
@@ -149,24 +160,42 @@ class Server:
         return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
 
     async def _chat(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, partial(parse_chat, resumes=True), "chatcmpl", "chat")
+        return await self._generate(http, partial(parse_chat, resumes=True), partial(_encoder, "chatcmpl"), "chat")
 
     async def _completion(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, partial(parse_completion, resumes=True), "cmpl", "completion")
+        parse = partial(parse_completion, resumes=True)
+        return await self._generate(http, parse, partial(_encoder, "cmpl"), "completion")
 
     async def _embedding(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._generate(http, parse_embedding, "emb", "embedding")
+        return await self._generate(http, parse_embedding, partial(_encoder, "emb"), "embedding")
 
-    async def _generate(self, http: web.BaseRequest, parse: Parse, prefix: str, route: str) -> web.StreamResponse:
+    async def _response(self, http: web.BaseRequest) -> web.StreamResponse:
+        echoes: list[ResponseEcho] = []
+
+        def parse(body: bytes, hints: RoutingHints) -> Request:
+            request, echo = parse_response(body, hints, resumes=True)
+            echoes.append(echo)
+            return request
+
+        def encode(request: Request, request_id: str, model: str, created: int) -> ResponseEncoder:
+            return ResponseEncoder(request, echoes[0], f"resp_{request_id}", model, created)
+
+        return await self._generate(http, parse, encode, "response")
+
+    async def _generate(
+        self, http: web.BaseRequest, parse: Parse, encode: MakeEncoder, route: str
+    ) -> web.StreamResponse:
         entry = self._ledger.open(route, http.headers)
         entry.id = REQUEST.get()
         try:
-            return await self._answer(http, parse, prefix, entry)
+            return await self._answer(http, parse, encode, entry)
         finally:
             if not entry.closes_later:
                 self._ledger.close(entry)
 
-    async def _answer(self, http: web.BaseRequest, parse: Parse, prefix: str, entry: LedgerEntry) -> web.StreamResponse:
+    async def _answer(
+        self, http: web.BaseRequest, parse: Parse, encode: MakeEncoder, entry: LedgerEntry
+    ) -> web.StreamResponse:
         arrived_at = self._clock()
         try:
             context = await self._context(http, parse, arrived_at, entry)
@@ -179,13 +208,13 @@ class Server:
             return await self._embed(context, measured, entry)
         reply, answer = self._caching_service.reply(context, measured.first_token)
         outcome = ClientGone.code  # if the handler is cancelled
-        encoder: AnswerEncoder | None = None
+        encoder: Encoder | None = None
         try:
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, AnswerHead)
                 entry.tier = measured.tier = head.tier
-                encoder = AnswerEncoder(context.request, f"{prefix}-{context.id}", head.tier, int(self._wall_clock()))
+                encoder = encode(context.request, context.id, head.tier, int(self._wall_clock()))
                 entry.response_headers = dict(head.headers)
                 headers = {"x-request-id": context.id, **entry.response_headers}
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
@@ -298,6 +327,10 @@ class Server:
         if request.hints.deadline_ms is None:
             return self._config.default_deadline_s
         return min(request.hints.deadline_ms / 1000.0, self._config.default_deadline_s)
+
+
+def _encoder(prefix: str, request: Request, request_id: str, model: str, created: int) -> AnswerEncoder:
+    return AnswerEncoder(request, f"{prefix}-{request_id}", model, created)
 
 
 def _answer_tokens(request: Request, tier: Tier) -> int:

@@ -1,6 +1,7 @@
 """The paths of the HTTP API: OpenAI's, explanations and health. Every error is sent as OpenAI's error object.
 
 POST /v1/chat/completions /v1/completions /v1/embeddings     an answer
+POST /v1/responses                                           the same, as a Response object; nothing is stored
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
 GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
@@ -25,7 +26,7 @@ from aiohttp import web
 from router.decision.decide import model_names
 from router.errors import CausewayError, ClientGone, InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound
 from router.openai import encode_model, encode_models
-from router.types import AUTO, Kind, Request, Route
+from router.types import AUTO, Request, Route
 
 from ..clock import Clock
 from ..observability.logs import redacted
@@ -35,7 +36,7 @@ from ..serving.request_context import RequestContext, Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
-from .request_reader import RequestReader, traceparent_of
+from .request_reader import Endpoint, RequestReader, traceparent_of
 from .responses import JSON, SERVER, HttpReplyWriter, error_response
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"})
+_ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"})
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
 _random = random.Random(os.urandom(32))
@@ -96,6 +97,7 @@ class Api:
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
+            "/v1/responses": ("POST", functools.partial(self._answer, "response")),
             "/v1/route": ("POST", self._explain),
             "/v1/models": ("GET", self._models),
             "/v1/decisions": ("GET", self._find_decisions),
@@ -139,12 +141,13 @@ class Api:
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
-    async def _answer(self, kind: Kind, http: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, kind: Endpoint, http: web.BaseRequest) -> web.StreamResponse:
         arrived = self._clock.monotonic()
         parsed = await self._reader.request(http, kind)
         request, decision_id = parsed.request, new_decision_id()
         traceparent, trace = self._traced(request, http)
-        reply = HttpReplyWriter(request, http, id=decision_id, created=int(self._clock.unix()))
+        created = int(self._clock.unix())
+        reply = HttpReplyWriter(request, http, id=decision_id, created=created, echo=parsed.echo)
         try:
             await self._service.answer(
                 RequestContext(

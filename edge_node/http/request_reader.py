@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import get_args
+from typing import Literal, get_args
 
 import anyio
 import msgspec
@@ -28,11 +28,22 @@ from router.errors import (
     QueueFull,
     RequestTimeout,
 )
-from router.openai import check_header_names, check_media_type, parse_chat, parse_completion, parse_embedding
+from router.openai import (
+    ResponseEcho,
+    check_header_names,
+    check_media_type,
+    parse_chat,
+    parse_completion,
+    parse_embedding,
+    parse_response,
+)
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
 from .headers import REQUEST_HEADERS
+
+Endpoint = Literal["chat", "completion", "embedding", "response"]
+"""Which of OpenAI's bodies it is. A response is a request of the kind chat."""
 
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "chat": partial(parse_chat, resumes=True),
@@ -58,10 +69,11 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
-    """A parsed request, and what was derived from it."""
+    """A parsed request, and what was derived from it. `echo`: only of one that is answered as a response."""
 
     request: Request
     memo: RequestMemo
+    echo: ResponseEcho | None = None
 
 
 class ApiKeys:
@@ -96,20 +108,20 @@ class RequestReader:
         self._timeout_s = config.read_timeout_s
         self._arriving_bytes = 0
         # By kind, SHA-256 of the body, and hints.
-        self._remembered: OrderedDict[tuple[Kind | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Raises AuthenticationFailed."""
         return self._keys.identify(request.headers.get(hdrs.AUTHORIZATION), request.remote or "unix")
 
-    async def request(self, request: web.BaseRequest, kind: Kind | None) -> ParsedRequest:
+    async def request(self, request: web.BaseRequest, kind: Endpoint | None) -> ParsedRequest:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
         headers = request.headers
         hints = routing_hints(headers, self.caller(request))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         return self._parse(kind, await self.body(request), hints)
 
-    def _parse(self, kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
+    def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
         if len(body) > _SHORT_BYTES:
             return _parsed(kind, body, hints)
         key = (kind, hashlib.sha256(body).digest(), hints)
@@ -176,7 +188,10 @@ class RequestReader:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
 
-def _parsed(kind: Kind | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
+def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
+    if kind == "response":
+        request, echo = parse_response(body, hints, resumes=True)
+        return ParsedRequest(request, RequestMemo(), echo)
     return ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), RequestMemo())
 
 

@@ -21,6 +21,8 @@ from router.errors import CausewayError, ClientGone
 from router.openai import (
     AnswerEncoder,
     CachedAnswer,
+    ResponseEcho,
+    ResponseEncoder,
     coalesce,
     encode_embeddings,
     encode_error,
@@ -42,10 +44,22 @@ _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
 class HttpReplyWriter:
-    """The response to one client (`Reply`). Afterwards `response`, or after an error `fail`, is for the server."""
+    """The response to one client (`Reply`). Afterwards `response`, or after an error `fail`, is for the server.
 
-    def __init__(self, request: Request, http: web.BaseRequest, *, id: str, created: int) -> None:  # noqa: A002
+    `echo`: the client expects the answer as OpenAI's Response object, which repeats this.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        http: web.BaseRequest,
+        *,
+        id: str,  # noqa: A002
+        created: int,
+        echo: ResponseEcho | None = None,
+    ) -> None:
         self._request = request
+        self._echo = echo
         self._http = http
         self._id = id
         self._created = created
@@ -53,7 +67,7 @@ class HttpReplyWriter:
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
         self._stream: EventStream | None = None
-        self._encoder: AnswerEncoder | None = None
+        self._encoder: AnswerEncoder | ResponseEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
 
@@ -63,7 +77,7 @@ class HttpReplyWriter:
         self._head = head
         if not self._request.stream:
             return
-        self._encoder = AnswerEncoder(self._request, self._answer_id, head.model, self._created)
+        self._encoder = self._new_encoder(head.model)
         self._opening = self._encoder.start()
         self._stream = EventStream(self._http, _header_lines(head, EVENTS))
 
@@ -91,6 +105,13 @@ class HttpReplyWriter:
         self._head = head
         if isinstance(answer, Embeddings):
             self._pieces = [answer]
+        elif self._echo is not None:
+            encoder = self._new_encoder(answer.model)
+            if self._request.stream:
+                events = [encoder.start(), *map(encoder.chunk, answer.chunks), encoder.end()]
+                self._cached_body = b"".join(events)
+            else:
+                self._cached_body = encoder.whole(answer.choices, answer.usage)
         elif self._request.stream:
             usage = self._request.include_usage
             self._cached_body = answer.stream(self._answer_id, self._created, include_usage=usage)
@@ -136,14 +157,19 @@ class HttpReplyWriter:
 
     @property
     def _answer_id(self) -> str:
-        return _PREFIX[self._request.kind] + self._id
+        return ("resp_" if self._echo is not None else _PREFIX[self._request.kind]) + self._id
+
+    def _new_encoder(self, model: str) -> AnswerEncoder | ResponseEncoder:
+        if self._echo is not None:
+            return ResponseEncoder(self._request, self._echo, self._answer_id, model, self._created)
+        return AnswerEncoder(self._request, self._answer_id, model, self._created)
 
     def _encode(self, head: AnswerHead) -> bytes:
         first = self._pieces[0]
         if isinstance(first, Embeddings):
             return encode_embeddings(self._request, first, head.model)
         chunks = [piece for piece in self._pieces if not isinstance(piece, Embeddings)]
-        return AnswerEncoder(self._request, self._answer_id, head.model, self._created).whole(*coalesce(chunks))
+        return self._new_encoder(head.model).whole(*coalesce(chunks))
 
 
 class _Prebuilt(web.StreamResponse):

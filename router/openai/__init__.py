@@ -2,6 +2,7 @@
 
     bytes → Request           request_body (JSON, faults, shared fields), wire (the body's types), then one module per
                               kind: chat, completions, embeddings (which also encodes and decodes vectors);
+                              responses/ translates `/v1/responses` to a chat and back;
                               spelling refuses names that look like one of ours, in bodies and in headers
     Request → upstream bytes  upstream        no routing field ever
     upstream bytes → Chunks   decode          whole and streamed
@@ -21,12 +22,15 @@ from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
 from .error_body import encode_error, error_event, error_headers
 from .model_list import encode_model, encode_models
 from .request_body import check_media_type
+from .responses import ResponseEcho, ResponseEncoder, parse_response
 from .spelling import check_field_names, check_header_names
 from .upstream import encode_request
 
 __all__ = [
     "AnswerEncoder",
     "CachedAnswer",
+    "ResponseEcho",
+    "ResponseEncoder",
     "StreamDecoder",
     "check_field_names",
     "check_header_names",
@@ -46,4 +50,5 @@ __all__ = [
     "parse_chat",
     "parse_completion",
     "parse_embedding",
+    "parse_response",
 ]

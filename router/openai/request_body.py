@@ -46,7 +46,7 @@ _ADVICE = {
     "type": "Use function.",
     "detail": "Use auto, low or high.",
     "prompt": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
-    "input": "Send a string, a list of strings, a list of token ids, or a list of such lists.",
+    "input": "Send a string, or a list: of messages for a response; of strings or token ids for embeddings.",
     "temperature": "Send a number from 0 to 2.",
     "top_p": "Send a number from 0 to 1.",
     "min_p": "Send a number from 0 to 1.",

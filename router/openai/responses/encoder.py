@@ -1,0 +1,224 @@
+"""Chunks → a Response object, or the server-sent events that build one, each with its name and sequence number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ...errors import StreamBroken
+from ...types import Chunk, Request, ToolCallDelta, Usage
+from ..completions import finite
+from ..error_body import error_event
+from .request import ResponseEcho
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, object]).decode
+
+Fields = dict[str, object]
+
+
+class ResponseEncoder:
+    """Encodes one answer to one request: either `whole`, or `start`, then `chunk` for each chunk, then `end`.
+
+    It has the methods of `AnswerEncoder`, and like that one never encodes an unfinished answer as finished.
+
+    Args:
+        created: Unix time in seconds.
+    """
+
+    def __init__(self, request: Request, echo: ResponseEcho, answer_id: str, model: str, created: int) -> None:
+        self._logprobs = request.logprobs is not None
+        self._base: Fields = {"id": answer_id, "object": "response", "created_at": created, "model": model}
+        self._echo: Fields = _decode(echo.fields)
+        self._suffix = answer_id.partition("_")[2]
+        self._number = 0  # of the next event
+        self._output: list[Fields] = []  # finished items
+        self._open: _OpenItem | None = None
+        self._finish = ""
+        self._resume = ""
+        self._tokens = 0
+        self._usage: Usage | None = None
+
+    def whole(self, choices: Sequence[Chunk], usage: Usage) -> bytes:
+        """Encode the whole answer as one JSON object, from what `coalesce` returns; a response has one choice."""
+        for chunk in choices[:1]:
+            self._add(chunk)
+        self._close_item()
+        self._usage = usage
+        return _encode(self._response())
+
+    def start(self) -> bytes:
+        """Encode the events before the first token."""
+        response = self._response()
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def chunk(self, chunk: Chunk) -> bytes:
+        """Encode the events for one chunk; empty if it has nothing for the client."""
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        self._tokens += chunk.tokens
+        return self._add(chunk)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has its finish reason: only the usage may follow."""
+        return bool(self._finish)
+
+    def end(self) -> bytes:
+        """Encode the end of the last item and the whole response; an error event if the answer has no end."""
+        if not self._finish:
+            broken = StreamBroken("The answer stopped before its end. Send the request again.", phase="stream")
+            return error_event(broken)
+        if self._usage is None:
+            self._usage = Usage(completion_tokens=self._tokens)
+        closing = self._close_item()
+        response = self._response()
+        return closing + self._event(f"response.{response['status']}", response=response)
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def _add(self, chunk: Chunk) -> bytes:
+        events = b""
+        logprobs = _logprobs(chunk) if self._logprobs else []
+        if chunk.text or logprobs:
+            events += self._part("output_text", chunk.text, logprobs)
+        if chunk.refusal is not None:
+            events += self._part("refusal", chunk.refusal, [])
+        for call in chunk.tool_calls:
+            events += self._call(call)
+        if chunk.finish_reason is not None:
+            self._finish = chunk.finish_reason
+        self._resume = chunk.resume or self._resume
+        return events
+
+    def _part(self, kind: str, text: str, logprobs: list[Fields]) -> bytes:
+        events = b""
+        if self._open is None or self._open.kind != kind:
+            events += self._close_item()
+            item = self._open = _OpenItem(kind, f"msg_{self._suffix}_{len(self._output)}")
+            events += self._event("response.output_item.added", item=item.message("in_progress", content=[]))
+            events += self._event("response.content_part.added", **item.part_place, part=item.part(""))
+        item = self._open
+        item.add(text, logprobs)
+        more = {"logprobs": logprobs} if kind == "output_text" else {}
+        return events + self._event(f"response.{kind}.delta", **item.part_place, delta=text, **more)
+
+    def _call(self, call: ToolCallDelta) -> bytes:
+        events = b""
+        if self._open is None or self._open.call_index != call.index:
+            events += self._close_item()
+            item = self._open = _OpenItem("function_call", f"fc_{self._suffix}_{len(self._output)}", call)
+            events += self._event("response.output_item.added", item=item.call("in_progress", ""))
+        item = self._open
+        item.add(call.arguments, [])
+        if not call.arguments:
+            return events
+        return events + self._event("response.function_call_arguments.delta", item_id=item.id, delta=call.arguments)
+
+    def _close_item(self) -> bytes:
+        """End the open item: its last events, and the item itself in the output."""
+        item, self._open = self._open, None
+        if item is None:
+            return b""
+        cut = self._finish in ("length", "content_filter")
+        status = "incomplete" if cut else "completed"
+        text = item.text
+        if item.kind == "function_call":
+            done = item.call(status, text)
+            events = self._event("response.function_call_arguments.done", item_id=item.id, arguments=text)
+        else:
+            part = item.part(text)
+            done = item.message(status, content=[part])
+            more = {"text": text, "logprobs": item.logprobs} if item.kind == "output_text" else {"refusal": text}
+            events = self._event(f"response.{item.kind}.done", **item.part_place, **more)
+            events += self._event("response.content_part.done", **item.part_place, part=part)
+        events += self._event("response.output_item.done", item=done)
+        self._output.append(done)
+        return events
+
+    # --- the response and its events ---------------------------------------------------------------------------------
+
+    def _response(self) -> Fields:
+        reason = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(self._finish)
+        status = "in_progress" if not self._finish else "incomplete" if reason else "completed"
+        response = {
+            **self._base,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": reason} if reason else None,
+            "output": self._output,
+            "usage": None if self._usage is None else _usage(self._usage),
+            **self._echo,
+        }
+        return {**response, "causeway": {"continue": self._resume}} if self._resume else response
+
+    def _event(self, name: str, /, **fields: object) -> bytes:
+        """Encode one event. Those of an item belong to the next one of the output: items do not overlap."""
+        number, self._number = self._number, self._number + 1
+        place = {} if "response" in fields else {"output_index": len(self._output)}
+        data = _encode({"type": name, "sequence_number": number, **place, **fields})
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+class _OpenItem:
+    """The output item that is being written: a message with one part, or a function call."""
+
+    def __init__(self, kind: str, item_id: str, call: ToolCallDelta | None = None) -> None:
+        self.kind = kind
+        self.id = item_id
+        self.call_index = None if call is None else call.index
+        self.logprobs: list[Fields] = []
+        self._call = call or ToolCallDelta(0)
+        self._pieces: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def part_place(self) -> Fields:
+        return {"item_id": self.id, "content_index": 0}
+
+    def add(self, text: str, logprobs: list[Fields]) -> None:
+        self._pieces.append(text)
+        self.logprobs += logprobs
+
+    def part(self, text: str) -> Fields:
+        if self.kind == "refusal":
+            return {"type": "refusal", "refusal": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs if text else []}
+
+    def message(self, status: str, content: list[Fields]) -> Fields:
+        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+    def call(self, status: str, arguments: str) -> Fields:
+        call = {"call_id": self._call.id or "", "name": self._call.name or "", "arguments": arguments}
+        return {"id": self.id, "type": "function_call", "status": status, **call}
+
+
+def _usage(usage: Usage) -> Fields:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _logprobs(chunk: Chunk) -> list[Fields]:
+    return [
+        {
+            "token": token.token,
+            "logprob": finite(token.logprob),
+            "bytes": list(token.bytes or ()),
+            "top_logprobs": [
+                {"token": top.token, "logprob": finite(top.logprob), "bytes": list(top.bytes or ())}
+                for top in token.top
+            ],
+        }
+        for token in chunk.logprobs
+    ]

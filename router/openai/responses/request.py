@@ -1,0 +1,241 @@
+"""The body of `POST /v1/responses` → `Request`, and what its answer repeats of the body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from ...errors import InvalidRequest, MissingField, UnsupportedFeature
+from ...types import (
+    FilePart,
+    ImagePart,
+    Message,
+    Part,
+    Request,
+    ResponseFormat,
+    RoutingHints,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from ..request_body import (
+    JSONObject,
+    canonical_json,
+    extra_of,
+    load,
+    merge_hints,
+    resume_of,
+    sampling_of,
+    stop_of,
+    too_deep,
+    validate,
+)
+from .wire import (
+    WireCallItem,
+    WireCallOutputItem,
+    WireContent,
+    WireFunctionChoice,
+    WireFunctionTool,
+    WireInputImage,
+    WireItem,
+    WireMessageItem,
+    WireOutputRefusal,
+    WireReasoningItem,
+    WireResponse,
+    WireTextFormat,
+)
+
+_FIELDS: Final = frozenset(WireResponse.__struct_fields__)
+_LOGPROBS: Final = "message.output_text.logprobs"
+_NOT_STORED: Final = "Nothing is stored here. Send the whole conversation as `input`, and `store`: false or none."
+
+
+class ResponseEcho(msgspec.Struct, frozen=True):
+    """Fields of the body that the answer repeats, as JSON text of an object."""
+
+    fields: str
+
+
+def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> tuple[Request, ResponseEcho]:
+    """Parse and validate a request for a response.
+
+    Args:
+        hints: the routing hints from the request's headers.
+        resumes: whether this server can continue an answer that was cut short; if not, `causeway.continue` is refused.
+
+    Returns:
+        The request, which is that of a chat, and what its answer repeats.
+
+    Raises:
+        InvalidRequest: names the key that is wrong.
+    """
+    try:
+        document = load(body)
+        wire = validate(_with_item_types(document), WireResponse)
+        _refuse_state(wire)
+        tools = _tools(wire.tools or [])
+        system = (Message("system", wire.instructions),) if wire.instructions else ()
+        items = [WireMessageItem("user", wire.input)] if isinstance(wire.input, str) else wire.input
+        messages = (*system, *_messages(items))
+        if len(messages) == len(system):
+            raise MissingField("`input` has no message. Send a string or a list with a message.", param="input")
+        request = Request(
+            kind="chat",
+            model=wire.model,
+            messages=messages,
+            max_tokens=wire.max_output_tokens,
+            limit_name="max_completion_tokens",
+            sampling=sampling_of(wire),
+            stop=stop_of(wire.stop),
+            stream=wire.stream is True,
+            tools=tools,
+            tool_choice=_tool_choice(wire.tool_choice, tools),
+            parallel_tool_calls=wire.parallel_tool_calls is not False,
+            response_format=_response_format(None if wire.text is None else wire.text.format),
+            logprobs=(wire.top_logprobs or 0) if _LOGPROBS in (wire.include or ()) else None,
+            user=wire.user,
+            extra=extra_of(document, _FIELDS),
+            hints=merge_hints(hints, wire.causeway),
+            resume=resume_of(wire.causeway, accepted=resumes),
+        )
+    except RecursionError:
+        raise too_deep() from None
+    return request, _echo(wire)
+
+
+def _with_item_types(document: JSONObject) -> JSONObject:
+    """Give input items without a type that of a message, as OpenAI's API does."""
+    items = document.get("input")
+    if not isinstance(items, list):
+        return document
+    return {**document, "input": [{"type": "message", **i} if isinstance(i, dict) else i for i in items]}
+
+
+def _refuse_state(wire: WireResponse) -> None:
+    """Refuse what needs stored responses, and what would change the conversation silently."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        if getattr(wire, name) is not None:
+            raise UnsupportedFeature(f"`{name}`: {_NOT_STORED}", param=name)
+    if wire.store:
+        raise UnsupportedFeature(f"`store`: {_NOT_STORED}", param="store")
+    if wire.background:
+        raise UnsupportedFeature("`background`: answers are not stored. Use `stream`, or a job.", param="background")
+    if wire.truncation == "auto":
+        raise UnsupportedFeature(
+            "`truncation`: a conversation that is too long is refused, not shortened. Send `disabled` or none.",
+            param="truncation",
+        )
+    if (wire.n or 1) != 1:
+        raise InvalidRequest("`n`: a response is one answer. Remove it.", param="n")
+
+
+def _messages(items: Sequence[WireItem]) -> list[Message]:
+    """Translate the items; an assistant's text and the calls right after it are one message."""
+    messages: list[Message] = []
+    for item in items:
+        match item:
+            case WireMessageItem():
+                messages.append(Message(item.role, _content(item.content)))
+            case WireCallItem():
+                call = ToolCall(item.call_id, item.name, item.arguments)
+                last = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant")
+                messages.append(msgspec.structs.replace(last, tool_calls=(*last.tool_calls, call)))
+            case WireCallOutputItem():
+                messages.append(Message("tool", _content(item.output), tool_call_id=item.call_id))
+            case WireReasoningItem():
+                pass
+    return messages
+
+
+def _content(content: str | list[WireContent]) -> str | tuple[Part, ...]:
+    return content if isinstance(content, str) else tuple([_part(part) for part in content])
+
+
+def _part(part: WireContent) -> Part:
+    if isinstance(part, WireInputImage):
+        return ImagePart(part.image_url, part.detail or "auto")
+    if isinstance(part, WireOutputRefusal):
+        return TextPart(part.refusal)
+    if hasattr(part, "text"):
+        return TextPart(part.text)
+    fields = {name: value for name, value in msgspec.structs.asdict(part).items() if value is not None}
+    return FilePart(canonical_json(fields))
+
+
+def _tools(wire: list[WireFunctionTool]) -> tuple[Tool, ...]:
+    """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
+    names = [tool.name for tool in wire]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            param = f"tools[{at}].name"
+            raise InvalidRequest(f"`{param}`: another tool has the same name. Rename one.", param=param)
+    return tuple([_tool(tool) for tool in wire])
+
+
+def _tool(wire: WireFunctionTool) -> Tool:
+    parameters = "{}" if wire.parameters is None else canonical_json(wire.parameters)
+    return Tool(wire.name, wire.description or "", parameters, wire.strict is True)
+
+
+def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+    if wire is None or wire == "auto":
+        return ToolChoice()
+    if wire == "none":
+        return ToolChoice("none")
+    if not tools:
+        raise InvalidRequest(
+            "`tool_choice` asks for a call, but there are no tools. Send `tools` or remove it.", param="tool_choice"
+        )
+    if isinstance(wire, str):
+        return ToolChoice("required")
+    if all(tool.name != wire.name for tool in tools):
+        raise InvalidRequest(
+            "`tool_choice.name` is not the name of one of `tools`. Name one of them.", param="tool_choice.name"
+        )
+    return ToolChoice("function", wire.name)
+
+
+def _response_format(wire: WireTextFormat | None) -> ResponseFormat | None:
+    if wire is None or wire.type == "text":  # what every response says by default
+        return None
+    if wire.type == "json_object":
+        return ResponseFormat("json_object")
+    if wire.schema is None:
+        raise MissingField("`text.format.schema` is missing. Send a JSON schema.", param="text.format.schema")
+    schema = canonical_json(wire.schema)
+    return ResponseFormat("json_schema", wire.name, schema, wire.strict is True, wire.description or "")
+
+
+def _echo(wire: WireResponse) -> ResponseEcho:
+    form = None if wire.text is None else wire.text.format
+    return ResponseEcho(
+        canonical_json(
+            {
+                "background": False,
+                "instructions": wire.instructions,
+                "max_output_tokens": wire.max_output_tokens,
+                "max_tool_calls": wire.max_tool_calls,
+                "metadata": wire.metadata or {},
+                "parallel_tool_calls": wire.parallel_tool_calls is not False,
+                "previous_response_id": None,
+                "reasoning": {"effort": None if wire.reasoning is None else wire.reasoning.effort, "summary": None},
+                "service_tier": "default",
+                "store": False,
+                "temperature": wire.temperature,
+                "text": {"format": {"type": "text"} if form is None else _without_none(form)},
+                "tool_choice": "auto" if wire.tool_choice is None else wire.tool_choice,
+                "tools": [{"parameters": None, "strict": None, **_without_none(tool)} for tool in wire.tools or ()],
+                "top_logprobs": wire.top_logprobs or 0,
+                "top_p": wire.top_p,
+                "truncation": "disabled",
+                "user": wire.user,
+            }
+        )
+    )
+
+
+def _without_none(struct: msgspec.Struct) -> dict[str, object]:
+    return {name: value for name, value in msgspec.structs.asdict(struct).items() if value not in (None, "")}
