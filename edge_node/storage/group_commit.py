@@ -175,8 +175,9 @@ class GroupCommit:
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA secure_delete=ON; "
                 "PRAGMA journal_size_limit=4194304;"
             )
-            database.executescript(self._schema)
+            database.executescript(f"BEGIN;{self._schema}")
             self._load(database)
+            database.execute("COMMIT")
             if is_new:  # SQLite syncs the folder of the file, but not the folder's own name
                 _sync_folder(self._path.parent.parent)
         except BaseException:

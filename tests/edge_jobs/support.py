@@ -10,10 +10,19 @@ from typing import Any
 from edge_node.config.schema import JobsConfig
 
 from ..edge.box import Answer, Box
+from .cloud import JobCloud
 
 PROMPT = JobsConfig(jitter_s=0.0, steady_per_s=1000.0)
 """Nothing is held back."""
 ENDED = {"succeeded", "failed", "dead", "cancelled", "expired"}
+
+
+async def away() -> JobCloud:
+    """A cloud whose address is known, and which is not there."""
+    cloud = JobCloud()
+    await cloud.start()
+    await cloud.stop()
+    return cloud
 
 
 async def request(box: Box, method: str, path: str, body: object = None, headers: Mapping[str, str] = {}) -> Answer:

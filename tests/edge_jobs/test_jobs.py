@@ -11,7 +11,7 @@ from edge_node.config.schema import JobsConfig
 from ..edge.box import POLICY, Box, running
 from ..edge.scripted import until
 from .cloud import JobCloud
-from .support import PROMPT, accepted, ended, request, submit, text_of, view
+from .support import PROMPT, accepted, away, ended, request, submit, text_of, view
 
 BOUND = POLICY.replace('"private" in request.tags', '"private" in request.tags || "cloud" in request.tags')
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -25,14 +25,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": 7}, "invalid_value"),
 ]
 pytestmark = pytest.mark.slow
-
-
-async def away() -> JobCloud:
-    """A cloud whose address is known, and which is not there."""
-    cloud = JobCloud()
-    await cloud.start()
-    await cloud.stop()
-    return cloud
 
 
 async def test_a_job_is_answered_by_the_device_where_the_policy_says_so(tmp_path: Path) -> None:
@@ -175,3 +167,16 @@ async def test_without_a_job_nothing_is_opened(box: Box) -> None:
     assert (await request(box, "PUT", "/v1/jobs")).headers["Allow"] == "GET, POST"
     assert box.parts.jobs.stats is None
     assert not await asyncio.to_thread((Path(box.app.config.state_dir) / "jobs-1.sqlite").exists)
+
+
+async def test_a_corrupt_outbox_is_set_aside_and_said_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        await ended(box, await accepted(box))
+        decision = (await box.ask()).headers["x-causeway-decision"]
+    path = tmp_path / "state" / "jobs-1.sqlite"
+    path.write_bytes(b"nonsense" * 1000)
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        assert any("was corrupt" in problem for problem in (await box.get("/readyz")).json["problems"])
+        assert (await box.get(f"/v1/decisions/{decision}")).status == 200
+        assert (await ended(box, await accepted(box)))["status"] == "succeeded"
+    assert path.with_name("jobs-1.sqlite.bad").read_bytes().startswith(b"nonsense")

@@ -1,0 +1,138 @@
+"""Run outboxes that die: a program that reads a `Life` from each line of stdin and answers with how it ended.
+
+Each life is a forked process with a real outbox on a real file. It writes a note after each thing that the outbox
+acknowledged; `disk_shim.c` is preloaded and counts every operation on the file, and on the notes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from edge_node.clock import system_clock
+from edge_node.config.schema import JobsConfig
+from edge_node.jobs.record import EdgeJob
+from edge_node.jobs.store import JobStore
+from edge_node.jobs.tables import Claimed
+from router.errors import CloudFailed, JobStoreUnavailable
+from router.jobs.states import JobEvent
+
+T = TypeVar("T")
+NOTES = "notes"
+WAVES, AT_ONCE = 4, 6
+
+
+class Life(msgspec.Struct, frozen=True):
+    """One run in `folder`. Numbers are of operations: where it is killed, where the disk is full, where it has room."""
+
+    folder: str
+    kill_at: int = -1
+    full_from: int = -1
+    full_until: int = -1
+    log: str = ""  # file for the recorded operations
+
+
+class Death(msgspec.Struct, frozen=True):
+    killed: bool
+
+
+def new_job(store: JobStore, text: str) -> EdgeJob:
+    now = store.time.now()
+    return EdgeJob(
+        owner="me",
+        key=text,
+        digest=text,
+        priority="bulk" if "bulk" in text else "standard",
+        endpoint="/v1/chat/completions",
+        model="auto",
+        may_leave=True,
+        lane="edge",
+        due=now,
+        deadline=now + 1000.0,
+        accepted_unix=0.0,
+    )
+
+
+async def insist(ask: Callable[[], Awaitable[T]]) -> T:
+    """Try until the disk has room."""
+    while True:
+        with contextlib.suppress(JobStoreUnavailable):
+            return await ask()
+
+
+async def live(life: Life) -> None:
+    """Accept jobs in waves, and end them in every way. What fails because the disk is full is tried again."""
+    notes = os.open(Path(life.folder) / NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    store = JobStore(Path(life.folder), JobsConfig(), system_clock())
+    store.start()
+
+    def note(what: str, text: str) -> None:
+        os.write(notes, f"{what} {text}\n".encode())
+
+    async def accept(text: str) -> None:
+        await insist(lambda: store.accept(new_job(store, text), text.encode()))
+        note("accepted", text)
+
+    async def end(claimed: Claimed, number: int) -> None:
+        job, text = claimed.job, claimed.body.decode()
+        ends = (
+            lambda: store.succeed(job, b"answer", cache="miss", route="edge", decision="d"),
+            lambda: store.postpone(job, store.time.now() + 500.0, CloudFailed("again"), decision="d"),
+            lambda: store.fail(job, JobEvent.FAIL, CloudFailed("no")),
+            lambda: store.release(job, until=store.time.now() + 500.0),
+        )
+        await insist(ends[number % 4])
+        note(("succeeded", "waiting", "failed", "queued")[number % 4], text)
+
+    await insist(store.open)
+    await insist(store.recover)
+    for wave in range(WAVES):
+        await asyncio.gather(*[accept(f"{'bulk' if one % 3 else 'job'}-{wave}-{one}") for one in range(AT_ONCE)])
+        claimed = await insist(lambda: store.claim("edge", 4))
+        await asyncio.gather(*[end(one, number) for number, one in enumerate(claimed)])
+    store.close()
+
+
+def fork(life: Life, shim: ctypes.CDLL) -> Death:
+    child = os.fork()
+    if child == 0:
+        try:
+            log = os.open(life.log, os.O_WRONLY | os.O_CREAT) if life.log else -1
+            shim.shim_arm(
+                life.folder.encode(),
+                ctypes.c_long(life.kill_at),
+                ctypes.c_long(life.full_from),
+                ctypes.c_long(life.full_until),
+                log,
+            )
+            asyncio.run(live(life))
+            os._exit(0)
+        except BaseException as error:
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+        return Death(killed=True)
+    if status:
+        raise RuntimeError(f"the outbox ended with {os.waitstatus_to_exitcode(status)}")
+    return Death(killed=False)
+
+
+def main() -> None:
+    shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    for line in sys.stdin:
+        sys.stdout.write(msgspec.json.encode(fork(msgspec.json.decode(line, type=Life), shim)).decode() + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
