@@ -119,21 +119,21 @@ class Polls:
         raise asyncio.CancelledError
 
     def wake(self, cohort: str, generation: Generation, now: float) -> None:
-        """PollAnswer every poll of a cohort; `now` is unix time."""
+        """Answer every poll of a cohort; `now` is unix time."""
         headers = _etag(generation) | _JSON
         self._end(
             self._parked.pop(cohort, ()), _answer(200, headers, msgspec.json.encode(Wake(cohort=cohort, now=now)))
         )
 
     def refuse(self, devices: Collection[str], error: CausewayError) -> None:
-        """PollAnswer the polls of these devices with an error."""
+        """Answer the polls of these devices with an error."""
         refused = [poll for polls in self._parked.values() for poll in polls if poll.device in devices]
         for poll in refused:
             self._parked[poll.cohort].discard(poll)
         self._end(refused, _answer(error.status, error_headers(error) | _JSON, encode_error(error)))
 
     def end_old(self, generations: Mapping[str, Generation], now: float) -> None:
-        """PollAnswer the polls whose time is over, and close connections without a next request; `now`: the loop's."""
+        """Answer the polls whose time is over, and close connections without a next request; `now`: the loop's."""
         for cohort, polls in self._parked.items():
             if ended := [poll for poll in polls if poll.ends <= now]:
                 polls.difference_update(ended)
@@ -142,7 +142,7 @@ class Polls:
             poll.close()
 
     def close(self, generations: Mapping[str, Generation]) -> None:
-        """PollAnswer every poll and close every connection: the server stops."""
+        """Answer every poll and close every connection: the server stops."""
         self._closing = True
         self.end_old(generations, float("inf"))
 
