@@ -1,1 +1,1 @@
-"""Chat templates: `template` renders messages to a prompt, `sandbox` is where an untrusted template runs."""
+"""Chat templates: `template` renders messages, which `conversation` adapts, in the `sandbox` of untrusted templates."""

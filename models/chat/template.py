@@ -17,14 +17,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import jinja2
 import jinja2.sandbox
 
 from router.errors import InvalidRequest, UnsupportedFeature
+from router.tool_calls.formats import tool_format
 from router.types import Message, TextPart, Tool
 
 from ..catalog.artifact import ArtifactError
+from .conversation import TemplateAbilities, adapted, is_plain, probe
 from .sandbox import MARK, TemplateFailed, compile_template, generate
 
 __all__ = ["DEFAULT_TEMPLATE", "MARK", "PromptRenderer", "TemplateFailed", "render"]
@@ -35,6 +38,7 @@ DEFAULT_TEMPLATE = (
 )
 """For a model file without a template."""
 
+_CACHED_ABILITIES = 8  # templates
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
@@ -74,7 +78,7 @@ def render(
     add_generation_prompt: bool = True,
     guard: str = "",
 ) -> str:
-    """Render the prompt of `messages` in the sandbox.
+    """Render the prompt of `messages` in the sandbox, adapted to what the template can take (`conversation`).
 
     Args:
         template: jinja2 source, untrusted.
@@ -90,9 +94,43 @@ def render(
         InvalidRequest: a role is not an identifier.
         UnsupportedFeature: a content part is not text.
     """
+    if is_plain(messages, tools):
+        in_system = False
+    else:
+        abilities = _abilities(template)
+        in_system = abilities.tools == "system"
+        messages, tools = adapted(messages, tools, abilities, tool_format(template))
+    return _render(template, messages, tools, bos, eos, guard, in_system, add_generation_prompt=add_generation_prompt)
+
+
+@lru_cache(maxsize=_CACHED_ABILITIES)
+def _abilities(template: str) -> TemplateAbilities:
+    def render(messages: Sequence[Message], tools: Sequence[Tool], in_system: bool) -> str | None:
+        try:
+            return _render(template, messages, tools, "", "", "", in_system)
+        except TemplateFailed:
+            return None
+
+    return probe(render, names_developer="developer" in template)
+
+
+def _render(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    bos: str,
+    eos: str,
+    guard: str,
+    tools_in_system: bool,
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """`tools_in_system`: the first message, a system message, has the tools as JSON text."""
     compiled = compile_template(template)
     message_values = [_message_value(message, guard) for message in messages]
     tool_values = [_tool_value(tool, guard) for tool in tools] or None
+    if tools_in_system and tool_values:
+        message_values[0]["tools"] = json.dumps([value["function"] for value in tool_values], ensure_ascii=False)
     variables: dict[str, object] = {
         "messages": message_values,
         "tools": tool_values,
