@@ -15,7 +15,7 @@ _POLITE_START = re.compile(
     r"i (?:want|need|would like) you to |i'd like you to )+"
 )
 _POLITE_END = re.compile(r"(?<=\w)[\s,.]+(?:please|thanks|thank you)[\s.!?]*$")
-# A question about words themselves: there `please` may be what is asked about.
+# A question about words themselves: its `please` may be one of those words.
 _ABOUT_WORDS = re.compile(
     r"\b(?:say|said|saying|word|translat\w*|spell\w*|mean\w*|defin\w*|call\w*|write|type|text|message|email|song|sing|"
     r"play|rhyme\w*|search|google|lyrics|named?|title|reply|answer)\b"

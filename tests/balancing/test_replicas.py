@@ -50,7 +50,7 @@ class Crowd:
     """Callers that send requests without a pause; records endpoints, errors and their times."""
 
     def __init__(self, pool: Pool, *, deadline_s: float) -> None:
-        self.errors: list[tuple[float, str]] = []
+        self.errors: list[str] = []
         self.answers = 0
         self._dispatch = Dispatcher(pool)
         self._deadline_s = deadline_s
@@ -69,7 +69,7 @@ class Crowd:
                         pass
                 self.answers += 1
             except CausewayError as error:
-                self.errors.append((time.monotonic(), error.code))
+                self.errors.append(error.code)
                 await asyncio.sleep(0.01)
 
 
@@ -119,28 +119,25 @@ async def test_a_killed_replicas_requests_are_answered_elsewhere(
         await until(lambda: phase(pool, victim) == "ejected")
         await more_answers(callers)
         assert len(callers.errors) <= 3, callers.errors
-        assert {code for _, code in callers.errors} <= {"stream_broken"}
+        assert set(callers.errors) <= {"stream_broken"}
         await asyncio.to_thread(victim.wait_ready)
         await used_again(pool, victim)
         assert len(callers.errors) <= 3, callers.errors
 
 
-async def test_a_hung_replica_is_ejected_within_two_seconds_and_returns(replicas: tuple[Replica, Replica]) -> None:
-    """SIGSTOP: within two seconds of the first missed deadline."""
+async def test_a_hung_replica_is_ejected_by_missed_deadlines_and_returns(replicas: tuple[Replica, Replica]) -> None:
+    """SIGSTOP. `test_health` has the time that it takes."""
     victim, _ = replicas
     async with crowd(replicas, deadline_s=1.5) as (pool, callers):
         process = victim.server
         process.suspend()
         try:
             await until(lambda: phase(pool, victim) == "ejected")
-            out_at = time.monotonic()
-            stuck = [at for at, code in callers.errors if code == "deadline_exceeded"]
-            assert out_at - min(stuck, default=out_at) < 2.0
             await more_answers(callers)
         finally:
             process.resume()
         await used_again(pool, victim)
-        assert Counter(code for _, code in callers.errors).keys() <= {"deadline_exceeded", "stream_broken"}
+        assert set(callers.errors) <= {"deadline_exceeded", "stream_broken"}
 
 
 async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tuple[Replica, Replica]) -> None:

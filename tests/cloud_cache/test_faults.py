@@ -31,7 +31,7 @@ def own_redis(redis_server: RedisServer, tmp_path: Path) -> Iterator[RedisServer
 
 @pytest.fixture
 def hasty(config: CacheConfig) -> CacheConfig:
-    return msgspec.structs.replace(config, redis_timeout_s=0.5, redis_retry_after_s=0.05)
+    return msgspec.structs.replace(config, redis_timeout_s=2.0, redis_retry_after_s=0.05)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from .browser import Scheme, accessibility_faults, open_page, press, tab_to
 
 pytestmark = pytest.mark.slow
 
-SECRET = "a sentence that nobody may read"
+SECRET = "a sentence for the model alone"
 KEY = "kiosk-secret"
 KEY_SHA256 = "28b89c06c1596835df703240ddb92ecca8f9126844cb7bf13af5e91a6e400295"
 HOT = """routes:

@@ -10,8 +10,7 @@ from playwright.async_api import Browser, Page, expect
 from fleet.trust.offline import signed_manifests
 from router.bundle.manifest import bundle_id
 from router.bundle.protocol import BoxState
-from tests.fleet.repository.fleets import edit
-from tests.fleet_operators.conftest import QUICK, quick_fleet, serving
+from tests.fleet_operators.conftest import operated_fleet, serving
 from tests.fleet_server.box import sample
 
 from .browser import accessibility_faults, open_page, press
@@ -27,10 +26,7 @@ async def confirm(page: Page, button: str, label: str, text: str) -> None:
 
 
 async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, chromium: Browser) -> None:
-    signed = quick_fleet(tmp_path)
-    # Looks come at once, and no verdict ends the stage: the operator does.
-    edit(signed.path / "fleet.yaml", QUICK, "rollout: {stages: [50, 100], least: 20m, first_look: 500ms}")
-    signed.sign("anna", "ben")
+    signed = operated_fleet(tmp_path)
     bundle = bundle_id(signed_manifests(signed.published)["kiosk"])
     async with serving(signed) as server:
         boxes = await server.enrolled(3)

@@ -17,7 +17,7 @@ from edge_node.config.schema import DecisionsConfig, KeyConfig, ServerConfig
 from router.errors import ContextLengthExceeded
 from router.types import BoxSetup, Estimates, Usage
 
-from .box import HASTY, POLICY, Box, config, running
+from .box import POLICY, Box, config, hasty, running
 from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine, until
 from .test_cache import every_byte
 
@@ -487,7 +487,7 @@ async def older_than(seconds: float) -> None:
 async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Path, fault: Fault) -> None:
     """A rule that needs the signal does not hold, the reasons say so, and the next rule decides in time."""
     rule = "  - name: short\n    when: request.prompt_tokens < 3\n    use: [small]\n  - name: edge-first\n"
-    policy = HASTY if fault == "stall" else POLICY
+    policy = hasty("small") if fault == "stall" else POLICY
     async with running(tmp_path, policy=policy.replace("  - name: edge-first\n", rule)) as box:
         box.engine.fault = fault
         answer = await box.ask("one two")

@@ -66,7 +66,7 @@ async def crowd(port: int | None, start: bytes = b"", size: int = 1100) -> Async
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", [b"", HEAD], ids=["silent", "half a head"])
-async def test_more_idle_connections_than_the_limit_lock_nobody_out(tmp_path: Path, start: bytes) -> None:
+async def test_more_idle_connections_than_the_limit_lock_no_client_out(tmp_path: Path, start: bytes) -> None:
     path = tmp_path / "edge.sock"
     async with running(tmp_path, server=ServerConfig(port=0, socket=str(path), read_timeout_s=60.0)) as box:
         async with crowd(box.app.port, start) as clients, connected(box.app.port) as late:

@@ -30,7 +30,7 @@ class Gateway:
 
 
 @asynccontextmanager
-async def before_nobody(folder: Path) -> AsyncIterator[Box]:
+async def without_replicas(folder: Path) -> AsyncIterator[Box]:
     gateway = Gateway()
     async with anyio.create_task_group() as tasks:
         app = build(Config(server=ServerConfig(port=0), tiers=(TIER,)), tasks)
@@ -44,7 +44,7 @@ async def before_nobody(folder: Path) -> AsyncIterator[Box]:
 
 async def test_the_device_answers_and_the_reason_is_precise(tmp_path: Path) -> None:
     """Neither "saturated" nor "unreachable": the gateway is reachable, but no replica behind it."""
-    async with before_nobody(tmp_path) as box:
+    async with without_replicas(tmp_path) as box:
         answer = await box.ask(tags="cloud")
         assert (answer.status, answer.headers["x-causeway-route"]) == (200, "edge")
         assert answer.headers["x-causeway-reason"] == "fallback: cloud_unavailable"
@@ -56,7 +56,7 @@ async def test_the_device_answers_and_the_reason_is_precise(tmp_path: Path) -> N
 
 async def test_the_next_request_skips_the_cloud(tmp_path: Path) -> None:
     """Until the gateway's `Retry-After` has passed; the breaker stays closed."""
-    async with before_nobody(tmp_path) as box:
+    async with without_replicas(tmp_path) as box:
         await box.ask(tags="cloud")
         answer = await box.ask("another", tags="cloud")
         record = await box.record(answer)
@@ -71,7 +71,7 @@ async def test_the_next_request_skips_the_cloud(tmp_path: Path) -> None:
 async def test_readyz_and_the_log_name_the_model_until_it_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with before_nobody(tmp_path) as box:
+    async with without_replicas(tmp_path) as box:
         await box.ask(tags="cloud")
         await box.ask("another", tags="cloud")
         (problem,) = (await box.get("/readyz")).json["problems"]
@@ -84,7 +84,7 @@ async def test_readyz_and_the_log_name_the_model_until_it_answers(
 
 async def test_only_cloud_is_a_503_with_retry_after(tmp_path: Path) -> None:
     """503 with the reason and the gateway's own `Retry-After`, also for an immediate retry."""
-    async with before_nobody(tmp_path) as box:
+    async with without_replicas(tmp_path) as box:
         for _ in range(2):
             answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
             assert (answer.status, answer.code) == (503, "all_attempts_failed")

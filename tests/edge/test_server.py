@@ -155,20 +155,26 @@ async def test_partly_received_bodies_are_bounded_together(tmp_path: Path) -> No
         await assert_still_well(box)
 
 
-async def test_a_slow_body_is_a_408(box: Box) -> None:
+@pytest.fixture
+async def impatient(tmp_path: Path) -> AsyncIterator[Box]:
+    async with running(tmp_path, server=ServerConfig(port=0, read_timeout_s=0.5)) as box:
+        yield box
+
+
+async def test_a_slow_body_is_a_408(impatient: Box) -> None:
     """Other requests are answered meanwhile."""
-    async with raw(box) as client:
+    async with raw(impatient) as client:
         await client.send(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY))
         await client.send(BODY[:10])
-        await assert_still_well(box)
+        await assert_still_well(impatient)
         status, body = await client.answer()
         assert (status, code(body)) == (408, "request_timeout")
-    await assert_still_well(box)
+    await assert_still_well(impatient)
 
 
 @pytest.mark.parametrize("head", [b"", b"POST /v1/chat/comp", HEAD], ids=["nothing", "a line", "a head"])
-async def test_an_incomplete_head_closes_the_connection(box: Box, head: bytes) -> None:
-    async with raw(box) as client:
+async def test_an_incomplete_head_closes_the_connection(impatient: Box, head: bytes) -> None:
+    async with raw(impatient) as client:
         await client.send(head)
         assert await client.closed()
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fleet.repository.fleets import edit
 
-from .conftest import quick_fleet
+from .conftest import operated_fleet
 from .process import Process, until
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[Process]:
-    one = Process(quick_fleet(tmp_path))
+    one = Process(operated_fleet(tmp_path))
     yield one
     one.kill(signal.SIGTERM)
 

@@ -36,8 +36,8 @@ def newest(server: Server) -> str:
 async def test_every_route_knows_its_role(server: Server) -> None:
     """Without a token, with a wrong one, and with a role that does not suffice, nothing is answered or changed."""
     for method, path, role in (*UNSAFE, *(("GET", path, "viewer") for path in SAFE)):
-        for nobody in ("", "wrong", "cwsession_wrong"):
-            assert (await server.ask(method, path, {}, as_=nobody)).code == "invalid_api_key", path
+        for unknown in ("", "wrong", "cwsession_wrong"):
+            assert (await server.ask(method, path, {}, as_=unknown)).code == "invalid_api_key", path
         weaker = {"approver": "olga", "operator": "vera"}.get(role)
         if weaker is not None:
             assert (await server.ask(method, path, {}, as_=weaker)).code == "permission_denied", path
@@ -86,7 +86,7 @@ async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
     assert [one["id"] for one in (await server.get("/v1/devices?state=pinned&q=BOX"))["devices"]] == ["box-2"]
     assert (await server.ask("POST", "/v1/devices/box-2/pin", {"bundle": "0" * 64})).code == "bundle_unknown"
     assert (await server.post("/v1/devices/box-2/release"))["pin"] is None
-    assert (await server.ask("POST", "/v1/devices/nobody/hold", {})).code == "not_found"
+    assert (await server.ask("POST", "/v1/devices/unknown/hold", {})).code == "not_found"
     device = await server.get("/v1/devices/box-0")
     assert (device["running"], device["history"][0]["running"]) == (bundle, bundle)
     fleet = await server.get("/v1/fleet")

@@ -1,4 +1,4 @@
-"""Boxes at the control plane: from the join token to reports that are heard."""
+"""Boxes at the control plane: from the join token to accepted reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signed messages: what is heard, and each refusal with its code."""
+"""Signed messages: which are accepted, and each refusal with its code."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_a_signature_covers_path_and_body(plane: Plane) -> None:
 
 
 async def test_an_unknown_device_is_refused(plane: Plane) -> None:
-    assert refused(await plane.box("nobody").report(), 401, "device_unknown")
+    assert refused(await plane.box("unknown").report(), 401, "device_unknown")
 
 
 async def test_a_revoked_device_is_refused_everywhere(plane: Plane) -> None:
@@ -181,7 +181,7 @@ async def test_many_boxes_report_in_few_transactions(plane: Plane) -> None:
     """One invalid message among them is refused alone."""
     boxes = [await plane.enrolled() for _ in range(20)]
     before = plane.plane.messages.transactions
-    stranger = plane.box("nobody")
+    stranger = plane.box("unknown")
     answers = await asyncio.gather(*(box.report(running=NEW) for box in boxes * 10), stranger.report())
     assert [answer.code for answer in answers] == [""] * 200 + ["device_unknown"]
     assert plane.plane.messages.transactions - before < 100

@@ -98,5 +98,5 @@ async def test_a_poll_needs_a_token(plane: Plane) -> None:
     assert (await box.wake()).code == "invalid_api_key"
     box.token = plane.plane.key.issue(box.name, "acme", plane.plane.clock() - 700)
     assert (await box.wake()).code == "token_expired"
-    box.token = plane.plane.key.issue("nobody", "acme", plane.plane.clock())
+    box.token = plane.plane.key.issue("unknown", "acme", plane.plane.clock())
     assert (await box.wake()).code == "device_unknown"

@@ -39,7 +39,7 @@ LINES = 3
 
 
 def config_of(url: str) -> JobsConfig:
-    return JobsConfig(redis=url, webhooks=WEBHOOKS, max_attempts=2, lease_s=1.0, backoff_s=0.001)
+    return JobsConfig(redis=url, webhooks=WEBHOOKS, max_attempts=2, lease_s=3.0, backoff_s=0.001)
 
 
 async def write_records(url: str, clock: Clock) -> dict[str, str]:

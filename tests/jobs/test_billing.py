@@ -160,7 +160,7 @@ async def test_the_jobs_of_a_killed_worker_are_billed_once(
     books = Books(str(config.redis), usd_per_day=4 * MOST_MICRO_USD / 1e6)
     jobs = [(await store.accept(new_job())).id for _ in range(4)]
     assert await killed_worker(config, "during", 4) == set(jobs)
-    short = msgspec.structs.replace(config, lease_s=0.2)
+    short = msgspec.structs.replace(config, lease_s=2.0)
     async with working(JobStore(database, short, clock=lambda: NOW), books, short):
         await all_in(store, jobs)
     assert await bills.read() == (4, 4 * RUN_MICRO_USD)

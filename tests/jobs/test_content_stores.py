@@ -86,7 +86,7 @@ async def test_deleting_removes_all_parts_of_one_file(store: ContentStore) -> No
         with pytest.raises(FileContentLost):
             await store.get("file-1", part)
     assert await store.get("file-10", "1") == b"other"
-    await store.delete("file-nobody-wrote")
+    await store.delete("file-never-written")
 
 
 async def test_a_missing_part_is_lost(store: ContentStore) -> None:

@@ -72,7 +72,7 @@ async def test_another_worker_runs_the_jobs_of_a_killed_one(
     await process.wait()
     assert begun == set(jobs)
     runner = ScriptedRunner()
-    short = msgspec.structs.replace(config, lease_s=0.2)
+    short = msgspec.structs.replace(config, lease_s=2.0)  # its own run must not be taken for a dead one
     async with RunningWorker(JobStore(database, short, clock=lambda: 1_800_000_000.0), runner, short):
         await until(all_ended(store, jobs))
     assert sorted(one.id for one in runner.runs) == sorted(jobs)

@@ -243,7 +243,7 @@ async def test_a_run_ends_after_attempt_timeout_s(ticking: JobStore, new_job: Ma
             yield chunk
 
     async with RunningWorker(
-        ticking, ScriptedRunner(hangs_once), msgspec.structs.replace(config, attempt_timeout_s=0.05)
+        ticking, ScriptedRunner(hangs_once), msgspec.structs.replace(config, attempt_timeout_s=0.5)
     ):
         await until(reached(ticking, job, JobState.SUCCEEDED))
     assert (await ticking.get(job, "kiosk")).attempts == 2
