@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from models.catalog.artifact import find_artifact
 from router.policy.compiled import Policy
-from router.types import Location
+from router.types import Location, Modality
 
 from .backends.backend import Backend
 from .backends.cloud.backend import CloudBackend
@@ -35,6 +35,7 @@ from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
 from .jobs.entry import JobEntry
+from .modalities.boxed import find_encoders
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
@@ -52,6 +53,8 @@ from .storage.state_folder import StateFolderLock
 from .version import daemon_version
 
 if TYPE_CHECKING:
+    from models.modalities.process.messages import WorkerSpec
+
     from .agent.agent import Agent
     from .agent.boot import Booted
     from .agent.host import FleetLink
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from .jobs.api import JobApi
     from .jobs.runner import JobRunner
     from .jobs.store import JobStore
+    from .modalities.graph import EncoderGraph
     from .observability.tracing import RequestTracer
 
 __all__ = ["App", "build"]
@@ -74,6 +78,7 @@ def build(
     clock: Clock | None = None,
     environ: Mapping[str, str] = os.environ,
     fleet: FleetLink | None = None,
+    encoders: Mapping[Modality, WorkerSpec] | None = None,
 ) -> App:
     """Construct one daemon, without starting it.
 
@@ -83,6 +88,7 @@ def build(
         environ: for systemd's variables.
         fleet: the fleet whose plan the daemon follows; by default the one that the box joined. Without one it runs
             the last bundle that it verified, if any.
+        encoders: what turns sounds and pictures into text; by default the installed packages, with their models.
     """
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
@@ -96,10 +102,18 @@ def build(
     metrics = Metrics(lambda: read_gauges(parts))
     connection, fleet_problem, credentials = _connect(config, state_dir, clock, metrics, has_fleet=fleet is not None)
     cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
+    graph = _encoders(config, model_dirs, clock, encoders)
     record_all = config.decisions.record == "all"
     learned = LearnedEstimators(model_dirs, always_quality=record_all)
     spend = SpendStore(state_dir, clock)
-    signals = SignalCollector(clock, spend=spend, edge=engines, cloud=cloud, read_device=DeviceProbes().read)
+    signals = SignalCollector(
+        clock,
+        spend=spend,
+        edge=engines,
+        cloud=cloud,
+        read_device=DeviceProbes().read,
+        encoders=() if graph is None else graph.kinds,
+    )
     admission = Admission(AdmissionLimits())
 
     model_temperature = model_temperatures(model_dirs)
@@ -138,7 +152,7 @@ def build(
         admission=admission,
         cache=cache,
         shared_generations=shared_generations,
-        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_timeouts(config)}, learned.calibrate),
+        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_timeouts(config)}, learned.calibrate, graph),
         signals=signals,
         spend=spend,
         decisions=decisions,
@@ -149,6 +163,7 @@ def build(
         semantic=SemanticAnswers(model_dirs),
         default_deadline_s=config.server.default_deadline_s,
         record_all=record_all,
+        encoders=graph,
     )
 
     def restart() -> None:
@@ -214,6 +229,7 @@ def build(
             ConnectionTable("unix", config.server.max_connections, clock.monotonic),
         ),
         tracing=_tracing(config),
+        encoders=graph,
         agent=make_agent(booted),
         fleet=connection,
         fleet_problem=fleet_problem,
@@ -272,6 +288,18 @@ def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Lo
     if cloud is not None:
         backends["cloud"] = cloud
     return backends
+
+
+def _encoders(
+    config: Config, model_dirs: Sequence[Path], clock: Clock, given: Mapping[Modality, WorkerSpec] | None
+) -> EncoderGraph | None:
+    """None on a box that has no encoder; no package of theirs is imported."""
+    found = given if given is not None else find_encoders(model_dirs)
+    if not found or not config.parts.enabled:
+        return None
+    from .modalities.graph import EncoderGraph
+
+    return EncoderGraph(found, config.parts, clock)
 
 
 def _tracing(config: Config) -> RequestTracer | None:

@@ -305,6 +305,13 @@ class EngineTimeout(BackendError):
     code = "engine_timeout"
 
 
+class EncoderFailed(BackendError):
+    """The encoders of this box found nothing in time, and without it the request says nothing."""
+
+    status = 503
+    code = "encoder_failed"
+
+
 class CloudUnreachable(BackendError):
     """The connection failed: refused, no network route, DNS, TLS."""
 

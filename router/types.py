@@ -19,6 +19,7 @@ CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
 Modality = Literal["text", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+PartStatus = Literal["ok", "timeout", "failed"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"
 """The model name with which a client lets the policy choose."""
@@ -226,6 +227,14 @@ class Chunk(msgspec.Struct, frozen=True):
     resume: str = ""  # continue token, on the last chunk of an answer that was cut short
 
 
+class Fact(msgspec.Struct, frozen=True):
+    """What an encoder found in one part of a request: the words of a sound, the text in a picture."""
+
+    text: str  # "": nobody speaks, or there is no text
+    confidence: float  # 0 to 1
+    language: str = ""  # ISO 639-1, "" if it is not known
+
+
 class Embeddings(msgspec.Struct, frozen=True):
     vectors: tuple[tuple[float, ...], ...]  # [n_inputs][n_dimensions]
     usage: Usage = Usage()
@@ -257,6 +266,7 @@ class Handoff(msgspec.Struct, frozen=True):
 class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
     handoff: Handoff | None = None  # only if a later attempt exists
+    facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the box's encoders
 
 
 ReasonCode = Literal[
@@ -372,6 +382,7 @@ class BoxSetup(msgspec.Struct, frozen=True):
     engine: bool
     cloud: bool
     temperatures: dict[str, float | None] = {}
+    encoders: tuple[Modality, ...] = ()  # kinds of parts that the box turns into text
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -414,6 +425,19 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
+class PartRecord(msgspec.Struct, frozen=True):
+    """One part that an encoder was asked about, without its content."""
+
+    part: str  # path in the request
+    modality: Modality
+    sha256: str
+    size_bytes: int
+    status: PartStatus
+    cached: bool = False  # the fact was known from an equal part
+    duration_ms: float = 0.0
+    confidence: float | None = None
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """The measured result of a request; exactly one per request."""
 
@@ -449,3 +473,4 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     snapshot: Snapshot
     decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome
+    parts: tuple[PartRecord, ...] = ()  # those that encoders were asked about

@@ -26,6 +26,7 @@ from ..storage.spend import SpendStore
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.link.connection import FleetConnection
+    from ..modalities.graph import EncoderGraph
     from ..observability.tracing import RequestTracer
 
 
@@ -49,6 +50,7 @@ class Components:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
     tracing: RequestTracer | None = None
+    encoders: EncoderGraph | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
     fleet: FleetConnection | None = None  # the same
     fleet_problem: str = ""  # why a box that joined a fleet has none

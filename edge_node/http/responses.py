@@ -326,7 +326,10 @@ def error_response(error: CausewayError, headers: dict[str, str] | None = None) 
 
 def _header_lines(head: AnswerHead, media_type: str) -> str:
     """The same as `_headers`, as lines. All but the id is equal for most cache hits, and remembered."""
-    key = (media_type, head.route, head.target, head.reason, head.cache, head.cache_reason, head.policy, head.degraded)
+    key = (
+        *(media_type, head.route, head.target, head.reason, head.cache, head.cache_reason, head.policy),
+        *(head.degraded, head.modalities),
+    )
     lines = _remembered_lines.get(key)
     if lines is None:
         if len(_remembered_lines) >= _MAX_REMEMBERED:
@@ -348,6 +351,8 @@ def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
     }
     if head.cache_reason:
         headers["x-causeway-cache-reason"] = head.cache_reason
+    if head.modalities:
+        headers["x-causeway-modalities"] = head.modalities
     if media_type is EVENTS:
         headers["Cache-Control"] = "no-cache"
         headers["X-Accel-Buffering"] = "no"  # otherwise nginx holds a stream back until its buffer is full

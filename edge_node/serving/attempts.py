@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -37,6 +38,9 @@ from ..observability.logs import redacted
 from .generation import Generation, policy_label
 from .reply import Piece, Sink
 
+if TYPE_CHECKING:
+    from ..modalities.graph import EncoderGraph
+
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
@@ -56,17 +60,24 @@ ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None], Chunk]
 
 
 class AttemptRunner:
-    """Runs attempts on backends. `calibrate` None: a handoff compares the confidence that the engine reports."""
+    """Runs attempts on backends.
+
+    Args:
+        calibrate: None: a handoff compares the confidence that the engine reports.
+        encoders: turn parts of requests into text for targets that cannot take them; None: this box has none.
+    """
 
     def __init__(
         self,
         backends: Mapping[Location, Backend],
         timeouts: Mapping[Location, Timeouts],
         calibrate: ConfidenceCalibrator | None = None,
+        encoders: EncoderGraph | None = None,
     ) -> None:
         self._backends = backends
         self._timeouts = timeouts
         self._calibrate = calibrate
+        self._encoders = encoders
 
     async def run(self, generation: Generation, sink: Sink) -> None:
         """Return when `sink` has the complete answer. Raises CausewayError: the error for the client."""
@@ -94,12 +105,15 @@ class AttemptRunner:
         backend = self._backends.get(target.at)
         if backend is None:
             raise _no_backend(target)
+        request = generation.request
+        if attempt.plan.facts and self._encoders is not None:
+            request = await self._encoders.fuse(generation, attempt.plan.facts)
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)
         call = BackendRequest(
             id=generation.id,
-            request=_with_temperature(generation.request, target),
+            request=_with_temperature(request, target),
             target=target,
             deadline=deadline,
             first_token_by=first_token_by,

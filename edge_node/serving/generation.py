@@ -32,6 +32,7 @@ from .reply import AnswerHead, Piece
 if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
+    from ..modalities.graph import RequestFacts
     from ..observability.tracing import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Generation:
         self.decision: Decision | None = None
         self.sequence: AttemptSequence | None = None
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
+        self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
         self.usage = Usage()
         self.committed = False  # a byte of the answer has been sent
         self.finished = False  # no further attempt will start
@@ -96,7 +98,13 @@ class Generation:
     @property
     def degraded(self) -> bool:
         upstream_degraded = self.upstream is not None and self.upstream.degraded
-        return self.sequence is not None and (self.sequence.degraded or upstream_degraded)
+        incomplete = self.facts is not None and not self.facts.complete and self.answers_from_facts
+        return self.sequence is not None and (self.sequence.degraded or upstream_degraded or incomplete)
+
+    @property
+    def answers_from_facts(self) -> bool:
+        """Whether the target of the current, or last, attempt gets parts of the request as text."""
+        return self.sequence is not None and bool(self.sequence.attempts and self.sequence.attempts[-1].plan.facts)
 
     @property
     def reason(self) -> str:
@@ -130,6 +138,7 @@ class Generation:
             cache="bypass" if self.cache_key is None else "miss",
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
+            modalities=self.facts.summary if self.facts is not None and self.answers_from_facts else "",
         )
 
     def set_upstream(self, info: UpstreamInfo) -> None:

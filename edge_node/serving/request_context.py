@@ -138,6 +138,7 @@ class RequestContext:
             snapshot=generation.snapshot,
             decision=generation.decision,
             outcome=self._outcome(now),
+            parts=() if generation.facts is None else generation.facts.records,
         )
 
     def _outcome(self, now: float) -> Outcome:

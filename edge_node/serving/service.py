@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +31,7 @@ from router.errors import (
     ClientGone,
     DeadlineExceeded,
     Draining,
+    EncoderFailed,
     QueueFull,
 )
 from router.openai import CachedAnswer
@@ -53,6 +55,9 @@ from .attempts import AttemptRunner
 from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
 from .reply import Sink
 from .request_context import RequestContext
+
+if TYPE_CHECKING:
+    from ..modalities.graph import EncoderGraph
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +101,8 @@ class Service:
         default_deadline_s: time of a request that names no deadline.
         semantic: finds answers to questions that mean the same; used only by policies with `semantic` rules.
         record_all: compute the costly signals of every request that is decided, for its record.
+        encoders: turn sounds and pictures into text, so that the costly signals are those of this text; None: this box
+            has none.
     """
 
     def __init__(
@@ -115,6 +122,7 @@ class Service:
         default_deadline_s: float = 120.0,
         semantic: SemanticAnswers | None = None,
         record_all: bool = False,
+        encoders: EncoderGraph | None = None,
     ) -> None:
         self._admission = admission
         self._cache = cache
@@ -131,6 +139,7 @@ class Service:
         self._semantic = semantic
         self._default_deadline_s = default_deadline_s
         self._record_all = record_all
+        self._encoders = encoders
         self._policy: Policy
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
@@ -383,11 +392,11 @@ class Service:
 
     async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
         """Compute the costly signals among `signals`. One that cannot be computed stays absent."""
-        estimates = generation.estimates
+        estimates, request = generation.estimates, await self._as_text(generation)
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
         if QUALITY in signals and self._estimate_quality is not None and estimates.quality is None:
             try:
-                quality = self._estimate_quality(generation.policy, generation.request)
+                quality = self._estimate_quality(generation.policy, request)
                 generation.estimates = msgspec.structs.replace(estimates, quality=quality)
             except Exception as failure:
                 log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
@@ -395,10 +404,19 @@ class Service:
             return
         try:
             async with asyncio.timeout_at(min(generation.deadline, self._clock.monotonic() + _COUNT_TIMEOUT_S)):
-                tokens = await self._count_tokens(generation.request)
+                tokens = await self._count_tokens(request)
                 generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
         except Exception as failure:
             log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
+
+    async def _as_text(self, generation: Generation) -> Request:
+        """The request as a model reads it that takes text only: what it says, not how it was sent."""
+        if self._encoders is None or not self._encoders.concerns(generation.request):
+            return generation.request
+        try:
+            return await self._encoders.fuse(generation, self._encoders.kinds)
+        except EncoderFailed:
+            return generation.request  # a target that takes the parts themselves may still answer
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

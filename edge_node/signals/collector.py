@@ -11,9 +11,20 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from router.policy.compiled import Policy
 from router.policy.signals import TargetAvailability
-from router.types import BoxSetup, CloudSignals, DeviceSignals, EdgeSignals, NowSignals, Snapshot, SpendSignals
+from router.types import (
+    BoxSetup,
+    CloudSignals,
+    DeviceSignals,
+    EdgeSignals,
+    Modality,
+    NowSignals,
+    Snapshot,
+    SpendSignals,
+)
 
 from ..clock import Clock
 
@@ -43,6 +54,7 @@ class SignalCollector:
         edge: The engine's signals; None: this box has no engine, and its edge targets are absent.
         cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
         read_device: Reads the device signals at a monotonic time.
+        encoders: Kinds of parts that this box turns into text.
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class SignalCollector:
         edge: EdgeSource | None = None,
         cloud: CloudSource | None = None,
         read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals(),
+        encoders: tuple[Modality, ...] = (),
     ) -> None:
         self._clock = clock
         self._edge = edge
@@ -63,7 +76,7 @@ class SignalCollector:
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
         self._policy: Policy | None = None
-        self._setup = BoxSetup(engine=edge is not None, cloud=cloud is not None)
+        self._setup = BoxSetup(engine=edge is not None, cloud=cloud is not None, encoders=encoders)
         self._availability = TargetAvailability((), self._setup)
 
     @property
@@ -103,7 +116,7 @@ class SignalCollector:
 
     def _prepare(self, policy: Policy) -> None:
         self._policy = policy
-        self._setup = BoxSetup(self._setup.engine, self._setup.cloud, policy.model_temperatures)
+        self._setup = msgspec.structs.replace(self._setup, temperatures=policy.model_temperatures)
         self._availability = TargetAvailability(policy.targets, self._setup)
 
     def _now_signals(self, second: int) -> NowSignals:

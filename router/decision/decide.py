@@ -9,7 +9,8 @@
 3. Exclusion: by constraint, by the client's preference, because the box has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
-5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device.
+5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
+   that a target cannot take reach it as facts, if this box has an encoder for them.
 
 `plan_cache` applies the policy's cache rules, `fingerprint` is a request's cache key, `CachePlanner` joins the two.
 """
@@ -33,6 +34,7 @@ from ..types import (
     Decision,
     Estimates,
     Location,
+    Modality,
     Prefer,
     Reason,
     Request,
@@ -85,7 +87,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         reasons=tuple(reasons),
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
-        missing_abilities=() if attempts else _missing_abilities(named or policy.targets, _required_abilities(request)),
+        missing_abilities=() if attempts else _missing_abilities(request, snapshot, named or policy.targets),
         skipped_target=skipped_target,
     )
 
@@ -152,6 +154,23 @@ def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ..
     )
 
 
+def _encoded(request: Request, snapshot: Snapshot) -> tuple[Modality, ...]:
+    """Return the kinds of the request's parts that this box can turn into text for a target that cannot take them."""
+    if snapshot.setup is None or not snapshot.setup.encoders:
+        return ()
+    found = modalities(request)
+    return tuple(modality for modality in snapshot.setup.encoders if modality in found)
+
+
+def _with_facts(plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...]) -> tuple[AttemptPlan, ...]:
+    if not encoded:
+        return plans
+    return tuple(
+        msgspec.structs.replace(plan, facts=tuple(modality for modality in encoded if modality not in plan.target.can))
+        for plan in plans
+    )
+
+
 def _attempts(
     request: Request,
     snapshot: Snapshot,
@@ -163,7 +182,8 @@ def _attempts(
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     targets = route.targets if route is not None else named
     rule = "" if route is None else route.name
-    required = _required_abilities(request)
+    encoded = _encoded(request, snapshot)
+    required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
     allowed = _exclude(targets, rule, request.hints.prefer, bound, snapshot.absent, required, reasons)  # (3)
     if not allowed:
         reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
@@ -173,8 +193,8 @@ def _attempts(
     skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     on_device = bool(bound) or request.hints.prefer == "only_on_device"
     if route is None or route.handoff is None or on_device:  # (5)
-        return tuple([AttemptPlan(target) for target in ordered]), skipped_target
-    return plan_handoff(ordered, route.handoff, snapshot.down), skipped_target
+        return _with_facts(tuple([AttemptPlan(target) for target in ordered]), encoded), skipped_target
+    return _with_facts(plan_handoff(ordered, route.handoff, snapshot.down), encoded), skipped_target
 
 
 def _exclude(
@@ -224,8 +244,10 @@ def _move_down_targets_last(
     return tuple(sorted(targets, key=lambda target: target.name in down))
 
 
-def _missing_abilities(targets: tuple[Target, ...], required: tuple[Ability, ...]) -> tuple[Ability, ...]:
+def _missing_abilities(request: Request, snapshot: Snapshot, targets: tuple[Target, ...]) -> tuple[Ability, ...]:
     """Return what the targets lack; () if one of them has all of it."""
+    encoded = _encoded(request, snapshot)
+    required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
     lacks = [{ability for ability in required if ability not in target.can} for target in targets]
     return tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
 

@@ -19,10 +19,12 @@ from edge_node.config.schema import (
     DecisionsConfig,
     EngineConfig,
     JobsConfig,
+    PartsConfig,
     ServerConfig,
     TracingConfig,
 )
-from router.types import DecisionRecord
+from models.modalities.process.messages import WorkerSpec
+from router.types import DecisionRecord, Modality
 
 from .scripted import ScriptedCloud, ScriptedEngine
 
@@ -247,6 +249,8 @@ async def running(
     jobs: JobsConfig | None = None,
     clock: Clock | None = None,
     probe_interval_s: float = 5.0,
+    encoders: Mapping[Modality, WorkerSpec] | None = None,
+    parts: PartsConfig | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -260,8 +264,9 @@ async def running(
         tracing=tracing or TracingConfig(),
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or JobsConfig(),
+        parts=parts or PartsConfig(),
     )
-    app = build(settings, make_engine=lambda _: engine, environ={}, clock=clock)
+    app = build(settings, make_engine=lambda _: engine, environ={}, clock=clock, encoders=encoders or {})
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

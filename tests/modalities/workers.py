@@ -8,7 +8,17 @@ import tempfile
 import time
 
 from models.modalities.process.child import Link
-from models.modalities.process.messages import DecodeSound, Refusal, Sound, WorkerJob, WorkerResult, WorkerSpec
+from models.modalities.process.messages import (
+    DecodeSound,
+    Found,
+    Picture,
+    Refusal,
+    Sound,
+    WorkerJob,
+    WorkerResult,
+    WorkerSpec,
+)
+from router.types import Fact
 
 
 class Scripted:
@@ -34,6 +44,24 @@ class Scripted:
         if job.data == b"refuse":
             raise Refusal("it is wrong")
         return Sound(job.data)
+
+
+class TinyEncoder:
+    """Hears and reads what `options` say, or hangs or dies; a sound without amplitude is silence."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._options = spec.options
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        assert isinstance(job, Sound | Picture)
+        fault = self._options.get("fault")
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang":
+            while not link.cancelled:
+                time.sleep(0.01)
+        silent = isinstance(job, Sound) and not any(job.samples)
+        return Found(Fact("" if silent else self._options["text"], 0.875, "en"))
 
 
 class Broken:

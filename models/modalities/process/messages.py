@@ -9,6 +9,8 @@ import struct
 
 import msgspec
 
+from router.types import Fact
+
 LENGTH = struct.Struct("<I")
 MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest picture
 SAMPLE_RATE = 16_000  # Hz, of every `Sound`
@@ -67,7 +69,23 @@ class Picture(msgspec.Struct, frozen=True, tag="picture"):
     height: int
 
 
+class Segment(msgspec.Struct, frozen=True):
+    """A part of what was said, or a line of a picture's text. Times are seconds; 0.0 in a picture."""
+
+    text: str
+    confidence: float
+    start_s: float = 0.0
+    end_s: float = 0.0
+
+
 # --- child → daemon --------------------------------------------------------------------------------------------------
+
+
+class Found(msgspec.Struct, frozen=True, tag="found"):
+    """What an encoder found in a sound or a picture."""
+
+    fact: Fact
+    segments: tuple[Segment, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -76,8 +94,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-WorkerJob = DecodeSound | DecodePicture | CancelJob
-WorkerResult = Sound | Picture | Refused
+WorkerJob = DecodeSound | DecodePicture | Sound | Picture | CancelJob
+WorkerResult = Sound | Picture | Found | Refused
 
 
 class Refusal(Exception):

@@ -1,0 +1,46 @@
+"""Which encoders this box has: a package that is installed, and where it brings none, a model that was pulled.
+
+Finding them imports nothing of them: that happens in their children, with the first part.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.catalog.artifact import ArtifactError, find_artifact
+from router.types import Modality
+
+if TYPE_CHECKING:
+    from models.modalities.process.messages import WorkerSpec
+
+SPEECH_MODEL = "speech"
+_GIB = 2**30
+_PACKAGES = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
+
+
+def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
+    """Return the encoders of this box by kind of part."""
+    found: dict[Modality, WorkerSpec] = {}
+    if _installed("audio"):
+        try:
+            speech = find_artifact(SPEECH_MODEL, model_dirs)
+        except ArtifactError:
+            pass  # `doctor` says so
+        else:
+            found["audio"] = _spec("models.modalities.encoders.speech:SpeechEncoder", {"model": str(speech.folder)})
+    if _installed("image"):
+        found["image"] = _spec("models.modalities.encoders.reader:TextReader", {})
+    return found
+
+
+def _installed(kind: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in _PACKAGES[kind])
+
+
+def _spec(worker: str, options: dict[str, str]) -> WorkerSpec:
+    from models.modalities.process.messages import WorkerSpec
+
+    return WorkerSpec(worker, options=options, memory_bytes=2 * _GIB)

@@ -1,0 +1,30 @@
+"""The text in a picture: PP-OCRv4 by RapidOCR on ONNX Runtime. Its models are in its package."""
+
+from __future__ import annotations
+
+import numpy as np
+from rapidocr_onnxruntime import RapidOCR
+
+from router.types import Fact
+
+from ..process.child import Link
+from ..process.messages import Found, Picture, Refusal, Segment, WorkerJob, WorkerResult, WorkerSpec
+
+_LEAST_CONFIDENCE = 0.5  # of a line
+
+
+class TextReader:
+    """Reads the lines of a picture, from top to bottom."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._read = RapidOCR(intra_op_num_threads=2, inter_op_num_threads=1, text_score=_LEAST_CONFIDENCE)
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        if not isinstance(job, Picture):
+            raise Refusal("it is no picture")
+        pixels = np.frombuffer(job.pixels, np.uint8).reshape(job.height, job.width, 3)
+        lines, _ = self._read(np.ascontiguousarray(pixels[:, :, ::-1]))  # OpenCV's order
+        segments = tuple(Segment(text, float(score)) for _, text, score in lines or ())
+        weights = [len(line.text) for line in segments]
+        confidence = sum(len(line.text) * line.confidence for line in segments) / sum(weights) if segments else 1.0
+        return Found(Fact("\n".join(line.text for line in segments), confidence), segments)

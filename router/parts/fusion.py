@@ -1,0 +1,72 @@
+"""Late fusion: what encoders found in sounds and pictures becomes text in their place.
+
+A message that is one sound and nothing else becomes the words that were said, as if they had been typed: so a spoken
+command is constrained, cached and counted as a typed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ..errors import EncoderFailed, InvalidRequest
+from ..types import AudioPart, Fact, Message, Modality, Part, Request, TextPart
+from .reading import modality_of
+
+Facts = Mapping[tuple[int, int], Fact | None]
+"""By message and index of the part; None: its encoder found nothing in time."""
+
+_WORDS: Mapping[Modality, tuple[str, str]] = {"image": ("picture", "text in it"), "audio": ("sound", "words in it")}
+
+
+def fuse(request: Request, facts: Facts, kinds: Sequence[Modality]) -> Request:
+    """Return the request with its parts of these kinds as text.
+
+    Raises:
+        InvalidRequest: the last message is one sound, in which nobody speaks.
+        EncoderFailed: nothing is left of the last message.
+    """
+    last = len(request.messages) - 1
+    content = request.messages[last].content
+    if type(content) is tuple:
+        _check_last(last, content, facts, kinds)
+    messages = tuple(
+        message if type(message.content) is not tuple else _fused(message, at, message.content, facts, kinds)
+        for at, message in enumerate(request.messages)
+    )
+    return msgspec.structs.replace(request, messages=messages)
+
+
+def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality]) -> None:
+    left = [
+        part.text if isinstance(part, TextPart) else modality_of(part) not in kinds or facts.get((at, index))
+        for index, part in enumerate(content)
+    ]
+    if not any(left):
+        raise EncoderFailed("nothing of the last message could be read in time. Send it again.", phase="send")
+    fact = facts.get((at, 0))
+    if len(content) == 1 and "audio" in kinds and isinstance(content[0], AudioPart) and fact is not None:
+        path = f"messages[{at}].content[0].input_audio.data"
+        if not fact.text:
+            raise InvalidRequest(f"`{path}`: nobody speaks in it. Send speech, or text beside it.", param=path)
+
+
+def _fused(message: Message, at: int, parts: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality]) -> Message:
+    fact = facts.get((at, 0))
+    if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact is not None and fact.text:
+        return msgspec.structs.replace(message, content=fact.text)
+    content = tuple(
+        TextPart(_in_words(modality, facts.get((at, index)))) if (modality := modality_of(part)) in kinds else part
+        for index, part in enumerate(parts)
+    )
+    return msgspec.structs.replace(message, content=content)
+
+
+def _in_words(modality: Modality, fact: Fact | None) -> str:
+    kind, what = _WORDS[modality]
+    if fact is None:
+        return f"[A {kind} that could not be read.]"
+    if not fact.text:
+        return f"[A {kind} without {what}.]"
+    return f"[A {kind}; {what}, with confidence {fact.confidence:.2f}:\n{fact.text}\n]"
