@@ -261,6 +261,7 @@ class Handoff(msgspec.Struct, frozen=True):
 
     after_tokens: int
     below: float
+    within_s: float | None = None  # from the first token on: the next one decides
 
 
 class AttemptPlan(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """Learned estimates of one request: `edge.quality` before the device answers, calibrated confidence afterwards.
 
-Each estimator was trained for exactly one version of a model. Only the estimators that the active policy needs are
+Each estimator was trained for exactly one version of a model. Where a pair of models of the policy was calibrated
+(`causeway-models calibrate`), its signals take the place of both. Only the estimators that the active policy needs are
 loaded. Without one, a rule that needs `edge.quality` does not hold, and a handoff compares the engine's raw score.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
+from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, list_artifacts
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.lookup import SignalKind, find_signal
 from router.policy.compiled import Policy
@@ -22,6 +23,7 @@ from router.types import Chunk, Message, Request, TextPart
 from ..backends.backend import BackendRequest
 
 if TYPE_CHECKING:
+    from models.signals.pair import PairEstimator
     from models.signals.quality import QualityEstimator
 
 log = logging.getLogger(__name__)
@@ -43,12 +45,21 @@ class LearnedEstimators:
         self._always_quality = always_quality
         self._quality_estimators: dict[str, QualityEstimator] = {}  # by model
         self._calibrators: dict[str, ConfidenceCalibrator] = {}  # by model
+        self._pairs: dict[str, PairEstimator] = {}  # by the edge's model
 
     def activate(self, policy: Policy) -> None:
         """Load the estimators that this policy needs. Takes milliseconds; never raises."""
         edge_models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
         estimated = edge_models[:1] if self._always_quality or QUALITY in policy.needs else []
         calibrated = edge_models if any(route.handoff is not None for route in policy.routes) else []
+        self._pairs = {
+            model: pair
+            for model in dict.fromkeys([*estimated, *calibrated])
+            if (pair := self._load_pair(model, policy)) is not None
+        }
+        estimated, calibrated = (
+            [name for name in names if name not in self._pairs] for names in (estimated, calibrated)
+        )
         self._quality_estimators = {
             model: estimator for model in estimated if (estimator := self._load_quality(model)) is not None
         }
@@ -59,7 +70,8 @@ class LearnedEstimators:
     def quality(self, policy: Policy, request: Request) -> float | None:
         """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
         model = next((target.model for target in policy.targets if target.at == "edge"), "")
-        estimator = self._quality_estimators.get(model)
+        pair = self._pairs.get(model)
+        estimator = self._quality_estimators.get(model) if pair is None else pair.quality
         text = _prompt_text(request)
         return None if estimator is None or text is None else estimator(text)
 
@@ -71,12 +83,26 @@ class LearnedEstimators:
             chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
         """
-        calibrator = self._calibrators.get(call.target.model)
-        if calibrator is None or chunk.confidence is None:
+        confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
+        pair, calibrator = self._pairs.get(call.target.model), self._calibrators.get(call.target.model)
+        if confidence is None:
             return chunk
-        ended = chunk.finish_reason is not None
-        score = calibrator(chunk.confidence, call.confidence_tokens, quality, ended=ended)
-        return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(chunk.confidence, score=score))
+        if pair is not None and (text := _prompt_text(call.request)) is not None:
+            score = pair(confidence, after, text, pair.quality(text), ended=ended)
+        elif calibrator is not None:
+            score = calibrator(confidence, after, quality, ended=ended)
+        else:
+            return chunk
+        return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(confidence, score=score))
+
+    def _load_pair(self, model: str, policy: Policy) -> PairEstimator | None:
+        try:
+            return load_pair(model, policy, self._dirs)
+        except ArtifactNotFound:
+            return None  # expected: most models have none
+        except (ArtifactError, ImportError) as error:
+            log.warning("the calibration of %s is not used: %s", model, error)
+            return None
 
     def _load_quality(self, model: str) -> QualityEstimator | None:
         try:
@@ -106,6 +132,23 @@ def load_quality_estimator(model: str, extra_dirs: Sequence[Path]) -> QualityEst
     from models.signals.quality import QualityEstimator
 
     return _load_signal("edge.quality", model, extra_dirs, QualityEstimator.for_model)
+
+
+def load_pair(model: str, policy: Policy, extra_dirs: Sequence[Path]) -> PairEstimator:
+    """Load the signals of a pair: of `model` beside another model of the policy.
+
+    Raises:
+        ArtifactNotFound: No pair with this model is calibrated.
+        ArtifactError: One is, for other weights or beside another model; or it is broken.
+        ImportError: ONNX Runtime is not installed.
+    """
+    if all(artifact.manifest.signal != "pair" for artifact in list_artifacts(extra_dirs)):
+        raise ArtifactNotFound("no pair is calibrated")
+    # Imported on demand, like the quality estimator.
+    from models.signals.pair import find_pair
+
+    others = [target.model for target in policy.targets if target.model != model]
+    return find_pair(find_artifact(model, extra_dirs), others, extra_dirs)
 
 
 def load_calibrator(model: str, extra_dirs: Sequence[Path]) -> ConfidenceCalibrator:

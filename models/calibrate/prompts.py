@@ -19,6 +19,7 @@ LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the ot
 _LONG_TOKENS = 64
 _BAD_LINES_SHOWN = 5
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
 _INSTRUCTIONS: dict[Metric, str] = {
     "choice": "Answer with the letter of the right choice and nothing else.",
     "number": "Work it out in a few short steps. End with the answer as a number.",
@@ -121,8 +122,8 @@ def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[Ca
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number of a text."""
-    found = _NUMBER.findall(text)
+    r"""Return the number in ``\boxed{}``, as mathematical answers have it, or else the last one of a text."""
+    found = _BOXED.findall(text) or _NUMBER.findall(text)
     return float(found[-1].replace(",", "")) if found else None
 
 

@@ -24,6 +24,7 @@ class PairReport(msgspec.Struct, frozen=True):
     small: ModelIdentity
     large: ModelIdentity
     tokens: int  # held back at most
+    hold_ms: int  # as long as the policy line allows
     target: Target
     tasks: Sequence[TaskReport]  # all prompts together first
     errors: Mapping[str, float]  # calibration error by signal
@@ -79,7 +80,8 @@ def policy_lines(report: PairReport) -> str:
         "routes:\n"
         "  - name: calibrated\n"
         "    use: [small, large]\n"
-        f"    handoff: {{after_tokens: {report.tokens}, below: {report.handoff.below:.3f}}}"
+        f"    handoff: {{after_tokens: {report.tokens}, below: {report.handoff.below:.3f}, "
+        f"within: {report.hold_ms}ms}}"
     )
 
 

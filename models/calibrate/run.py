@@ -49,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     run: Path
     target: Target
     hold_tokens: int
+    hold_ms: int
     parallel: int
     context_tokens: int
     threads: int
@@ -160,6 +161,7 @@ def _measure(
         small=plan.pair.small,
         large=plan.pair.large,
         tokens=plan.hold_tokens,
+        hold_ms=plan.hold_ms,
         target=plan.target,
         tasks=evaluate_pair(rows, unseen, last, plan.seed),
         errors=calibration_errors(rows, unseen, last),

@@ -35,6 +35,9 @@ from .options import existing_file, folder, models_option, threads_option, to_op
 @click.option(
     "--hold-tokens", type=click.IntRange(1, 32), default=24, show_default=True, help="Most tokens that are held back."
 )
+@click.option(
+    "--hold-ms", type=click.IntRange(1), default=1500, show_default=True, help="Most milliseconds that they are."
+)
 @click.option("--ask/--no-ask", default=True, help="--no-ask: use the answers that are there.")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Prompts asked at a time.")
 @click.option("--context", type=click.IntRange(256), default=4096, show_default=True, help="Tokens of one sequence.")
@@ -53,6 +56,7 @@ def calibrate(
     keep: float | None,
     cloud_share: float | None,
     hold_tokens: int,
+    hold_ms: int,
     ask: bool,
     parallel: int,
     context: int,
@@ -81,6 +85,7 @@ def calibrate(
         run=run,
         target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
         hold_tokens=hold_tokens,
+        hold_ms=hold_ms,
         parallel=parallel,
         context_tokens=context,
         threads=threads,

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
 from router.types import Confidence
 
-from ..catalog.artifact import Artifact, ArtifactError
+from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, list_artifacts
 from .calibration import LinearLogit, log_odds
 from .encoder import SentenceEncoder, Vector
+from .lookup import find_signal
 
+_RECENT_PROMPTS = 16
 CHARACTERS = 8192  # structural features see the first characters of a longer prompt
 _CHOICE_LINE = re.compile(r"^\s*\(?[A-H1-8][.):]\s", re.MULTILINE)
 _NUMBER = re.compile(r"\d+")
@@ -59,7 +63,10 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairEstimator:
-    """The two signals of one pair. A prompt takes some tens of microseconds, an answer some microseconds."""
+    """The two signals of one pair. A prompt takes some tens of microseconds, an answer some microseconds.
+
+    `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
+    """
 
     def __init__(self, parameters: PairParameters, encoder: Encode) -> None:
         """Check and keep `parameters`.
@@ -73,6 +80,8 @@ class PairEstimator:
             raise ArtifactError(f"a pair's signals have {inputs} weights, and stages of {HANDOFF_INPUTS}")
         self.parameters = parameters
         self._encoder = encoder
+        # Each token that is held back asks for the quality of its prompt.
+        self.quality: Callable[[str], float] = lru_cache(_RECENT_PROMPTS)(self._quality)
 
     @classmethod
     def for_models(cls, signal: Artifact, small: Artifact, encoder: Artifact) -> PairEstimator:
@@ -81,21 +90,14 @@ class PairEstimator:
         Raises:
             ArtifactError: it was fitted on other weights, or the file is missing or malformed.
         """
-        try:
-            parameters = msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
-        except (OSError, msgspec.DecodeError) as error:
-            raise ArtifactError(f"{signal.path}: {error}") from error
+        parameters = read_parameters(signal)
         for part, name, found, wanted in (
             ("weights", small.name, small.manifest.sha256, parameters.small.sha256),
-            ("sentence encoder", encoder.name, encoder.manifest.sha256, parameters.encoder_sha256),
+            ("word vectors", encoder.name, encoder.manifest.sha256, parameters.encoder_sha256),
         ):
             if found != wanted:
-                raise ArtifactError(f"{signal.path}: made for other {part} than those of {name}: sha256 {wanted}")
+                raise ArtifactError(f"{signal.path}: made for other {part} than {name} now has: sha256 {wanted}")
         return cls(parameters, SentenceEncoder(encoder.path))
-
-    def quality(self, text: str) -> float:
-        """Return `edge.quality` of a prompt: the probability, 0 to 1, that the small model's answer is good enough."""
-        return self.parameters.quality(prompt_features(text, self._encoder))
 
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
         """Return the probability, 0 to 1, that the answer is good enough.
@@ -110,6 +112,65 @@ class PairEstimator:
         within = [stage for stage in self.parameters.stages if stage.tokens <= after]
         stage = within[-1] if within else self.parameters.stages[0]
         return stage.logit(handoff_inputs(confidence, ended, log_odds(quality), has_choices(text)))
+
+    def _quality(self, text: str) -> float:
+        return self.parameters.quality(prompt_features(text, self._encoder))
+
+
+def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()) -> PairEstimator:
+    """Find and load the signals of `small` beside one of the models `others`.
+
+    Args:
+        small: the device's model.
+        others: names of the models that may take over.
+        extra_dirs: folders of artifacts that take precedence over the shipped ones.
+
+    Raises:
+        ArtifactNotFound: no pair was calibrated with a model like `small`.
+        ArtifactError: some were, but with other weights or beside another model; says which.
+    """
+    faults = []
+    for signal in list_artifacts(extra_dirs):
+        if signal.manifest.signal != "pair":
+            continue
+        parameters = read_parameters(signal)
+        if small.name != parameters.small.name and small.manifest.sha256 != parameters.small.sha256:
+            continue
+        if fault := _fault_of_large(parameters.large, others, extra_dirs):
+            faults.append(f"{signal.path}: {fault}")
+            continue
+        try:
+            return PairEstimator.for_models(signal, small, find_signal("embedding", None, extra_dirs))
+        except ArtifactError as error:
+            faults.append(str(error))
+    if faults:
+        raise ArtifactError("; ".join(faults))
+    raise ArtifactNotFound(f"no pair with {small.name} is calibrated")
+
+
+def read_parameters(signal: Artifact) -> PairParameters:
+    """Read the file of a pair's signals.
+
+    Raises:
+        ArtifactError: the file is missing or malformed.
+    """
+    try:
+        return msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ArtifactError(f"{signal.path}: {error}") from error
+
+
+def _fault_of_large(large: ModelIdentity, others: Sequence[str], extra_dirs: Sequence[Path]) -> str:
+    """Return why signals beside `large` are not used, or ""."""
+    if large.name not in others:
+        return f"calibrated beside {large.name}, which is no target here"
+    if not large.sha256:
+        return ""
+    try:
+        found = find_artifact(large.name, extra_dirs).manifest.sha256
+    except ArtifactNotFound:
+        return ""  # only the cloud has the weights
+    return "" if found == large.sha256 else f"calibrated beside other weights of {large.name}: sha256 {large.sha256}"
 
 
 def prompt_features(text: str, encode: Encode) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..types import CachePlan, Decision, Estimates, Reason, ReasonCode, Snapshot
+from ..types import CachePlan, Decision, Estimates, Handoff, Reason, ReasonCode, Snapshot
 
 Segment = tuple[str, str]  # text and its style, as rich writes styles; "" for none
 Line = list[Segment]
@@ -82,11 +82,14 @@ def _attempts(decision: Decision) -> list[Line]:
     rows = []
     for number, plan in enumerate(decision.attempts, start=1):
         handoff, target = plan.handoff, plan.target
-        note = (
-            f"handoff if confidence is below {handoff.below:g} after {handoff.after_tokens} tokens" if handoff else ""
-        )
+        note = "" if handoff is None else _handoff_note(handoff)
         rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.model, ""), (note, "dim")))
     return _aligned(rows)
+
+
+def _handoff_note(handoff: Handoff) -> str:
+    time = "" if handoff.within_s is None else f" or {handoff.within_s:g} s"
+    return f"handoff if confidence is below {handoff.below:g} after {handoff.after_tokens} tokens{time}"
 
 
 def _reasons(reasons: Sequence[Reason], *, draft: bool) -> list[Line]:

@@ -245,7 +245,7 @@ class Attempt:
         """Whether the held chunks may be released. Raises LowConfidence."""
         if self.state is AttemptState.WAITING:
             self.transition(AttemptEvent.HOLD, now)
-        verdict = gate.observe(chunk)
+        verdict = gate.observe(chunk, now)
         if verdict == "wait":
             return False
         self._gate = None  # decided once; later chunks pass

@@ -2,7 +2,7 @@
 
 Where each part of it lives:
 
-- policy: a route's ``handoff: {after_tokens, below}`` (`policy/file.py`, checked by `policy/lint.py`);
+- policy: a route's ``handoff: {after_tokens, below, within}`` (`policy/file.py`, checked by `policy/lint.py`);
 - plan: `plan_handoff` below puts it on the attempts that may hand off, when `decide` plans the attempts of a route;
 - confidence: the engine attaches `Confidence` to the first tokens of choice 0, and a `ConfidenceCalibrator` of the
   edge may turn its score into a probability;
@@ -47,24 +47,33 @@ def plan_handoff(
 class HandoffGate:
     """Watches the first tokens of choice 0 and decides once whether they are released.
 
-    1. After enough tokens, or when choice 0 ends earlier, the latest confidence is compared with `below`.
+    1. After enough tokens or enough time, or when choice 0 ends earlier, the latest confidence is compared with
+       `below`. The time counts from the first token, whose arrival a client without handoff would see.
     2. Without a reported confidence the answer is kept, and `detail` says so.
     """
 
     def __init__(self, handoff: Handoff) -> None:
         self._handoff = handoff
         self._tokens = 0
+        self._first_at: float | None = None
         self.confidence: Confidence | None = None
         self.detail = ""
 
-    def observe(self, chunk: Chunk) -> HandoffVerdict:
+    def observe(self, chunk: Chunk, now: float) -> HandoffVerdict:
+        """Return what happens to the chunks so far. `now`: monotonic seconds."""
         if chunk.index == 0:
             self._tokens += chunk.tokens
+            if self._first_at is None and chunk.tokens:
+                self._first_at = now
             self.confidence = chunk.confidence or self.confidence
         ended = (chunk.index == 0 and chunk.finish_reason is not None) or chunk.usage is not None
-        if self._tokens < self._handoff.after_tokens and not ended:
+        if self._tokens < self._handoff.after_tokens and not ended and not self._late(now):
             return "wait"
         if self.confidence is None:  # (2)
             self.detail = "no confidence reported: kept"
             return "commit"
         return "hand_off" if self.confidence.score < self._handoff.below else "commit"  # (1)
+
+    def _late(self, now: float) -> bool:
+        within_s = self._handoff.within_s
+        return within_s is not None and self._first_at is not None and now - self._first_at >= within_s

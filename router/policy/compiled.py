@@ -255,7 +255,7 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
     used = tuple(targets[name] for name in doc.use)
     handoff = None
     if not isinstance(doc.handoff, UnsetType):
-        handoff = Handoff(after_tokens=doc.handoff.after_tokens, below=doc.handoff.below)
+        handoff = Handoff(doc.handoff.after_tokens, doc.handoff.below, seconds(doc.handoff.within))
     return Route(doc.name, when, used, handoff)
 
 

@@ -101,6 +101,10 @@ class HandoffDoc(_Doc, frozen=True):
     below: Annotated[
         float, Meta(gt=0, le=1, description="Confidence, 0 to 1, below which the next target answers instead.")
     ]
+    within: Annotated[
+        Duration | UnsetType,
+        Meta(description="How long they are held back at most: the first token after it decides. Without: no limit."),
+    ] = UNSET
 
 
 class RouteDoc(_Doc, frozen=True):

@@ -14,7 +14,7 @@ from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals
 
 from ...config.schema import EngineConfig
-from ...signals.estimators import QUALITY, load_calibrator, load_quality_estimator
+from ...signals.estimators import QUALITY, load_calibrator, load_pair, load_quality_estimator
 from .finding import Finding, fail, ok, warn
 
 _MIB = 2**20
@@ -85,15 +85,40 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
 
 
 def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
-    """Check the learned signals: (1) `edge.quality` if a rule names it; (2) the calibrators if a route hands off."""
+    """Check the learned signals of the device's models.
+
+    1. Of a calibrated pair, which take the place of the others.
+    2. `edge.quality` if a rule names it.
+    3. The calibrators if a route hands off.
+    """
     models = _edge_models(policy)
     if not engine.enabled or not models:
         return
-    if QUALITY in policy.needs:
-        yield _check_quality(models[0], _model_dirs(engine))  # (1)
-    if any(route.handoff is not None for route in policy.routes):
-        for model in models:
-            yield from _check_calibrator(model, _model_dirs(engine))  # (2)
+    named, hands_off = QUALITY in policy.needs, any(route.handoff is not None for route in policy.routes)
+    pairs = set()
+    for model in models if hands_off else models[:named]:
+        finding = _check_pair(model, policy, _model_dirs(engine))  # (1)
+        if finding is not None:
+            yield finding
+            pairs |= {model} if finding.level == "ok" else set()
+    if named and models[0] not in pairs:
+        yield _check_quality(models[0], _model_dirs(engine))  # (2)
+    for model in models if hands_off else []:
+        if model not in pairs:
+            yield from _check_calibrator(model, _model_dirs(engine))  # (3)
+
+
+def _check_pair(model: str, policy: Policy, folders: list[Path]) -> Finding | None:
+    """Return None where no pair with this model is calibrated."""
+    try:
+        large = load_pair(model, policy, folders).parameters.large.name
+    except ArtifactNotFound:
+        return None
+    except (ArtifactError, ImportError) as error:
+        return warn(
+            "signals", f"the calibration of {model} is not used: {error}", "run `causeway-models calibrate` again"
+        )
+    return ok("signals", f"{QUALITY} and handoffs of {model} are calibrated beside {large}")
 
 
 def _check_quality(model: str, folders: list[Path]) -> Finding:

@@ -129,10 +129,14 @@ def _answers(plan: AttemptPlan, evidence: _Evidence | None) -> bool | None:
         return False
     if plan.handoff is None:  # (2)
         return True
-    if evidence is None or evidence.handoff is None or evidence.handoff.after_tokens != plan.handoff.after_tokens:
+    if evidence is None or evidence.handoff is None or _held_back(evidence.handoff) != _held_back(plan.handoff):
         return None
     confidence = evidence.attempt.confidence  # (3); without one a handoff keeps the answer
     return confidence is None or confidence.score >= plan.handoff.below
+
+
+def _held_back(handoff: Handoff) -> tuple[int, float | None]:
+    return handoff.after_tokens, handoff.within_s
 
 
 def _place(target: Target) -> Place:

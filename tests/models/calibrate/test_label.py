@@ -33,6 +33,7 @@ def grades(prompt: CalibrationPrompt, small: str, large: str) -> tuple[float, fl
         ("choice", "B", " b", "(B) south", (0, 1)),
         ("choice", "B", "Because", "B", (0, 1)),
         ("number", "#### 1,200", "It is 1200.", "3 + 4 = 7", (1, 0)),
+        ("number", "10", r"\(\boxed{\$10}\) hours for $200", r"so \boxed{200}", (1, 0)),
         ("number", "-2.50", "no number", "so it is -2.5", (0, 1)),
         ("text", "bayreuth germany", "Bayreuth", "The answer is Berlin.", (1, 0)),
         ("text", "The Beatles", "It was by the Beatles, I think", "beatles!", (1, 1)),

@@ -252,6 +252,16 @@ def test_a_confident_answer_for_a_client_that_does_not_stream_is_collected() -> 
     assert len(attempt.finish(103.0)) == 2
 
 
+def test_held_tokens_are_decided_by_the_first_one_after_their_time() -> None:
+    """The time counts from the first token, not from the request, and an empty chunk does not start it."""
+    for score, expected in ((0.9, "commit"), (0.1, "hand_off")):
+        gate = HandoffGate(Handoff(after_tokens=8, below=0.5, within_s=0.7))
+        assert gate.observe(chunk_of(tokens=0), now=5.0) == "wait"
+        assert gate.observe(chunk_of(tokens=1, score=score), now=10.0) == "wait"
+        assert gate.observe(chunk_of(tokens=1, score=score), now=10.6) == "wait"
+        assert gate.observe(chunk_of(tokens=1, score=score), now=10.75) == expected
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.none() | st.floats(0, 1)), min_size=1, max_size=12),
     st.integers(1, 8),
@@ -265,7 +275,7 @@ def test_the_gate_decides_once_and_by_the_latest_confidence(
     for count, score in steps:
         tokens += count
         latest = latest if score is None else score
-        verdict = gate.observe(chunk_of(tokens=count, score=score))
+        verdict = gate.observe(chunk_of(tokens=count, score=score), now=0.0)
         if tokens < after:
             assert verdict == "wait"
             continue
