@@ -9,22 +9,24 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.decision.attempts import no_route
-from router.errors import InvalidRequest, UnsupportedFeature
+from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull, UnsupportedFeature
 from router.jobs.submission import Priority, key_digest, parse_job_request, split_body
-from router.openai import check_media_type
+from router.openai import check_media_type, error_event
 from router.types import RoutingHints
 
 from ..config.schema import JobsConfig
 from ..http.request_reader import RequestReader, routing_hints
-from ..http.responses import JSON, SERVER
+from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from .entry import PATH
+from .events import EventReader, read_last_id
 from .record import EdgeJob, EdgeJobFields, EdgeJobView, edge_job_view
 from .runner import JobRunner
 from .store import JobStore
 
 _PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 _MOST_LISTED = 100
+_MOST_FOLLOWERS = 64
 _encoder = msgspec.json.Encoder()
 
 
@@ -49,6 +51,7 @@ class JobApi:
         self._runner = runner
         self._service = service
         self._reader = reader
+        self._followers = 0
 
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
         """POST /v1/jobs"""
@@ -117,6 +120,39 @@ class JobApi:
         job = await self._store.cancel(job_id, self._reader.caller(http).name)
         self._runner.stop_job(job)
         return self._response(job)
+
+    async def events(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
+        """GET /v1/jobs/{id}/events"""
+        owner = self._reader.caller(http).name
+        last = read_last_id(http.headers.get("last-event-id", ""))
+        await self._store.get(job_id, owner)  # an unknown job is a 404
+        if self._followers >= _MOST_FOLLOWERS:
+            raise QueueFull("too many clients follow events here; poll the job instead", retry_after_s=5.0)
+        stream = EventStream(http, f"Content-Type: {EVENTS}\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n")
+        self._followers += 1
+        try:
+            reader = EventReader(self._store, self._runner.feed, job_id, owner, last)
+            async for events in reader.read(lambda: self._service.draining):
+                stream.send(events)
+                await stream.drain()
+            stream.end()
+        except CausewayError as error:  # the client reconnects with its Last-Event-ID
+            stream.end(error_event(error))
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
+        finally:
+            self._followers -= 1
+        return stream
+
+    async def retry(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
+        """POST /v1/jobs/{id}/retry"""
+        job = await self._store.retry(job_id, self._reader.caller(http).name)
+        self._runner.wake()
+        return self._response(job)
+
+    async def purge(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
+        """POST /v1/jobs/{id}/purge"""
+        return self._response(await self._store.purge(job_id, self._reader.caller(http).name))
 
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)

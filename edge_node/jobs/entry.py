@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio.abc
 from aiohttp import web
 
-from router.errors import JobStoreUnavailable, NotFound
+from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound
 
 if TYPE_CHECKING:
     from .api import JobApi
@@ -46,7 +46,7 @@ class JobEntry:
 
     def prefixes(self) -> tuple[tuple[str, str, Handler], ...]:
         """Prefix, methods and handler of the paths with one."""
-        return ((PATH + "/", "GET, DELETE", self._job),)
+        return ((PATH + "/", "GET, POST, DELETE", self._job),)
 
     @property
     def stats(self) -> OutboxStats | None:
@@ -81,8 +81,20 @@ class JobEntry:
     async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._exists:
             raise NotFound("there are no jobs here")
-        api, job_id = await self._open(), http.path.removeprefix(PATH + "/")
-        return await (api.cancel(http, job_id) if http.method == "DELETE" else api.get(http, job_id))
+        api = await self._open()
+        job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
+        handlers = {
+            "": {"GET": api.get, "DELETE": api.cancel},
+            "events": {"GET": api.events},
+            "retry": {"POST": api.retry},
+            "purge": {"POST": api.purge},
+        }.get(part)
+        if handlers is None:
+            raise NotFound(f"there is nothing at {http.path[:200]}")
+        if http.method not in handlers:
+            allowed = ", ".join(handlers)
+            raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
+        return await handlers[http.method](http, job_id)
 
     async def _open(self) -> JobApi:
         """Raises JobStoreUnavailable."""

@@ -11,6 +11,20 @@ class OutboxFull(QueueFull):
     code = "outbox_full"
 
 
+class JobNotDead(InvalidRequest):
+    """Only a dead letter can be retried."""
+
+    status = 409
+    code = "job_not_dead"
+
+
+class JobNotEnded(InvalidRequest):
+    """A job that has not ended is cancelled, not purged."""
+
+    status = 409
+    code = "job_not_ended"
+
+
 class JobDropped(CausewayError):
     """A bulk job that waited gave way to a newer job, because the outbox was full."""
 

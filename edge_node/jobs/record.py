@@ -46,6 +46,7 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     ended_unix: float | None = None
     attempts: int = 0  # runs that failed
     lost: int = 0  # runs during which the daemon ended
+    revived: int = 0  # times that it was a dead letter and was retried
     run: int = 0  # number of the last run: an older one reports in vain
     body_bytes: int = 0
     result_bytes: int = 0
@@ -53,6 +54,11 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     decision: str = ""  # id of the last run's
     route: str = ""  # where the answer came from
+
+    @property
+    def cloud_key(self) -> str:
+        """The cloud's Idempotency-Key: a retried dead letter is another job there."""
+        return f"{self.id}.{self.revived}" if self.revived else self.id
 
     @property
     def has_ended(self) -> bool:

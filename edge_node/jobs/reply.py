@@ -1,20 +1,25 @@
-"""The answer of a job, as a `Reply` of the service: collected, and encoded as OpenAI's body."""
+"""The answer of a job, as a `Reply` of the service: collected, shown while it is made, and encoded as OpenAI's body."""
 
 from __future__ import annotations
+
+import msgspec
 
 from router.openai import AnswerEncoder, CachedAnswer, coalesce
 from router.types import Chunk, Embeddings, Request
 
 from ..serving.reply import AnswerHead, Piece
+from .feed import RunningText
 
 
 class JobReply:
-    """Collects one answer. `body` follows `end`."""
+    """Collects one answer. `body` follows `end`. `text` shows it, if there is one choice."""
 
-    def __init__(self, request: Request, decision: str, created: int) -> None:
-        self._request = request
+    def __init__(self, request: Request, decision: str, created: int, text: RunningText) -> None:
+        self._request = msgspec.structs.replace(request, stream=False)
         self._id = ("chatcmpl-" if request.kind == "chat" else "cmpl-") + decision
         self._created = created
+        self._text = text if request.sequences == 1 else None
+        self._unfinished = request.sequences
         self._chunks: list[Chunk] = []
         self._cached: bytes | None = None
         self.head: AnswerHead | None = None
@@ -23,12 +28,16 @@ class JobReply:
         self.head = head
 
     async def send(self, piece: Piece) -> None:
-        if isinstance(piece, Chunk):
-            self._chunks.append(piece)
+        if not isinstance(piece, Chunk):
+            return
+        self._chunks.append(piece)
+        self._unfinished -= piece.finish_reason is not None
+        if self._text is not None and piece.text:
+            self._text.append(piece.text)
 
     @property
     def finished(self) -> bool:
-        return False
+        return self._unfinished <= 0
 
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         self.head = head

@@ -43,6 +43,7 @@ from ..observability.logs import redacted
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from .errors import ResultTooLarge
+from .feed import JobFeed
 from .record import EdgeJob, Lane
 from .reply import JobReply
 from .store import JobStore
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _CATCH_UP = 3.0  # times the steady rate, at most
 _TICK_S = 1.0
+_LOOK_S = 0.01  # at least between two looks: many jobs may come at once
 _PLACED_AT_ONCE = 200
 _DECIDED_ANEW_S = 600.0  # waiting jobs are decided anew that often, and when the policy or the cloud's state changes
 _BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
@@ -120,6 +122,7 @@ class JobRunner:
         self._clock = clock
         self._new_id = new_id
         self._chance = chance
+        self.feed = JobFeed()
         self._gate = CloudGate(config, chance)
         self._wake = asyncio.Event()
         self._running: dict[int, tuple[Lane, anyio.CancelScope]] = {}  # by the job's number
@@ -164,6 +167,7 @@ class JobRunner:
             log.error("jobs could not be looked for: %s", redacted(error))
         with anyio.move_on_after(wait_s):
             await self._wake.wait()
+            await asyncio.sleep(_LOOK_S)
 
     async def _step(self, runs: anyio.abc.TaskGroup) -> float:
         """Start what may start. Returns the seconds until the next look."""
@@ -230,6 +234,7 @@ class JobRunner:
             if not scope.cancel_called:
                 with anyio.CancelScope(shield=True):
                     await self._deliver(report)
+            self.feed.end(job.seq)
             self._wake.set()
 
     async def _deliver(self, report: Callable[[], Awaitable[bool]]) -> None:
@@ -254,8 +259,9 @@ class JobRunner:
         except CausewayError as error:
             failure = error
             return lambda: store.fail(job, JobEvent.FAIL, failure)
-        reply = JobReply(request, decision, int(self._clock.unix()))
-        terms = JobTerms(job.id, job.priority, lambda target: store.pin(job, target))
+        text = self.feed.start(job.seq, job.run)
+        reply = JobReply(request, decision, int(self._clock.unix()), text)
+        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target))
         context = RequestContext(request, reply, id=decision, arrived=self._clock.monotonic(), job=terms)
         try:
             await self._service.answer(context)
@@ -300,7 +306,7 @@ class JobRunner:
         if not job.may_leave:
             hints = msgspec.structs.replace(hints, prefer="only_on_device")
         model = job.target or request.model
-        return msgspec.structs.replace(request, hints=hints, model=model, stream=False, include_usage=False)
+        return msgspec.structs.replace(request, hints=hints, model=model, stream=True)
 
 
 def _cause(context: RequestContext, error: CausewayError) -> CausewayError:

@@ -28,7 +28,8 @@ class JobStore:
         self.time = BoxTime(clock)
         self._config = config
         self._tables = OutboxTables(config, self.time)
-        self._file = GroupCommit(folder / FILE, SCHEMA, load=self._tables.load, monotonic=clock.monotonic)
+        tables = self._tables
+        self._file = GroupCommit(folder / FILE, SCHEMA, load=tables.load, seal=tables.mark, monotonic=clock.monotonic)
 
     @property
     def stats(self) -> OutboxStats:
@@ -79,6 +80,14 @@ class JobStore:
     async def cancel(self, job_id: str, owner: str | None) -> EdgeJob:
         """Raises NotFound or JobAlreadyEnded."""
         return await self._file.run(lambda db: self._tables.cancel(db, job_id, owner))
+
+    async def retry(self, job_id: str, owner: str | None) -> EdgeJob:
+        """Queue a dead letter again, with all attempts and a new deadline. Raises NotFound or JobNotDead."""
+        return await self._file.run(lambda db: self._tables.retry(db, job_id, owner))
+
+    async def purge(self, job_id: str, owner: str | None) -> EdgeJob:
+        """Delete a job that has ended, with its request and its result. Raises NotFound or JobNotEnded."""
+        return await self._file.run(lambda db: self._tables.purge(db, job_id, owner))
 
     # --- the runner --------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from router.jobs.view import encode_job_error
 
 from ..config.schema import JobsConfig
 from .box_time import BoxTime, ClockMark
-from .errors import JobDropped, JobLost, OutboxFull
+from .errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .record import EdgeJob, Lane
 
 SCHEMA = """
@@ -95,7 +95,6 @@ class OutboxTables:
         db.execute("INSERT INTO requests VALUES (?, ?)", (job.seq, body))
         self._count(job, 1)
         self.stats.accepted += 1
-        self._mark(db)
         return Accepted(job)
 
     def _make_room(self, db: sqlite3.Connection, job: EdgeJob) -> None:
@@ -141,6 +140,38 @@ class OutboxTables:
             raise JobAlreadyEnded(f"the job has ended: {job.state.value}")
         return self._end(db, job, JobEvent.CANCEL, {})
 
+    def retry(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
+        job = self._read(db, job_id, owner)
+        if job.state is not JobState.DEAD:
+            raise JobNotDead(f"only a dead letter can be retried; this job is {job.state.value}")
+        now = self.time.now()
+        job = msgspec.structs.replace(
+            job,
+            state=next_state(job.state, JobEvent.REVIVE),
+            lane="",
+            target="",
+            due=now,
+            deadline=now + self._config.default_deadline_s,
+            ended=None,
+            ended_unix=None,
+            attempts=0,
+            revived=job.revived + 1,
+            lost=0,
+            error=b"",
+        )
+        self.stats.bytes -= job.body_bytes
+        self._count(job, 1)
+        self._save(db, job)
+        db.execute("UPDATE jobs SET deadline = ? WHERE seq = ?", (job.deadline, job.seq))
+        return job
+
+    def purge(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
+        job = self._read(db, job_id, owner)
+        if not job.has_ended:
+            raise JobNotEnded(f"the job is {job.state.value}; cancel it first")
+        self._delete(db, job)
+        return job
+
     def _read(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         name, number = job_id[4 : 4 + len(self._name)], job_id[4 + len(self._name) :]
         row = None
@@ -162,8 +193,6 @@ class OutboxTables:
             )
             self._save(db, job)
             claimed.append(Claimed(job, body))
-        if claimed:
-            self._mark(db)
         return claimed
 
     def waiting(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
@@ -232,7 +261,6 @@ class OutboxTables:
             db.execute("INSERT INTO results VALUES (?, ?)", (job.seq, result))
         self.stats.bytes += kept + len(result)
         self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
-        self._mark(db)
         return job
 
     def expire(self, db: sqlite3.Connection) -> int:
@@ -256,8 +284,8 @@ class OutboxTables:
     def _save(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         db.execute(_UPDATE, (job.state.value, job.lane, job.due, job.ended, _bytes(job), _encoder.encode(job), job.seq))
 
-    def _mark(self, db: sqlite3.Connection) -> None:
-        """Note the time, from which the next start continues."""
+    def mark(self, db: sqlite3.Connection) -> None:
+        """Note the time with each commit: the next start continues from it."""
         db.execute("UPDATE box SET mark = ? WHERE id = 1", (_encoder.encode(self.time.mark()),))
 
     def _count(self, job: EdgeJob, sign: int) -> None:
@@ -291,7 +319,6 @@ class OutboxTables:
                 self._end(db, job, JobEvent.EXHAUST, {"error": encode_job_error(error)})
             else:
                 self._save(db, msgspec.structs.replace(job, state=next_state(job.state, JobEvent.RELEASE)))
-        self._mark(db)
 
 
 _BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ?"

@@ -222,6 +222,11 @@ class Service:
             snapshot=generation.snapshot,
         )
 
+    @property
+    def draining(self) -> bool:
+        """Whether this server is shutting down."""
+        return self._admission.draining
+
     def admit(self, client: str) -> None:
         """Charge one job to the client's rate. Raises RateLimited or Draining."""
         self._admission.admit(client, self._clock.monotonic())

@@ -58,6 +58,7 @@ class GroupCommit:
         path: The file; created with mode 0600.
         schema: The SQL script to run when the file is opened.
         load: Called in the thread after the file was opened, and after a transaction was undone.
+        seal: Called in the thread before each commit that changes something.
         monotonic: The clock, seconds.
     """
 
@@ -67,11 +68,13 @@ class GroupCommit:
         schema: str,
         *,
         load: Callable[[sqlite3.Connection], None],
+        seal: Callable[[sqlite3.Connection], None] = lambda _: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path = path
         self._schema = schema
         self._load = load
+        self._seal = seal
         self._ready = threading.Condition()
         # Guarded by `_ready`:
         self._waiting: deque[_Work[object]] = deque()
@@ -140,11 +143,14 @@ class GroupCommit:
         try:
             database = self._database or self._open()
             database.execute("BEGIN IMMEDIATE")
+            changes = database.total_changes
             for unit in units:
                 try:
                     unit.result = unit.run(database)
                 except CausewayError as error:
                     unit.error = error
+            if database.total_changes != changes:
+                self._seal(database)
             database.execute("COMMIT")
         except Exception as error:
             self._undo(error)

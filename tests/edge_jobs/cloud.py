@@ -40,12 +40,12 @@ class JobCloud(ScriptedCloud):
             self.order.append(text)
         elif self._jobs[key][0] != digest:
             return web.json_response({"error": {"code": "idempotency_conflict", "message": "x"}}, status=409)
-        return web.json_response(self._view(key), status=202)
+        return web.json_response(self.view(key), status=202)
 
     async def _get(self, request: web.Request) -> web.Response:
-        return web.json_response(self._view(request.match_info["key"]))
+        return web.json_response(self.view(request.match_info["key"]))
 
-    def _view(self, key: str) -> dict[str, object]:
+    def view(self, key: str) -> dict[str, object]:
         state = "queued" if self.waits else self.ends
         error = {"code": "cloud_failed", "message": "it crashed", "type": "backend_error", "param": None}
         return {

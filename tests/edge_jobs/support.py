@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import aiohttp
+
 from edge_node.config.schema import JobsConfig
+from router.sse import Event, SSEParser
 
 from ..edge.box import Answer, Box
 from .cloud import JobCloud
@@ -63,3 +66,25 @@ async def ended(box: Box, job: str) -> dict[str, Any]:
 
 def text_of(found: Mapping[str, Any]) -> str:
     return str(found["result"]["choices"][0]["message"]["content"])
+
+
+async def all_events(response: aiohttp.ClientResponse) -> AsyncIterator[Event]:
+    """The events of a stream until its end."""
+    assert response.status == 200
+    parser = SSEParser()
+    async with asyncio.timeout(60.0):
+        async for data in response.content.iter_any():
+            for event in parser.feed(data):
+                yield event
+
+
+async def read_event(response: aiohttp.ClientResponse) -> tuple[str, str]:
+    """The id and the type of the next event."""
+    async with asyncio.timeout(60.0):
+        block = await response.content.readuntil(b"\n\n")
+    (event,) = SSEParser().feed(block)
+    return event.id.decode(), event.type.decode()
+
+
+def delta_of(event: Event) -> str:
+    return str(json.loads(event.data).get("text", ""))

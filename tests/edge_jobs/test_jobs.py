@@ -11,7 +11,7 @@ from edge_node.config.schema import JobsConfig
 from ..edge.box import POLICY, Box, running
 from ..edge.scripted import until
 from .cloud import JobCloud
-from .support import PROMPT, accepted, away, ended, request, submit, text_of, view
+from .support import PROMPT, accepted, all_events, away, delta_of, ended, read_event, request, submit, text_of, view
 
 BOUND = POLICY.replace('"private" in request.tags', '"private" in request.tags || "cloud" in request.tags')
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -180,3 +180,60 @@ async def test_a_corrupt_outbox_is_set_aside_and_said_and_nothing_else_is_lost(t
         assert (await box.get(f"/v1/decisions/{decision}")).status == 200
         assert (await ended(box, await accepted(box)))["status"] == "succeeded"
     assert path.with_name("jobs-1.sqlite.bad").read_bytes().startswith(b"nonsense")
+
+
+async def test_events_bring_the_answer_while_it_is_made_and_resume(tmp_path: Path) -> None:
+    """Each character once, whether the client reconnects during the run, after it, or after another run."""
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        box.engine.gate = asyncio.Event()
+        job = await accepted(box, tags="edge")
+        async with box.session.get(f"/v1/jobs/{job}/events") as response:
+            assert await read_event(response) in (("1-0", "running"), ("0-0", "queued"))
+            box.engine.gate.set()
+            events = [event async for event in all_events(response)]
+        assert (events[-1].id, events[-1].type) == (b"1-end", b"succeeded")
+        assert "".join(delta_of(event) for event in events) == "edge says so"
+        for last, rest in (("1-5", "says so"), ("1-0", "edge says so"), ("1-12", "")):
+            async with box.session.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": last}) as response:
+                events = [event async for event in all_events(response)]
+            assert ("".join(delta_of(event) for event in events), events[-1].type) == (rest, b"succeeded")
+        async with box.session.get(f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "1-end"}) as response:
+            assert await response.read() == b""
+        assert (await request(box, "GET", f"/v1/jobs/{job}/events", headers={"Last-Event-ID": "x"})).status == 400
+        assert (await request(box, "GET", "/v1/jobs/job_0/events")).status == 404
+
+
+async def test_events_of_a_run_that_fails_say_so_and_the_next_run_begins_anew(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        box.engine.fault = "die"
+        job = await accepted(box, tags="edge")
+        seen: list[tuple[str, str]] = []
+        async with box.session.get(f"/v1/jobs/{job}/events") as response:
+            async for event in all_events(response):
+                seen.append((event.type.decode(), delta_of(event)))
+                if event.type == b"waiting":
+                    box.engine.fault = "none"
+        waited = seen.index(("waiting", ""))
+        assert "".join(text for _, text in seen[waited:]) == "edge says so"
+        assert seen[-1] == ("succeeded", "")
+
+
+async def test_a_dead_letter_is_retried_and_an_ended_job_purged(tmp_path: Path) -> None:
+    """In the cloud a retry is another job: the first one's key finds its end."""
+    cloud = JobCloud()
+    cloud.ends = "dead"
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        job = await accepted(box, "again", tags="cloud")
+        assert (await ended(box, job))["status"] == "dead"
+        cloud.ends = "succeeded"
+        assert (await request(box, "POST", f"/v1/jobs/{job}/retry")).json["status"] == "queued"
+        assert text_of(await ended(box, job)) == "cloud says so"
+        assert cloud.effects == {"again": 2}
+        assert (await request(box, "POST", f"/v1/jobs/{job}/retry")).code == "job_not_dead"
+        assert (await request(box, "POST", f"/v1/jobs/{job}/purge")).status == 200
+        assert (await request(box, "GET", f"/v1/jobs/{job}")).status == 404
+        stats = box.parts.jobs.stats
+        assert stats is not None
+        assert (stats.unfinished, stats.bytes) == (0, 0)
+        waiting = await accepted(box, not_before_ms=60_000)
+        assert (await request(box, "POST", f"/v1/jobs/{waiting}/purge")).code == "job_not_ended"

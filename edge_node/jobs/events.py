@@ -1,0 +1,133 @@
+"""A job's events as server-sent events: its states, and the text of its answer while it is made.
+
+An event's id is the run and how far it is: `2-17` are 17 characters of run 2, `2-wait` is its end with another run to
+follow, `2-end` the end of the job. A client that reconnects with `Last-Event-ID` gets what comes after it; the text of
+a run that failed is void, and the next run begins at its first character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import msgspec
+
+from router.errors import InvalidRequest
+from router.jobs.states import JobState
+
+from .feed import JobFeed
+from .record import EdgeJob
+from .store import JobStore
+
+COMMENT: Final = b": still there\n\n"
+_ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end)")
+_WAIT, _END = 1 << 40, 1 << 41  # positions after all text
+_PLACES = {"wait": _WAIT, "end": _END}
+_POLL_S = 1.0  # between looks at a job that does not run
+_SILENT_POLLS = 15  # then a comment keeps proxies from closing the connection
+Position = tuple[int, int]
+"""A run, and the characters of its text, or `_WAIT` or `_END`."""
+
+
+class _EventData(msgspec.Struct, omit_defaults=True):
+    event: str
+    text: str = ""
+    error: msgspec.Raw | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str = ""
+
+
+class _Result(msgspec.Struct):
+    choices: list[_Choice] = []
+
+
+def read_last_id(header: str) -> Position | None:
+    """Return the position after which a client continues; None for the start. Raises InvalidRequest."""
+    if not header:
+        return None
+    match = _ID.fullmatch(header)
+    if match is None:
+        raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent")
+    place = _PLACES.get(match[2])
+    return int(match[1]), int(match[2]) if place is None else place
+
+
+class EventReader:
+    """Reads the events of one job after a position."""
+
+    def __init__(self, store: JobStore, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
+        self._store = store
+        self._feed = feed
+        self._job_id = job_id
+        self._owner = owner
+        self._last = last or (-1, 0)
+
+    async def read(self, stopping: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        """Yield events until the one that ends the job, or until `stopping`. Raises NotFound, JobStoreUnavailable."""
+        silent = 0
+        while not stopping():
+            job, result = await self._store.get(self._job_id, self._owner)
+            events = b"".join(self._states(job, result))
+            if events:
+                yield events
+            if job.has_ended:
+                return
+            silent = 0 if events else silent + 1
+            if silent >= _SILENT_POLLS:
+                silent = 0
+                yield COMMENT
+            text = self._feed.get(job.seq)
+            if text is None:
+                await self._feed.change(_POLL_S)
+                continue
+            while not text.ended and not stopping():
+                if delta := self._delta(text.run, text.text):
+                    silent = 0
+                    yield delta
+                await text.change(_POLL_S)
+
+    def _states(self, job: EdgeJob, result: bytes) -> list[bytes]:
+        """The events of a job as it is stored."""
+        run, events = job.run, []
+        if job.state is JobState.QUEUED and self._last < (0, 0):
+            events.append(self._event((run, 0), "queued"))
+        if job.state is JobState.RUNNING and (self._last[0] < run or self._last < (0, 0)):
+            events.append(self._event((run, 0), "running"))
+        if job.state is JobState.WAITING and self._last < (run, _WAIT):
+            events.append(self._event((run, _WAIT), "waiting", job.error))
+        if job.has_ended and self._last < (run, _END):
+            if job.state is JobState.SUCCEEDED:
+                events.append(self._delta(run, _text(result)))
+            events.append(self._event((run, _END), job.state.value, job.error))
+        return events
+
+    def _delta(self, run: int, text: str) -> bytes:
+        """The text that this client lacks; empty if it lacks none."""
+        known = self._last[1] if self._last[0] == run else 0
+        if self._last[0] > run or known >= len(text):
+            return b""
+        return self._event((run, len(text)), "delta", text=text[known:])
+
+    def _event(self, position: Position, name: str, error: bytes = b"", *, text: str = "") -> bytes:
+        self._last = position
+        run, at = position
+        place = {_WAIT: "wait", _END: "end"}.get(at, str(at))
+        data = msgspec.json.encode(_EventData(name, text, msgspec.Raw(error) if error else None))
+        return f"id: {run}-{place}\nevent: {name}\ndata: ".encode() + data + b"\n\n"
+
+
+def _text(result: bytes) -> str:
+    """The text of choice 0 of a stored answer."""
+    choices = msgspec.json.decode(result, type=_Result).choices
+    if len(choices) != 1:
+        return ""
+    first = choices[0]
+    return (first.message.content or "") if first.message is not None else first.text

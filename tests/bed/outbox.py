@@ -1,0 +1,286 @@
+"""A box that accepts jobs while it is offline, and is killed again and again; then its cloud comes back.
+
+The daemon is the command that operators start, on a real disk; the cloud is the gateway's `/v1/jobs` in memory, which
+does each key once and counts. Every job has an `Idempotency-Key`, and clients send it until it is acknowledged.
+
+    python -m tests.bed.outbox                    10,000 jobs, 20 kills: half while offline, half while catching up
+    python -m tests.bed.outbox --kills 0 --accept how fast jobs are acknowledged
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from ..edge_jobs.cloud import JobCloud
+from .figures import print_figures, quantile, table
+
+POLICY = """
+version: 1
+name: bed
+targets: {large: {at: cloud, model: m-large}}
+routes: [{name: all, use: [large]}]
+limits: {concurrent: 256, queue: 256}
+"""
+CLASSES = ("interactive", "standard", "bulk")
+SHARES = (0.1, 0.6, 0.3)
+IN_FLIGHT = 128  # jobs that the daemon has in the cloud at a time
+_RUN_S = 0.3
+
+
+class TimedCloud(JobCloud):
+    """Takes `_RUN_S` for a job, and notes when each came first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+        self._came: dict[str, float] = {}
+
+    def view(self, key: str) -> dict[str, object]:
+        self.waits = time.monotonic() - self._came.setdefault(key, time.monotonic()) < _RUN_S
+        return super().view(key)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        before = len(self.order)
+        response = await super()._create(request)
+        self.times += [time.monotonic()] * (len(self.order) - before)
+        return response
+
+
+class Daemon:
+    """`causeway-edge serve` in a process, killed and started anew."""
+
+    def __init__(self, folder: Path, cloud: str, steady_per_s: float) -> None:
+        policy = folder / "policy.yaml"
+        policy.write_text(POLICY)
+        self.port = _free_port()
+        settings = {
+            "policy": policy,
+            "state_dir": folder / "state",
+            "server.port": self.port,
+            "engine.enabled": "false",
+            "cloud.url": cloud,
+            "cloud.probe_interval_s": 0.2,
+            "jobs.steady_per_s": steady_per_s,
+            "jobs.jitter_s": 0.5,
+            "jobs.cloud_concurrency": IN_FLIGHT,
+            "log": "error",
+        }
+        flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        self._command = [sys.executable, "-m", "edge_node", "serve", *flags]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.kills = 0
+
+    async def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 -- killed at once
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            return
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of the daemon since its last start."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    async def kill_at(self, moments: list[int], count: Callable[[], int]) -> None:
+        """Kill and restart whenever `count` reaches one of the moments."""
+        for moment in moments:
+            while count() < moment:
+                await asyncio.sleep(0.005)
+            self.kill()
+            self.kills += 1
+            await self.start()
+
+
+class Client:
+    """One connection that submits jobs until each is acknowledged."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.latencies_s: list[float] = []
+
+    async def submit(self, number: int, priority: str) -> str:
+        body = json.dumps(
+            {"model": "auto", "messages": [{"role": "user", "content": f"{priority}-{number}"}], "priority": priority}
+        )
+        head = (
+            f"POST /v1/jobs HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nIdempotency-Key: k{number}\r\n"
+        )
+        while True:
+            started = time.perf_counter()
+            try:
+                status, answer = await self.ask(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+            except (OSError, EOFError):
+                self._streams = None
+                await asyncio.sleep(0.02)
+                continue
+            if status == 202:
+                self.latencies_s.append(time.perf_counter() - started)
+                return str(json.loads(answer)["id"])
+            if status not in (429, 503):
+                raise AssertionError(answer)
+            await asyncio.sleep(0.05)
+
+    async def state(self, job: str) -> str:
+        _, answer = await self.ask(f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: box\r\n\r\n".encode())
+        return str(json.loads(answer)["status"])
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        return int(head[9:12]), await reader.readexactly(length)
+
+
+async def submit_all(clients: list[Client], jobs: list[str], ids: dict[int, str]) -> float:
+    """Submit every job; the seconds that it took."""
+    numbers = iter(range(len(jobs)))
+
+    async def work(client: Client) -> None:
+        for number in numbers:
+            ids[number] = await client.submit(number, jobs[number])
+
+    started = time.perf_counter()
+    await asyncio.gather(*[work(client) for client in clients])
+    return time.perf_counter() - started
+
+
+def moments(chance: random.Random, kills: int, jobs: int) -> list[int]:
+    return sorted(chance.randrange(1, jobs) for _ in range(kills))
+
+
+def overtaken(order: list[str]) -> int:
+    """How many jobs were sent after one of a lower class."""
+    lowest, count = 0, 0
+    for text in order:
+        rank = CLASSES.index(text.partition("-")[0])
+        count += rank < lowest
+        lowest = max(lowest, rank)
+    return count
+
+
+def most_in_a_second(times: list[float]) -> int:
+    most = start = 0
+    for end, at in enumerate(times):
+        while times[start] <= at - 1.0:
+            start += 1
+        most = max(most, end - start + 1)
+    return most
+
+
+async def run(arguments: argparse.Namespace, folder: Path) -> int:
+    chance = random.Random(arguments.seed)
+    jobs = chance.choices(CLASSES, SHARES, k=arguments.jobs)
+    cloud = TimedCloud()
+    await cloud.start()
+    await cloud.stop()
+    daemon = Daemon(folder, cloud.url, arguments.steady)
+    await daemon.start()
+    clients = [Client(daemon.port) for _ in range(arguments.clients)]
+    ids: dict[int, str] = {}
+    offline = moments(chance, arguments.kills // 2, arguments.jobs)
+    killer = asyncio.create_task(daemon.kill_at(offline, lambda: len(ids)))
+    cpu_s = daemon.cpu_s
+    try:
+        accepting_s = await submit_all(clients, jobs, ids)
+        await killer
+        latencies = [value for client in clients for value in client.latencies_s]
+        figures = {
+            "accepted_per_s": len(ids) / accepting_s,
+            "accept_p50_ms": quantile(latencies, 0.5) * 1000.0,
+            "accept_p99_ms": quantile(latencies, 0.99) * 1000.0,
+        }
+        judged: dict[str, bool] = {}
+        if arguments.accept:
+            figures["cpu_ms_per_job"] = (daemon.cpu_s - cpu_s) / len(ids) * 1000.0
+            judged["2,000 jobs a second at a p99 under 20 ms"] = (
+                figures["accepted_per_s"] >= 2000.0 and figures["accept_p99_ms"] < 20.0
+            )
+        else:
+            await cloud.start(cloud.port)
+            left = moments(chance, arguments.kills - len(offline), arguments.jobs)
+            killer = asyncio.create_task(daemon.kill_at(left, lambda: len(cloud.order)))
+            await killer
+            states = await all_states(Client(daemon.port), ids)
+            figures |= {
+                "kills": daemon.kills,
+                "lost": sum(state != "succeeded" for state in states),
+                "doubled": sum(count - 1 for count in cloud.effects.values()) + len(cloud.effects) - len(set(ids)),
+                "sent_twice": cloud.submissions - len(cloud.order),
+                "overtaken": overtaken(cloud.order),
+                "most_in_a_second": most_in_a_second(cloud.times),
+            }
+            judged = {
+                "nothing lost": figures["lost"] == 0,
+                "nothing doubled": figures["doubled"] == 0,
+                "critical first": figures["overtaken"] <= daemon.kills * IN_FLIGHT,  # what was in flight is sent anew
+                "at most 3 times the steady rate": figures["most_in_a_second"] <= 3.0 * arguments.steady * 1.05 + 1,
+            }
+    finally:
+        daemon.kill()
+        await cloud.stop()
+    print(table(("figure", "value"), list(figures.items())))
+    print(table(("judged", ""), [(name, "ok" if good else "MISSED") for name, good in judged.items()]))
+    print_figures(figures)
+    return 0 if all(judged.values()) else 1
+
+
+async def all_states(client: Client, ids: dict[int, str]) -> list[str]:
+    """The state of each job, once it has ended."""
+    states = []
+    for job in ids.values():
+        while (state := await client.state(job)) in ("queued", "waiting", "running"):
+            await asyncio.sleep(0.1)
+        states.append(state)
+    return states
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--steady", type=float, default=50.0, help="jobs per second: the daemon's jobs.steady_per_s")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--accept", action="store_true", help="only accept, and judge how fast")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(asyncio.run(run(arguments, Path(folder))))
+
+
+if __name__ == "__main__":
+    main()
