@@ -48,7 +48,8 @@ class ControlPlane:
         self.key = key
         self.clock = clock
         self.wakes = Wakes(store, clock)
-        self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, Messages(self.wakes.pace, clock).handle)
+        messages = Messages(self.wakes.pace, clock, key.report_keys)
+        self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, messages.handle)
         self.lookups: Grouped[str, Device] = Grouped(store.read, _find)
 
     async def run(self) -> None:

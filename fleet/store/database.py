@@ -12,7 +12,7 @@ import msgspec
 from anyio import to_thread
 from asyncpg import InterfaceError as AsyncpgInterfaceError
 from asyncpg import PostgresError
-from sqlalchemy import URL, Column, ColumnElement, Text, bindparam, event, func, make_url, select, text
+from sqlalchemy import URL, Column, ColumnElement, Dialect, Text, bindparam, event, func, make_url, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -142,11 +142,21 @@ async def _nothing_lost() -> None:
 
 def one_of(connection: AsyncConnection, column: Column[str], values: Iterable[str]) -> ColumnElement[bool]:
     """Return the condition that a column has one of these values. Its SQL does not change with their number."""
-    chosen = list(values)
-    if connection.dialect.name == "sqlite":
-        each = func.json_each(msgspec.json.encode(chosen).decode()).table_valued("value")
+    return among(connection.dialect, column, None, as_list(connection.dialect, values))
+
+
+def among(dialect: Dialect, column: Column[str], name: str | None, value: Any = None) -> ColumnElement[bool]:
+    """Return the condition that a column has one of the values of a parameter, which `as_list` makes."""
+    if dialect.name == "sqlite":
+        each = func.json_each(bindparam(name, value, type_=Text)).table_valued("value")
         return column.in_(select(each.c.value))
-    return column == func.any(bindparam(None, chosen, type_=ARRAY(Text)))
+    return column == func.any(bindparam(name, value, type_=ARRAY(Text)))
+
+
+def as_list(dialect: Dialect, values: Iterable[str]) -> Any:
+    """Return strings as one parameter of a statement."""
+    chosen = list(values)
+    return msgspec.json.encode(chosen).decode() if dialect.name == "sqlite" else chosen
 
 
 def _with_driver(url: str) -> URL:

@@ -8,14 +8,17 @@
     GET  /v1/revocations       If-None-Match → Revocations + ETag     for cloud gateways, as /.well-known/jwks.json
     GET  /tuf/… /blobs/…       static files, see `router.bundle.manifest`
 
-The bodies of `POST /v1/token`, `/v1/status` and `/v1/telemetry` are signed: the header `SIGNATURE_HEADER` holds the
-device key's Ed25519 signature (base64url) over the path, a newline and the body's exact bytes. Nothing that a box does
-with its bundle rests on these messages: it obeys only signed metadata. `POST /v1/enroll` repeated with the same
-token and key gives the same identity again, because the first answer may have been lost.
+The body of `POST /v1/token` is signed: the header `SIGNATURE_HEADER` holds the device key's Ed25519 signature
+(base64url) over the path, a newline and the body's exact bytes. The answer brings a report key, with which the box
+authenticates `/v1/status` and `/v1/telemetry` while the token is valid: `MAC_HEADER` holds the key's id and the
+HMAC-SHA256 over the same bytes. Without a report key, or if it is refused, the box signs them instead. Nothing that a
+box does with its bundle rests on these messages: it obeys only signed metadata. `POST /v1/enroll` repeated with the
+same token and key gives the same identity again, because the first answer may have been lost.
 """
 
 from __future__ import annotations
 
+import hmac
 from enum import StrEnum
 from typing import Annotated
 
@@ -26,6 +29,7 @@ from .manifest import Name, Sha256
 from .rollout import Device
 
 SIGNATURE_HEADER = "x-causeway-signature"
+MAC_HEADER = "x-causeway-mac"
 MAX_MESSAGE_BYTES = 64 * 1024
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Upper bounds of the latency buckets; one more bucket holds what is slower."""
@@ -106,13 +110,26 @@ class TokenRequest(_Message, frozen=True):
     sent: float
 
 
+class ReportKey(_Message, frozen=True):
+    """A symmetric key for reports and telemetry; `key` in hex. Only the box and the control plane know it."""
+
+    id: str
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
 class IssuedToken(_Message, frozen=True):
-    """A JWT for the control plane and the cloud gateways. `now` is the control plane's clock."""
+    """A JWT for the control plane and the cloud gateways.
+
+    Attributes:
+        now: The control plane's clock.
+        report_key: Ends with the token; None: the box signs its reports.
+    """
 
     token: str
     expires_in_s: float
     now: float
     cohort: Name
+    report_key: ReportKey | None = None
 
 
 class Wake(_Message, frozen=True):
@@ -123,7 +140,7 @@ class Wake(_Message, frozen=True):
 
 
 class StatusReport(_Message, frozen=True):
-    """The box's bundle and state. Signed by the device key.
+    """The box's bundle and state.
 
     Attributes:
         boot: The id of this run of the daemon; two boxes with one identity have two.
@@ -196,7 +213,7 @@ class TelemetrySample(_Message, frozen=True):
 
 
 class Telemetry(_Message, frozen=True):
-    """Samples since the last telemetry. Idempotent: `(device, boot, seq)` is counted once. Signed by the device key."""
+    """Samples since the last telemetry. Idempotent: `(device, boot, seq)` is counted once."""
 
     device: Device
     boot: Annotated[str, Meta(max_length=64)]
@@ -222,6 +239,11 @@ class Revocations(_Message, frozen=True):
 def signed_bytes(path: str, body: bytes) -> bytes:
     """Return the bytes that the device key signs for a request."""
     return path.encode() + b"\n" + body
+
+
+def mac_header(key: ReportKey, path: str, body: bytes) -> str:
+    """Return the value of `MAC_HEADER` for a request."""
+    return f"{key.id}.{hmac.digest(bytes.fromhex(key.key), signed_bytes(path, body), 'sha256').hex()}"
 
 
 def enrolment_proof(token: str, public_key: str) -> bytes:

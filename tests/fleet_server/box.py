@@ -14,14 +14,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from router.bundle.protocol import (
     LATENCY_BOUNDS_S,
+    MAC_HEADER,
     SIGNATURE_HEADER,
     BoxState,
     EnrolmentRequest,
+    ReportKey,
     StatusReport,
     Telemetry,
     TelemetrySample,
     TokenRequest,
     enrolment_proof,
+    mac_header,
     signed_bytes,
 )
 
@@ -43,7 +46,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Box:
-    """One box. Each message has the next `seq`."""
+    """One box. Each message has the next `seq`. `report_key` None: it signs its reports."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, name: str = "") -> None:
         self._http = http
@@ -53,6 +56,7 @@ class Box:
         self.name = name
         self.boot = "boot-1"
         self.token = ""
+        self.report_key: ReportKey | None = None
         self._seq = itertools.count(1)
 
     def sign(self, content: bytes) -> str:
@@ -72,6 +76,7 @@ class Box:
         answer = await self.post("/v1/token", request)
         if answer.status == 200:
             self.token = answer.body["token"]
+            self.report_key = msgspec.convert(answer.body["report_key"], ReportKey)
         return answer
 
     async def report(self, **fields: Any) -> Answered:
@@ -93,7 +98,10 @@ class Box:
 
     async def post(self, path: str, message: msgspec.Struct, headers: dict[str, str] | None = None) -> Answered:
         body = msgspec.json.encode(message)
-        signed = {SIGNATURE_HEADER: self.sign(signed_bytes(path, body))}
+        if self.report_key is None or isinstance(message, TokenRequest):
+            signed = {SIGNATURE_HEADER: self.sign(signed_bytes(path, body))}
+        else:
+            signed = {MAC_HEADER: mac_header(self.report_key, path, body)}
         return await self.send("POST", path, body, signed | (headers or {}))
 
     async def send(

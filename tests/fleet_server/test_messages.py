@@ -6,14 +6,25 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleet.rollout.boxes import MaintenanceWindow
+from fleet.server.boxes.report_keys import ReportKeys
 from fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
 from fleet.store.generations import CohortPace, advance
 from fleet.store.revocations import revoke
 from fleet.store.telemetry import BundleCounts, mark, since_mark
-from router.bundle.protocol import MAX_MESSAGE_BYTES, SIGNATURE_HEADER, BoxState, TokenRequest
+from router.bundle.protocol import (
+    MAC_HEADER,
+    MAX_MESSAGE_BYTES,
+    SIGNATURE_HEADER,
+    BoxState,
+    ReportKey,
+    TokenRequest,
+    mac_header,
+)
 
 from .box import Answered, Box, sample
 from .conftest import Plane
@@ -89,6 +100,48 @@ async def test_a_signature_covers_path_and_body(plane: Plane) -> None:
     assert refused(await box.send("POST", "/v1/token", body), 401, "signature_invalid")
     right = {SIGNATURE_HEADER: box.sign(b"/v1/token\n" + body)}
     assert refused(await box.send("POST", "/v1/token", body + b" ", right), 401, "signature_invalid")
+
+
+async def test_a_report_may_be_signed_or_have_a_mac(plane: Plane) -> None:
+    """A token request has to be signed: a report key must not bring another one."""
+    box = await plane.enrolled()
+    assert box.report_key is not None
+    body = msgspec.json.encode(TokenRequest(device=box.name, boot="b", nonce="n", sent=time.time() + 1))
+    with_mac = {MAC_HEADER: mac_header(box.report_key, "/v1/token", body)}
+    assert refused(await box.send("POST", "/v1/token", body, with_mac), 401, "signature_invalid")
+    assert (await box.report(running=OLD)).status == 200
+    box.report_key = None
+    assert (await box.report(running=NEW)).status == 200
+    assert (await box.count(sample(NEW))).status == 204
+
+
+async def test_a_mac_that_is_not_the_boxs_is_refused(plane: Plane) -> None:
+    """Of another box, another path, another body, a later time, an older token, another server; and garbage."""
+    box, other = await plane.enrolled("till-1"), await plane.enrolled("till-2")
+    key, body, now = box.report_key, msgspec.json.encode(box.status(running=NEW)), plane.plane.clock()
+    assert key is not None
+    assert other.report_key is not None
+    ended = plane.plane.key.report_keys.issue(box.name, now - 31.0)
+    elsewhere = ReportKeys(Ed25519PrivateKey.generate()).issue(box.name, now + 600.0)
+    later = ReportKey(id=str(int(key.id) + 600), key=key.key)
+    right = mac_header(key, "/v1/status", body)
+    wrong = {
+        mac_header(other.report_key, "/v1/status", body): "signature_invalid",
+        mac_header(key, "/v1/telemetry", body): "signature_invalid",
+        mac_header(key, "/v1/status", body + b" "): "signature_invalid",
+        mac_header(later, "/v1/status", body): "signature_invalid",
+        mac_header(ended, "/v1/status", body): "token_expired",
+        mac_header(elsewhere, "/v1/status", body): "signature_invalid",
+        right[:-1]: "signature_invalid",
+        "é." + right: "signature_invalid",
+        ".": "signature_invalid",
+    }
+    for mac, code in wrong.items():
+        assert refused(await box.send("POST", "/v1/status", body, {MAC_HEADER: mac}), 401, code), mac
+    with_token = {MAC_HEADER: mac_header(other.report_key, "/v1/status", body)}
+    with_token["authorization"] = f"Bearer {other.token}"
+    assert refused(await other.send("POST", "/v1/status", body, with_token), 403, "foreign_device")
+    assert (await box.send("POST", "/v1/status", body, {MAC_HEADER: right})).status == 200
 
 
 async def test_an_unknown_device_is_refused(plane: Plane) -> None:

@@ -22,7 +22,7 @@ from fleet.server.serving import ServeSettings, running
 from fleet.store.enrolment import new_join_token
 from fleet.store.generations import advance
 from fleet.store.revocations import revoke
-from router.bundle.protocol import BoxState
+from router.bundle.protocol import BoxState, ReportKey
 from router.errors import AuthenticationFailed
 from tests.fleet_server.conftest import fleet_folder as fleet_folder  # a fixture
 from tests.ports import free_port
@@ -155,6 +155,22 @@ async def test_status_and_telemetry_arrive(server: Server, tmp_path: Path) -> No
         query = f"select requests, latency_0 from telemetry where device = 'kiosk-1' and bundle = '{BUNDLE}'"
         await _until(server, box, query, (7, 7))
         await _until(server, box, "select state, running from devices", ("trial", BUNDLE))
+
+
+async def test_a_box_signs_where_its_report_key_is_refused(server: Server, tmp_path: Path) -> None:
+    """As after a control plane got a new token key: the report arrives, and the next token brings another key."""
+    async with (await server.joined(tmp_path / "box")).running() as box:
+        await eventually(lambda: box.link.plane.report_key is not None)
+        box.link.plane.report_key = ReportKey(id="1", key="0" * 64)
+        box.report = AgentReport(state=BoxState.TRIAL, running=BUNDLE, since=box.time.unix)
+        box.link.changed()
+        await _until(server, box, "select state, running from devices", ("trial", BUNDLE))
+        await box.time.pass_s(500)
+        await eventually(lambda: box.link.plane.report_key is not None)
+        box.report = AgentReport(running=BUNDLE, since=box.time.unix)
+        box.link.changed()
+        await _until(server, box, "select state, running from devices", ("idle", BUNDLE))
+        assert box.link.plane.report_key is not None
 
 
 async def _until(server: Server, box: Box, query: str, row: tuple[object, ...]) -> None:

@@ -19,15 +19,18 @@ import aiohttp
 import msgspec
 
 from router.bundle.protocol import (
+    MAC_HEADER,
     MAX_MESSAGE_BYTES,
     SIGNATURE_HEADER,
     Enrolment,
     EnrolmentRequest,
     IssuedToken,
+    ReportKey,
     StatusReply,
     StatusReport,
     Telemetry,
     TokenRequest,
+    mac_header,
     signed_bytes,
 )
 from router.errors import ConfigError
@@ -36,7 +39,9 @@ _CONNECT_S = 10.0
 _ANSWER_S = 30.0
 _CHUNK_GAP_S = 60.0  # between two chunks of a file; the downloads have bounds of their own on top
 _MAX_ANSWER_BYTES = 4 * 1024 * 1024  # an Enrolment carries the root metadata
+_OTHER_KEY = ("signature_invalid", "token_expired")  # such as those of a control plane with a new key
 _T = TypeVar("_T")
+_Headers = Callable[[str, bytes], dict[str, str]]
 
 
 class FleetError(Exception):
@@ -84,6 +89,9 @@ class _FaultBody(msgspec.Struct):
 class ControlPlane:
     """The client. It connects on first use; `close` it.
 
+    Attributes:
+        report_key: Authenticates reports and telemetry; None: the device key signs them.
+
     Args:
         url: The control plane's URL.
         ca_file: PEM file of the authorities that are trusted; "": the system's.
@@ -98,6 +106,7 @@ class ControlPlane:
         self._sign = sign
         self._tls = _tls_context(ca_file)
         self._session: aiohttp.ClientSession | None = None
+        self.report_key: ReportKey | None = None
 
     @property
     def name(self) -> str:
@@ -110,19 +119,19 @@ class ControlPlane:
 
     async def enroll(self, request: EnrolmentRequest) -> Enrolment:
         """Ask for an identity. Raises FleetError."""
-        return await self._post("/v1/enroll", request, Enrolment, signed=False)
+        return await self._post("/v1/enroll", request, Enrolment)
 
     async def token(self, request: TokenRequest) -> IssuedToken:
         """Ask for a token. Raises FleetError."""
-        return await self._post("/v1/token", request, IssuedToken)
+        return await self._post("/v1/token", request, IssuedToken, self._signature)
 
     async def status(self, report: StatusReport) -> StatusReply:
         """Report the box's state. Raises FleetError."""
-        return await self._post("/v1/status", report, StatusReply)
+        return await self._report("/v1/status", report, StatusReply)
 
     async def telemetry(self, telemetry: Telemetry) -> None:
         """Send counts of the box's requests. Raises FleetError."""
-        await self._post("/v1/telemetry", telemetry, None)
+        await self._report("/v1/telemetry", telemetry, None)
 
     async def wake(self, etag: str, wait_s: float, token: str) -> Wake:
         """Wait until something may be new, at most `wait_s`. Raises FleetError."""
@@ -166,15 +175,35 @@ class ControlPlane:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise OSError(f"{self.name}: {_words(error)}") from error
 
-    async def _post(self, path: str, message: msgspec.Struct, kind: type[_T] | None, *, signed: bool = True) -> _T:
-        """Send a message and return its answer; `answer` None: there is none."""
+    async def _report(self, path: str, message: msgspec.Struct, kind: type[_T] | None) -> _T:
+        """Post with the report key; sign if there is none, or if it is refused."""
+        if self.report_key is not None:
+            try:
+                return await self._post(path, message, kind, self._mac)
+            except FleetRefused as error:
+                if error.code not in _OTHER_KEY:
+                    raise
+                self.report_key = None
+        return await self._post(path, message, kind, self._signature)
+
+    def _mac(self, path: str, body: bytes) -> dict[str, str]:
+        assert self.report_key is not None
+        return {MAC_HEADER: mac_header(self.report_key, path, body)}
+
+    def _signature(self, path: str, body: bytes) -> dict[str, str]:
+        assert self._sign is not None, "enrolled boxes have a key"
+        return {SIGNATURE_HEADER: self._sign(signed_bytes(path, body))}
+
+    async def _post(
+        self, path: str, message: msgspec.Struct, kind: type[_T] | None, proof: _Headers | None = None
+    ) -> _T:
+        """Send a message and return its answer; `kind` None: there is none. `proof` makes the headers that prove it."""
         body = msgspec.json.encode(message)
         if len(body) > MAX_MESSAGE_BYTES:
             raise FleetRefused("message_too_large", f"{path}: {len(body)} bytes")
         headers = {"Content-Type": "application/json"}
-        if signed:
-            assert self._sign is not None, "enrolled boxes have a key"
-            headers[SIGNATURE_HEADER] = self._sign(signed_bytes(path, body))
+        if proof is not None:
+            headers |= proof(path, body)
         async with (
             self._exchange(_ANSWER_S),
             self._open().post(self._url + path, data=body, headers=headers, allow_redirects=False) as response,

@@ -173,6 +173,7 @@ class TokenKeeper:
         self._expired.end("the fleet's token is renewed")
         self._refused.end(f"the fleet {self._identity.fleet} accepts this box again")
         self._use(issued.token)
+        self._plane.report_key = issued.report_key
 
     async def _ask(self) -> IssuedToken:
         self._sent = max(self._sent + 0.001, self._clock.unix() + self._ahead_s)
@@ -192,6 +193,7 @@ class TokenKeeper:
 
     def _use(self, token: str) -> None:
         self.token = token
+        self._plane.report_key = None
         if token:
             self._there.set()
         else:

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 from aiohttp import web
 
 from router.bundle.protocol import (
+    MAC_HEADER,
     SIGNATURE_HEADER,
     Enrolment,
     EnrolmentRequest,
@@ -77,9 +78,15 @@ class DeviceApi:
     async def token(self, http: web.Request) -> web.StreamResponse:
         answer = await self._submit(http, TokenRequest)
         now = self._plane.clock()
-        token = self._plane.key.issue(answer.device.id, answer.device.tenant, now)
+        device, key = answer.device, self._plane.key
         return json_response(
-            IssuedToken(token=token, expires_in_s=TOKEN_S, now=now, cohort=answer.device.cohort),
+            IssuedToken(
+                token=key.issue(device.id, device.tenant, now),
+                expires_in_s=TOKEN_S,
+                now=now,
+                cohort=device.cohort,
+                report_key=key.report_keys.issue(device.id, now + TOKEN_S),
+            ),
             headers={"cache-control": "no-store"},
         )
 
@@ -138,9 +145,9 @@ class DeviceApi:
     async def _submit(self, http: web.Request, kind: type[_Message]) -> Answer:
         body = await read_body(http)
         message: Message = decode_body(body, kind)
-        signature = http.headers.get(SIGNATURE_HEADER, "")
+        signature, mac = http.headers.get(SIGNATURE_HEADER, ""), http.headers.get(MAC_HEADER, "")
         try:
-            return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature))
+            return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature, mac))
         except refusals.SignatureInvalid:
             self._check_sender(http, message.device)
             raise
@@ -166,6 +173,7 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
     """Return the routes of boxes and gateways."""
     api = DeviceApi(plane)
     signature = {SIGNATURE_HEADER: "Signature of the device key over path, newline and body (Ed25519, base64url)."}
+    mac = {MAC_HEADER: "Instead of a signature: id of the report key, dot, HMAC-SHA256 over the same bytes (hex)."}
     enrolment: Errors = (
         refusals.EnrolmentProofInvalid,
         refusals.JoinTokenUnknown,
@@ -188,10 +196,11 @@ def device_routes(plane: ControlPlane) -> list[ApiRoute]:
                  errors=(AuthenticationFailed, refusals.TokenExpired, refusals.DeviceUnknown, refusals.DeviceRevoked,
                          InvalidRequest, *_AWAY), parks=True),
         ApiRoute("POST", "/v1/status", api.status, "Report what the box runs and does.", "device",
-                 request=StatusReport, response=StatusReply, headers=signature,
-                 errors=(*_SIGNED, refusals.StatusReplayed, *_AWAY), parks=True),
+                 request=StatusReport, response=StatusReply, headers=signature | mac,
+                 errors=(*_SIGNED, refusals.TokenExpired, refusals.StatusReplayed, *_AWAY), parks=True),
         ApiRoute("POST", "/v1/telemetry", api.telemetry, "Count requests; repeated telemetry is counted once.",
-                 "device", request=Telemetry, status=204, headers=signature, errors=(*_SIGNED, *_AWAY), parks=True),
+                 "device", request=Telemetry, status=204, headers=signature | mac,
+                 errors=(*_SIGNED, refusals.TokenExpired, *_AWAY), parks=True),
         ApiRoute("GET", "/.well-known/jwks.json", api.jwks, "The public keys of the tokens.", response=dict),
         ApiRoute("GET", "/v1/revocations", api.revocations, "Devices whose tokens are refused, for gateways.",
                  response=Revocations, headers={"if-none-match": "The ETag of the list that the gateway has."},

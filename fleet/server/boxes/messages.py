@@ -1,9 +1,9 @@
-"""Signed messages of boxes: status reports, telemetry, token requests. Many of them are one transaction.
+"""Authenticated messages of boxes: status reports, telemetry, token requests. Many of them are one transaction.
 
 For each message, in the order of arrival:
 
 1. The device is enrolled, and not revoked.
-2. The signature verifies with its key.
+2. The signature verifies with its key, or the MAC of a report or of telemetry with its report key.
 3. The message is no replay: a report's `seq` grows within a boot; a token request's `sent` grows and is near now.
    Telemetry that was counted before is accepted again, and not counted.
 4. It changes the device's row, which is written once for all its messages.
@@ -40,6 +40,7 @@ from .refusals import (
     StatusReplayed,
     TokenRequestReplayed,
 )
+from .report_keys import ReportKeys
 
 FRESH_S = 300.0
 """How far `sent` of a token request may be off."""
@@ -48,18 +49,20 @@ Message = StatusReport | Telemetry | TokenRequest
 
 
 class SignedMessage(msgspec.Struct, frozen=True):
-    """A message and its signature.
+    """A message and its signature or MAC.
 
     Attributes:
         path: The path that it was posted to.
         body: The exact bytes.
-        signature: Ed25519, by the device key, base64url.
+        signature: Ed25519, by the device key, base64url; "" if there is a MAC.
+        mac: The header `MAC_HEADER`, "" without one.
     """
 
     message: Message
     path: str
     body: bytes
     signature: str
+    mac: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -75,9 +78,11 @@ class Messages:
     Args:
         pace: Returns the pace of a cohort.
         clock: Unix time, s.
+        keys: The boxes' report keys.
     """
 
-    def __init__(self, pace: Callable[[str], CohortPace], clock: Callable[[], float]) -> None:
+    def __init__(self, pace: Callable[[str], CohortPace], clock: Callable[[], float], keys: ReportKeys) -> None:
+        self._keys = keys
         self._pace = pace
         self._clock = clock
 
@@ -86,7 +91,7 @@ class Messages:
     ) -> list[Answer | CausewayError]:
         """Handle messages in one transaction."""
         now = self._clock()
-        group = _Group(await lock_devices(connection, {signed.message.device for signed in messages}), now)
+        group = _Group(await lock_devices(connection, {signed.message.device for signed in messages}), now, self._keys)
         answers: list[Answer | CausewayError] = []
         asking = []
         for signed in messages:
@@ -134,7 +139,8 @@ class Messages:
 class _Group:
     """The devices of one transaction, changed message by message."""
 
-    def __init__(self, devices: dict[str, Device], now: float) -> None:
+    def __init__(self, devices: dict[str, Device], now: float, keys: ReportKeys) -> None:
+        self._keys = keys
         self.devices = devices
         self.now = now
         self.events: list[tuple[str, DeviceEvent]] = []
@@ -170,7 +176,9 @@ class _Group:
             raise DeviceUnknown(f"the device {signed.message.device!r} is not enrolled here")
         if device.revoked is not None:
             raise DeviceRevoked(f"{device.id} was revoked: enrol with a new key and a new join token")
-        if not verified(device.public_key, signed.signature, signed_bytes(signed.path, signed.body)):
+        if signed.mac and not isinstance(signed.message, TokenRequest):
+            self._keys.check(device.id, signed.mac, signed.path, signed.body, self.now)
+        elif not verified(device.public_key, signed.signature, signed_bytes(signed.path, signed.body)):
             raise SignatureInvalid(f"the message is not signed by the key of {device.id!r}")
         return device
 

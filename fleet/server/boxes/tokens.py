@@ -17,12 +17,12 @@ from jwt.algorithms import OKPAlgorithm
 from router.errors import AuthenticationFailed, ConfigError
 
 from .refusals import TokenExpired
+from .report_keys import SKEW_S, ReportKeys
 
 TOKEN_S = 600.0
 TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
 _SCOPE = "chat jobs"
 _ALGORITHM = "EdDSA"
-_SKEW_S = 30.0
 _REQUIRED = ["iss", "aud", "sub", "tenant", "scope", "jti", "iat", "nbf", "exp"]
 
 
@@ -31,6 +31,7 @@ class TokenKey:
 
     Attributes:
         jwks: The public key as a JSON Web Key Set, for the gateways.
+        report_keys: The keys of the boxes' reports, derived from this one.
 
     Args:
         key: The private key.
@@ -39,6 +40,7 @@ class TokenKey:
 
     def __init__(self, key: Ed25519PrivateKey, issuer: str) -> None:
         self._private = key
+        self.report_keys = ReportKeys(key)
         self._public = key.public_key()
         self._issuer = issuer
         x = urlsafe_b64encode(self._public.public_bytes_raw()).rstrip(b"=").decode()
@@ -88,7 +90,7 @@ class TokenKey:
             )
         except jwt.PyJWTError as error:
             raise AuthenticationFailed(f"the token is not one of this control plane: {error}") from error
-        if not now < float(claims["exp"]) + _SKEW_S:
+        if not now < float(claims["exp"]) + SKEW_S:
             raise TokenExpired("the token has expired: ask for a new one")
         return str(claims["sub"])
 

@@ -20,15 +20,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from router.bundle.protocol import (
     LATENCY_BOUNDS_S,
+    MAC_HEADER,
     SIGNATURE_HEADER,
     BoxState,
     EnrolmentRequest,
+    IssuedToken,
+    ReportKey,
     StatusReply,
     StatusReport,
     Telemetry,
     TelemetrySample,
     TokenRequest,
     enrolment_proof,
+    mac_header,
     signed_bytes,
 )
 from router.bundle.rollout import RolloutPlan, assigned_bundle
@@ -93,6 +97,7 @@ class SimulatedBox:
         self._telemetry_seq = 0
         self._token = ""
         self._token_ends = 0.0
+        self._report_key: ReportKey | None = None
         self._cohort = ""
         self._etag = ""
         self._timestamp = b""
@@ -175,9 +180,10 @@ class SimulatedBox:
             return
         nonce = f"{self._rng.getrandbits(64):016x}"
         request = TokenRequest(device=self.name, boot=self._boot, nonce=nonce, sent=time.time())
-        answer = msgspec.json.decode(await self._signed_post("/v1/token", request))
-        self._token = answer["token"]
-        self._token_ends = time.monotonic() + answer["expires_in_s"] * 0.7
+        self._report_key = None
+        issued = msgspec.json.decode(await self._signed_post("/v1/token", request), type=IssuedToken)
+        self._token, self._report_key = issued.token, issued.report_key
+        self._token_ends = time.monotonic() + issued.expires_in_s * 0.7
 
     async def _report(self, state: BoxState, wanted: str | None = None) -> StatusReply:
         self._seq += 1
@@ -230,8 +236,11 @@ class SimulatedBox:
 
     async def _signed_post(self, path: str, message: msgspec.Struct) -> bytes:
         body = msgspec.json.encode(message)
-        signature = _base64(self._key.sign(signed_bytes(path, body)))
-        return await self._call("POST", path, body, {SIGNATURE_HEADER: signature} | self._bearer())
+        if self._report_key is None:
+            proof = {SIGNATURE_HEADER: _base64(self._key.sign(signed_bytes(path, body)))}
+        else:
+            proof = {MAC_HEADER: mac_header(self._report_key, path, body)}
+        return await self._call("POST", path, body, proof | self._bearer())
 
     async def _file(self, path: str) -> bytes:
         return await self._call("GET", f"/{path}")

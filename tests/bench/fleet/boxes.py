@@ -9,9 +9,12 @@ from base64 import urlsafe_b64encode
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from router.bundle.protocol import SIGNATURE_HEADER, BoxState, StatusReport, signed_bytes
+from fleet.server.boxes.report_keys import ReportKeys
+from router.bundle.protocol import MAC_HEADER, BoxState, StatusReport, mac_header
 
 STATUS = "/v1/status"
+SERVER_KEY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"server").digest())
+_KEYS = ReportKeys(SERVER_KEY)
 _RUNNING = "a" * 64
 
 
@@ -28,7 +31,7 @@ def box_name(number: int) -> str:
 
 
 def status_request(number: int, seq: int) -> bytes:
-    """A whole HTTP request, signed; `seq` tells how the state changes, so that each report writes an event too."""
+    """A whole HTTP request with its MAC; `seq` tells how the state changes, so that each report writes an event too."""
     states = (BoxState.IDLE, BoxState.CHECK, BoxState.FETCH, BoxState.VERIFY)
     report = StatusReport(
         device=box_name(number),
@@ -42,10 +45,10 @@ def status_request(number: int, seq: int) -> bytes:
         since=time.time(),
     )
     body = msgspec.json.encode(report)
-    signature = _base64url(box_key(number).sign(signed_bytes(STATUS, body)))
+    mac = mac_header(_KEYS.issue(box_name(number), time.time() + 600.0), STATUS, body)
     head = (
         f"POST {STATUS} HTTP/1.1\r\nHost: fleet\r\nContent-Type: application/json\r\n"
-        f"{SIGNATURE_HEADER}: {signature}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"{MAC_HEADER}: {mac}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

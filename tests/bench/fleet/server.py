@@ -7,6 +7,7 @@ plane   the control plane with so many boxes of the cohort `everyone`
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 from aiohttp import web
+from jwt.algorithms import OKPAlgorithm
 from sqlalchemy import insert
 
 from fleet.repository.template import new_fleet
@@ -24,7 +26,7 @@ from fleet.store.enrolment import NEVER_HEARD
 from fleet.store.tables import devices
 from router.bundle.protocol import StatusReply
 
-from .boxes import STATUS, box_name, public_key
+from .boxes import SERVER_KEY, STATUS, box_name, public_key
 
 FLEET = "version: 1\nname: bench\ncohorts:\n  everyone: {policy: policies/default.yaml}\n"
 
@@ -49,6 +51,10 @@ async def make_boxes(folder: Path, database: str, boxes: int) -> None:
     """Make a fleet and its boxes; every third one is of the cohort `others`."""
     new_fleet(folder)
     (folder / "fleet.yaml").write_text(FLEET)
+    (folder / "data").mkdir(mode=0o700)
+    key = folder / "data" / "token-key.jwk"
+    key.write_text(json.dumps(OKPAlgorithm.to_jwk(SERVER_KEY, as_dict=True)))
+    key.chmod(0o600)
     store = await Store.open(database)
     rows = [
         NEVER_HEARD
