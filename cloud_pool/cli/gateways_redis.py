@@ -9,6 +9,7 @@ import redis.asyncio
 from router.errors import ConfigError
 
 from ..config.loader import Flags, load_config
+from ..jobs.config import JobsConfig, with_shared_redis
 from ..redis.connect import ConnectionOptions, open_redis
 
 
@@ -26,3 +27,16 @@ def open_gateways_redis(config: Path | None, url: str | None) -> redis.asyncio.R
     if not address:
         raise ConfigError("give --redis, or a --config that names the gateways' Redis", where="redis")
     return open_redis(address, "redis", ConnectionOptions())
+
+
+def replication_of_gateways_redis(config: Path | None, url: str | None) -> tuple[int, float]:
+    """Return how many replicas must confirm a write, and in how many seconds: as for an accepted job.
+
+    Raises:
+        ConfigError: the file or the URL is unusable.
+    """
+    gateways = load_config(config, Flags(redis=url))
+    jobs = with_shared_redis(gateways.jobs, gateways.redis)
+    if jobs.redis != gateways.redis:  # jobs have a Redis of their own
+        jobs = JobsConfig(redis=gateways.redis)
+    return jobs.replicas_to_wait_for, jobs.replica_timeout_s

@@ -23,9 +23,9 @@ from ..accounts.identity.claims import Claims
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.principal import MODALITIES, SCOPES, Grants, Modality, Scope
-from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, revoke_device, revoke_token
+from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..admission import RANK, Priority
-from .gateways_redis import open_gateways_redis
+from .gateways_redis import open_gateways_redis, replication_of_gateways_redis
 from .process import report_errors
 
 _DEFAULTS = IdentityConfig()
@@ -169,12 +169,18 @@ def revoke(
 
 
 async def _revoke(path: Path | None, url: str | None, token_id: str | None, device: str | None, now: float) -> None:
+    replicas, timeout_s = replication_of_gateways_redis(path, url)
     async with open_gateways_redis(path, url) as client:
         if token_id is not None:
             # The token's expiry is not known here; no gateway accepts a token with a longer lifetime.
             await revoke_token(client, token_id, now + MAX_TOKEN_LIFETIME_S, now)
         elif device is not None:
             await revoke_device(client, device, now)
+        if replicas and not await is_replicated(client, replicas, timeout_s):
+            raise click.ClickException(
+                f"it is revoked, but fewer than {replicas} replicas have confirmed it in {timeout_s:g} s: a failover "
+                "could lose it. Run the command again."
+            )
 
 
 @keys.command()

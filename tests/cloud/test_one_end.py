@@ -51,14 +51,14 @@ class Ending:
                 yield one
 
 
-async def streamed(gateway: Gateway, *, leave: bool = False) -> list[Any]:
+async def streamed(gateway: Gateway, *, leave: bool = False, n: int = 1) -> list[Any]:
     """Return the stream's events; `leave`: only until the finish reason."""
     events: list[Any] = []
     async with (
         aiohttp.ClientSession() as session,
         session.post(
             f"{gateway.url}/v1/chat/completions",
-            json={**ASK, "stream": True, "stream_options": {"include_usage": True}},
+            json={**ASK, "stream": True, "stream_options": {"include_usage": True}, "n": n},
         ) as reply,
     ):
         async for line in reply.content:
@@ -101,6 +101,17 @@ async def test_a_fault_before_the_finish_reason_is_the_only_end(tmp_path: Path) 
     assert events[-1]["error"]["code"] == "deadline_exceeded"
     assert "[DONE]" not in events
     assert record["outcome"] == "deadline_exceeded"
+
+
+async def test_one_finished_choice_of_two_is_no_end_of_the_stream(tmp_path: Path) -> None:
+    """A finish reason ends its choice; an error event ends the stream, and the answer counts as failed."""
+    config = Config(audit_file=str(tmp_path / "audit"))
+    async with running(config, caching_service=CachingService(None, Ending(FINISH, FAULTS[1]))) as gateway:
+        events = await streamed(gateway, n=2)
+        record = await audited(tmp_path / "audit")
+    assert [choice["finish_reason"] for event in events[:-1] for choice in event["choices"]][-1] == "stop"
+    assert events[-1]["error"]["code"] == FAULTS[1].code  # type: ignore[attr-defined]
+    assert record["outcome"] != "ok"
 
 
 async def test_a_client_that_leaves_at_the_finish_reason_has_its_answer(tmp_path: Path) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
+from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
 from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.identity.revocation import DEVICES_KEY
 from cloud_pool.assembly import open_shared_redis
+from cloud_pool.cli.keys import keys
 from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreNotReplicated
@@ -157,13 +160,27 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(
 async def test_accounts_follow_the_master(sentinels: SentinelDeployment) -> None:
     async with open_shared_redis(sentinels.url) as client:
         await client.set("here", "1")
-        assert await client.wait(1, 1000) == 1
+        assert await client.wait(1, 60_000) == 1
         await asyncio.to_thread(sentinels.fail_over)
         while True:
             with suppress(RedisError):  # connections to the old master
                 assert await asyncio.wait_for(client.get("here"), PATIENCE_S) == b"1"
                 assert await client.set("there", "2")
                 break
+
+
+def test_a_revocation_waits_for_a_replica(sentinels: SentinelDeployment, tmp_path: Path) -> None:
+    """As an accepted job does; without a confirmation the command fails."""
+    config = tmp_path / "gateway.yaml"
+    for timeout_s, is_confirmed in ((4.0, True), (0.05, False)):
+        config.write_text(f"redis: {sentinels.url}\njobs: {{replica_timeout_s: {timeout_s}}}\n")
+        arguments = ["revoke", "--config", str(config), "--device", "acme/kiosk"]
+        with nullcontext() if is_confirmed else sentinels.replicas[0].paused():
+            result = CliRunner().invoke(keys, arguments)
+        assert (result.exit_code == 0) == is_confirmed, result.output
+    assert "have confirmed it in 0.05 s" in result.output
+    with sentinels.master.client() as client:
+        assert client.hexists(DEVICES_KEY, "acme/kiosk")
 
 
 async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path) -> None:
@@ -179,7 +196,7 @@ async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path)
             kept = [await submit(http) for _ in range(5)]
             with deployment.master.client() as master:
                 master.set("test", "both replicas have it")
-                assert master.wait(2, 10_000) == 2
+                assert master.wait(2, 60_000) == 2
             laggard = deployment.replicas[0]
             laggard.kill()
             lost = [await submit(http) for _ in range(7)]

@@ -6,8 +6,7 @@ Here the deadline passes, the engine dies or the client leaves after the finish 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -20,17 +19,31 @@ from .box import running
 from .scripted import EDGE_WORDS, ScriptedEngine, until
 
 TEXT = "".join(EDGE_WORDS)
-LATER_S = 31.0  # past every request's deadline
+LATER_S = 61.0  # past every request's deadline
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time `jump` moves."""
+
+    _ahead_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._ahead_s
+
+    def jump(self) -> None:
+        self._ahead_s += LATER_S
 
 
 class EndlessEngine(ScriptedEngine):
-    """After its finish reason, and its usage if `counts`, it raises `error`, or the deadline passes."""
+    """After its finish reason, and its usage if `counts`, it raises `error`, or calls `later` and hangs."""
 
-    def __init__(self, *, counts: bool = True, error: Exception | None = None) -> None:
+    def __init__(
+        self, *, counts: bool = True, error: Exception | None = None, later: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self.counts = counts
         self.error = error
-        self.now: float | None = None  # the loop's time, once it has passed the deadline
+        self.later = later
 
     async def _answer(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         yield Chunk(text=TEXT, tokens=3)
@@ -39,22 +52,26 @@ class EndlessEngine(ScriptedEngine):
             yield Chunk(usage=Usage(prompt_tokens=5, completion_tokens=3))
         if self.error is not None:
             raise self.error
-        self.now = time.monotonic() + LATER_S
+        self.later()
         await asyncio.sleep(3600)
 
 
 @pytest.mark.parametrize("error", [None, EngineCrashed("killed", phase="stream")], ids=["deadline", "crash"])
 @pytest.mark.parametrize("temperature", [0, 1], ids=["shared", "alone"])
 @pytest.mark.parametrize("counts", [False, True], ids=["before_usage", "before_done"])
-async def test_a_fault_after_the_finish_reason_is_no_second_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, temperature: int, counts: bool
+def test_a_fault_after_the_finish_reason_is_no_second_end(
+    tmp_path: Path, error: Exception | None, temperature: int, counts: bool
 ) -> None:
-    engine = EndlessEngine(counts=counts, error=error)
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: engine.now or time.monotonic())
-    async with running(tmp_path, engine=engine) as box:
+    loop = JumpingLoop()
+    engine = EndlessEngine(counts=counts, error=error, later=loop.jump)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(assert_one_end(tmp_path, engine, temperature))
+
+
+async def assert_one_end(folder: Path, engine: EndlessEngine, temperature: int) -> None:
+    async with running(folder, engine=engine) as box:
         usage = {"include_usage": True}
         answer = await box.ask(stream=True, stream_options=usage, temperature=temperature)
-        engine.now = None
         assert answer.done
         assert answer.text == TEXT
         assert answer.finish_reasons == ["stop"]
@@ -63,6 +80,27 @@ async def test_a_fault_after_the_finish_reason_is_no_second_end(
         await until(lambda: box.engine.running == 0)
         box.assert_nothing_leaks()
     assert (record.outcome.status, record.outcome.finish_reason, record.outcome.error) == ("ok", "stop", "")
+
+
+class HalfEngine(ScriptedEngine):
+    """Of two choices the first finishes, then the engine dies."""
+
+    async def _answer(self, call: BackendRequest) -> AsyncIterator[Chunk]:
+        for index in (0, 1):
+            yield Chunk(text=TEXT, index=index, tokens=3)
+        yield Chunk(finish_reason="stop")
+        raise EngineCrashed("killed", phase="stream")
+
+
+async def test_one_finished_choice_of_two_is_no_end_of_the_stream(tmp_path: Path) -> None:
+    """A finish reason ends its choice; an error event ends the stream, and the answer counts as failed."""
+    async with running(tmp_path, engine=HalfEngine()) as box:
+        answer = await box.ask(stream=True, n=2, temperature=1)
+        assert answer.finish_reasons == ["stop"]
+        assert "error" in answer.events[-1]
+        assert not answer.done
+        assert (await box.record(answer)).outcome.status == "error"
+        box.assert_nothing_leaks()
 
 
 async def test_a_client_that_leaves_at_the_finish_reason_has_its_answer(tmp_path: Path) -> None:

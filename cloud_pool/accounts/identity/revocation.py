@@ -264,6 +264,15 @@ async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> 
         await _commit(pipe)
 
 
+async def is_replicated(client: redis.asyncio.Redis, replicas: int, timeout_s: float) -> bool:
+    """Wait until so many replicas have every revocation that was written so far. Raises RedisError."""
+    async with client.pipeline(transaction=False) as pipe:
+        pipe.set(NONCE_KEY, secrets.token_hex(8))  # WAIT counts writes of its own connection and all before them
+        pipe.wait(replicas, int(timeout_s * 1000))
+        _, confirmed = await pipe.execute()
+    return int(confirmed) >= replicas
+
+
 async def _commit(pipe: redis.asyncio.client.Pipeline) -> None:
     pipe.incr(VERSION_KEY)
     pipe.set(NONCE_KEY, secrets.token_hex(8))
