@@ -10,7 +10,7 @@ MODELS ?=
 UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo-fleet test quick check lint fuzz bench bench-peers docs train-setup lock clean
+.PHONY: help setup run demo-fleet test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ demo-fleet: ## Set up, then a control plane and 20 boxes: a good rollout, and a 
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)
 
+bench-llm: ## Measure the engine on real weights (0.5B, which it pulls) beside llama_cpp.server and raw llama_decode
+	@$(PREPARE) bench
+	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
+	@exec $(BIN)/python -m tests.bench.decoding.real_weights $(ARGS)
+
 bench-peers: ## Measure our edge beside LiteLLM and nginx, which it sets up
 	@$(PREPARE) check && exec $(BIN)/python -m tests.bench.streaming.peers
 
@@ -66,5 +71,5 @@ lock: ## Write the lock files anew from pyproject.toml (needs uv in .venv)
 	@$(PREPARE) lock
 
 clean: ## Remove the environments and caches in this checkout (the compiled llama.cpp stays in the user's cache)
-	rm -rf .venv .venv-triton .venv-peers .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-triton .venv-peers .venv-llama-server .run build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

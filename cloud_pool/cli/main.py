@@ -120,7 +120,7 @@ def serve(
     "--context-tokens", type=click.IntRange(min=0), default=0, help="Context of one sequence; 0: the model's."
 )
 @click.option(
-    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: the cores that are free at start."
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: found by trying, as many as help."
 )
 @click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="Layers on the GPU; -1: all.")
 @click.option(

@@ -162,7 +162,7 @@ MEANING: Mapping[str, str] = {
     "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",
     "engine.context_tokens": "maximum tokens of one request, prompt and answer; "
     "0: the model's own limit, bounded by memory",
-    "engine.threads": "CPU threads; 0: the cores that are free at start",
+    "engine.threads": "CPU threads; 0: found by trying, as many as help",
     "engine.gpu_layers": "layers offloaded to the GPU; -1: all",
     "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "
     "for models whose manifest says `answers: calls`",

@@ -12,7 +12,7 @@ from router.tool_calls.formats import tool_format
 from .embedding import Embedder
 from .native import bindings, memory
 from .native.context import Context
-from .native.threads import choose_threads
+from .native.threads import allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Weights
 from .prompts import PromptEncoder
@@ -23,6 +23,7 @@ from .scheduling.kv_cache import KVCache
 from .scheduling.prefix_cache import PrefixCache
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
+from .scheduling.thread_tuner import ThreadTuner
 from .scheduling.throughput import Throughput
 
 
@@ -66,6 +67,9 @@ class EngineCore:
             else None
         )
         self.throughput = Throughput(context.capacity)
+        # An answer's step reads every weight for a few rows, a prompt's calculates: threads help each differently.
+        most = 1 if options.threads else max(1, int(allowed_cores()))
+        self._decode_threads, self._prefill_threads = ThreadTuner(threads, most), ThreadTuner(threads, most)
         self.scheduler = Scheduler(context, self.kv_cache, self.prefix_cache, self.throughput, options.sequences)
         self.candidates = TokenDataArray(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
@@ -89,15 +93,20 @@ class EngineCore:
         rows, finishing = scheduler.build_batch()
         if not self._ensure_cells(rows, out):
             return
+        prefilled = rows - len(scheduler.decoding)
+        tuner = self._prefill_threads if prefilled else self._decode_threads
+        self._context.use_threads(tuner.threads)
+        decode_started = time.perf_counter()
         code = self._context.decode(rows)
+        decode_s = time.perf_counter() - decode_started
         self.steps += 1
         if code:
             self._handle_decode_failure(code, rows, out)
             return
-        decoding = len(scheduler.decoding)
+        tuner.record(len(scheduler.decoding), decode_s / rows, decode_s)
         scheduler.commit_batch()
         sampled = self._sample_all(finishing, out)
-        self.throughput.record(time.perf_counter() - started, sampled, decoding, rows - decoding)
+        self.throughput.record(time.perf_counter() - started, sampled, rows - prefilled, prefilled)
 
     def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
         """Sample the next token of every sequence with logits in this batch; return how many there are."""

@@ -18,7 +18,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0  # KV cells of all sequences together; 0: from `sequences`, the context and memory
     sequences: int = 16  # decoded together; more jobs wait
     batch_tokens: int = 512  # limit of one llama_decode, prefill chunks included
-    threads: int = 0  # 0: from the cores that are free at start
+    threads: int = 0  # 0: from the idle cores at start, then found by trying
     gpu_layers: int = 0
     prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
     refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence

@@ -1,43 +1,32 @@
 """(e) the engine's tokens/s against raw `llama_decode` with the same batch, and against `python -m llama_cpp.server`.
 
 Same model file, threads, prompts and lengths; the contestants take turns in short rounds, and each figure is the median
-of the rounds' own ratios. Raw is the loop that feeds `llama_decode` and does nothing else: no sampling, no text. The
-server needs packages that nothing else does: pip install 'llama-cpp-python[server]'. Beside them: what it costs to hold
-calls to their utterances' words, over whole answers of the model that ships.
+of the rounds' own ratios. Beside them: what it costs to hold calls to their utterances' words, over whole answers of
+the model that ships.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
-import msgspec
-
-from edge_node.backends.backend import BackendRequest
-from edge_node.backends.engine.backend import EngineBackend
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from models.llama_cpp.engine import Engine
-from models.llama_cpp.native import bindings
-from models.llama_cpp.native.context import Context
 from models.llama_cpp.native.threads import choose_threads
-from models.llama_cpp.native.weights import Weights
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from models.train.export.quantize import quantize
-from router.types import Message, Request, Sampling, Target
+from router.types import Message
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf
-from ..ports import free_port
+from .decoding.raw import Raw, prompt_of
+from .decoding.servers import GREEDY, llama_server, our_engine
 from .rows import Row
 
 BATCHES = (1, 4, 8, 16)
@@ -58,21 +47,12 @@ COMMANDS = (
     "will it be cold in london on monday",
     "remind me to call my mother at noon",
 )
-START_S = 60.0
-SERVER_PACKAGES = ("fastapi", "uvicorn", "starlette_context", "sse_starlette", "pydantic_settings")
-GREEDY = Sampling(temperature=0.0)
 
 
 def main() -> list[Row]:
     threads = choose_threads(0)
     with _twin() as twin:
         rows = [*_raw_rows(_assistant(twin), threads), *_call_rows(threads)]
-        missing = [name for name in SERVER_PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            print(
-                f"(e) llama_cpp.server is not measured: no {', '.join(missing)}; pip install 'llama-cpp-python[server]'"
-            )
-            return rows
         return [*rows, asyncio.run(_server_row(twin, threads))]
 
 
@@ -97,16 +77,11 @@ def _assistant(twin: Path) -> Path:
         return twin
 
 
-def _prompt(number: int) -> tuple[int, ...]:
-    """Prompts that share nothing, so that no cache helps."""
-    return tuple(300 + (7 * number + 3 * place) % 200 for place in range(PROMPT_TOKENS))
-
-
 # --- raw llama_decode -------------------------------------------------------------------------------------------------
 
 
 def _raw_rows(path: Path, threads: int) -> list[Row]:
-    ours, raw = _InProcess(path, threads), _Raw(path, threads)
+    ours, raw = _InProcess(path, threads), Raw(path, threads, max(BATCHES), PROMPT_TOKENS, ANSWER_TOKENS)
     rows = []
     for batch in BATCHES:
         ours.run(batch)
@@ -141,7 +116,7 @@ class _InProcess:
         jobs = []
         for number in range(batch):
             self._next += 1
-            prompt = Prompt(tokens=_prompt(number))
+            prompt = Prompt(tokens=prompt_of(number, PROMPT_TOKENS))
             jobs.append(Job(id=self._next, prompt=prompt, max_tokens=ANSWER_TOKENS, sampling=GREEDY, ignore_eos=True))
         started = time.perf_counter()
         for job in jobs:
@@ -158,51 +133,6 @@ class _InProcess:
                 self._left -= 1
                 if not self._left:
                     self._done.set()
-
-
-class _Raw:
-    """llama_decode and nothing else."""
-
-    def __init__(self, path: Path, threads: int) -> None:
-        self._weights = Weights(path)
-        cells = max(BATCHES) * (PROMPT_TOKENS + ANSWER_TOKENS) * 2
-        self._context = Context(
-            self._weights,
-            kv_tokens=cells,
-            sequences=max(BATCHES),
-            batch_tokens=512,
-            outputs=max(BATCHES),
-            threads=threads,
-        )
-
-    def run(self, batch: int) -> float:
-        """Tokens/s of `batch` sequences together; each prompt's last token gives the first of its answer."""
-        context = self._context
-        bindings.sequence_remove(context.memory, -1, -1, -1)
-        started = time.perf_counter()
-        for number in range(batch):
-            place = slice(number * PROMPT_TOKENS, (number + 1) * PROMPT_TOKENS)
-            context.token[place] = _prompt(number)
-            context.position[place] = range(PROMPT_TOKENS)
-            context.sequence[place] = number
-            context.needs_output[place] = 0
-            context.needs_output[place.stop - 1] = 1
-        self._decode(batch * PROMPT_TOKENS)
-        context.position[:batch] = PROMPT_TOKENS
-        context.sequence[:batch] = range(batch)
-        context.needs_output[:batch] = 1
-        for _ in range(ANSWER_TOKENS - 1):
-            self._decode(batch)
-            context.position[:batch] += 1
-        return batch * ANSWER_TOKENS / (time.perf_counter() - started)
-
-    def close(self) -> None:
-        self._context.close()
-        self._weights.close()
-
-    def _decode(self, rows: int) -> None:
-        if code := self._context.decode(rows):
-            raise RuntimeError(f"llama_decode said {code}")
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -268,101 +198,15 @@ class _Calls:
 
 
 async def _server_row(path: Path, threads: int) -> Row:
-    async with _ours(path, threads) as ours, _theirs(path, threads) as theirs:
-        rounds = [(await theirs.run(MANY), await ours.run(MANY)) for _ in range(SERVER_ROUNDS + 1)][1:]
+    prompts = [_text(number) for number in range(MANY)]
+    async with our_engine(path, EngineConfig(threads=threads)) as ours, llama_server(path, threads) as server:
+        rounds = [
+            (await server.run(prompts, ANSWER_TOKENS), await ours.run(prompts, ANSWER_TOKENS))
+            for _ in range(SERVER_ROUNDS + 1)
+        ][1:]
     note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s; ours from the child, streamed; theirs over HTTP, whole"
     ratio = statistics.median(mine / other for other, mine in rounds)
     return Row(f"(e) engine / llama_cpp.server at {MANY}", ratio, "x", 1.3, "higher", note)
-
-
-class _Client:
-    """Answers at the same time, each a prompt of its own."""
-
-    async def run(self, batch: int) -> float:
-        """Tokens/s of all together."""
-        started = time.perf_counter()
-        made = await asyncio.gather(*(self.answer(_text(number)) for number in range(batch)))
-        return sum(made) / (time.perf_counter() - started)
-
-    async def answer(self, prompt: str) -> int:
-        """Tokens made."""
-        raise NotImplementedError
-
-
-class _Ours(_Client):
-    """The daemon's backend: child process, frames, Chunks."""
-
-    def __init__(self, backend: EngineBackend) -> None:
-        self._backend = backend
-
-    async def answer(self, prompt: str) -> int:
-        request = Request(
-            kind="completion", model="small", prompts=(prompt,), max_tokens=ANSWER_TOKENS, sampling=GREEDY
-        )
-        target = Target(name="small", at="edge", model="small")
-        deadline = asyncio.get_running_loop().time() + START_S
-        call = BackendRequest(id="bench", request=request, target=target, deadline=deadline)
-        return sum([chunk.tokens async for chunk in self._backend.generate(call)])
-
-
-class _Theirs(_Client):
-    """`python -m llama_cpp.server`."""
-
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self._session = session
-        self._url = url
-
-    async def answer(self, prompt: str) -> int:
-        body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0.0}
-        async with self._session.post(self._url, json=body) as response:
-            answer = msgspec.json.decode(await response.read())
-            return int(answer["usage"]["completion_tokens"])
-
-
-@contextlib.asynccontextmanager
-async def _ours(path: Path, threads: int) -> AsyncIterator[_Ours]:
-    backend = EngineBackend(path, EngineConfig(threads=threads))
-    await backend.start()
-    try:
-        await backend.ready(asyncio.get_running_loop().time() + START_S)
-        yield _Ours(backend)
-    finally:
-        await backend.close()
-
-
-@contextlib.asynccontextmanager
-async def _theirs(path: Path, threads: int) -> AsyncIterator[_Theirs]:
-    port = free_port()
-    words = [
-        f"--model={path}",
-        f"--n_threads={threads}",
-        f"--n_threads_batch={threads}",
-        "--n_ctx=2048",
-        f"--port={port}",
-    ]
-    server = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-m", "llama_cpp.server", *words, "--verbose=False", "--interrupt_requests=False"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        async with aiohttp.ClientSession() as session:
-            await _reachable(session, f"http://127.0.0.1:{port}/v1/models", server)
-            yield _Theirs(session, f"http://127.0.0.1:{port}/v1/completions")
-    finally:
-        server.kill()
-        server.wait()
-
-
-async def _reachable(session: aiohttp.ClientSession, url: str, server: subprocess.Popen[bytes]) -> None:
-    deadline = asyncio.get_running_loop().time() + START_S
-    while server.poll() is None and asyncio.get_running_loop().time() < deadline:
-        with contextlib.suppress(aiohttp.ClientError):
-            async with session.get(url) as response:
-                if response.status == 200:
-                    return
-        await asyncio.sleep(0.1)
-    raise RuntimeError("llama_cpp.server did not start")
 
 
 def _text(number: int) -> str:

@@ -33,6 +33,7 @@ def _bind(name: str, arguments: list[type], result: type | None) -> Callable[...
 
 
 decode = _bind("llama_decode", [ctypes.c_void_p, native.llama_batch], ctypes.c_int32)
+set_threads = _bind("llama_set_n_threads", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32], None)
 get_logits = _bind("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
 get_embeddings = _bind("llama_get_embeddings", [ctypes.c_void_p], ctypes.c_void_p)
 sample = _bind("llama_sampler_sample", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32], ctypes.c_int32)

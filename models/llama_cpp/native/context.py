@@ -64,6 +64,7 @@ class Context:
             raise EngineUnavailable(f"{weights.path}: no context of {kv_tokens} tokens: {bindings.last_errors()}")
         self.memory: bindings.Pointer = native.llama_get_memory(self.pointer)
         self.capacity = batch_tokens
+        self._threads = threads
         self._width = (
             weights.embedding_dimensions
             if embeddings
@@ -74,6 +75,12 @@ class Context:
         self._address = 0
         self._rows: NDArray[np.float32] = np.zeros((0, self._width), np.float32)
         self._make_batch()
+
+    def use_threads(self, threads: int) -> None:
+        """Decode with so many threads from now on."""
+        if threads != self._threads:
+            bindings.set_threads(self.pointer, threads, threads)
+            self._threads = threads
 
     def decode(self, tokens: int) -> int:
         """Decode the first `tokens` rows of the batch.

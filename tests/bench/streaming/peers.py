@@ -23,11 +23,11 @@ import psutil
 
 from ...ports import free_port
 from ..__main__ import RESULTS, machine, with_section
+from ..environment import make_environment
 from .load import Plan, Round, Server
-from .run import ROOT, edge, median, play, server
+from .run import edge, median, play, server
 
 STREAMS, TOKENS, ROUNDS = 32, 64, 9
-VENV = ROOT / ".venv-peers"
 LOCK = Path(__file__).with_name("requirements-peers.txt")
 NGINX = "nginx-light"  # Debian's package
 READY_S = 120.0
@@ -55,7 +55,7 @@ _TITLE = "## Streams beside other proxies"
 
 
 def main() -> int:
-    litellm, nginx = _install_litellm(), _install_nginx()
+    litellm, nginx = make_environment(".venv-peers", LOCK) / "litellm", _install_nginx()
     with (
         tempfile.TemporaryDirectory() as folder,
         server("direct", "upstream") as direct,
@@ -92,15 +92,6 @@ def _section(names: list[str], rounds: list[Round]) -> str:
         cpu_ms = median(rounds, lambda r: r[name].cpu_ms)  # noqa: B023
         lines.append(f"| {name} | {first_ms:.1f} ms | {whole_ms:.1f} ms | {cpu_ms:.2f} ms |")
     return "\n".join(lines) + "\n"
-
-
-def _install_litellm() -> Path:
-    command, stamp = VENV / "bin" / "litellm", VENV / "installed"
-    if not stamp.exists() or stamp.read_text() != LOCK.read_text():
-        subprocess.run([sys.executable, "-m", "venv", VENV], check=True)
-        subprocess.run([VENV / "bin" / "pip", "install", "--quiet", "--requirement", LOCK], check=True)
-        stamp.write_text(LOCK.read_text())
-    return command
 
 
 def _install_nginx() -> str:

@@ -1,0 +1,139 @@
+"""`python -m tests.bench.decoding.real_weights` (`make bench-llm`): the engine on a model of the demonstration.
+
+Our engine as the daemon starts it, threads chosen by itself, beside raw `llama_decode` and `python -m
+llama_cpp.server` with every core; the contestants take turns in each round, and each figure is the median of the
+rounds' own ratios. Keeps the table as a section of tests/bench/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from edge_node.config.schema import EngineConfig
+from models.catalog.artifact import ArtifactError, find_artifact
+from router.types import Message
+
+from ..__main__ import RESULTS, cells, machine, with_section
+from ..rows import Row
+from .raw import Raw
+from .servers import LlamaServer, OurEngine, llama_server, our_engine
+
+MODEL = "qwen-05b"
+STREAMS = 4
+PROMPT_TOKENS, ANSWER_TOKENS = 16, 48
+RESTARTS = 3
+SYSTEM_WORDS = 480  # about 500 tokens with the template's own
+_TITLE = "## Real weights"
+
+
+class Speeds(msgspec.Struct, frozen=True):
+    """Tokens/s of one round."""
+
+    raw: float
+    ours: float
+    server: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
+    rounds: int = parser.parse_args().rounds
+    try:
+        path = find_artifact(MODEL).path
+    except ArtifactError as error:
+        sys.exit(f"{error}\nPull it: causeway-models pull demo:qwen")
+    load = psutil.getloadavg()[0]
+    rows = asyncio.run(_measure(path, rounds))
+    table = Table("what", "measured", "limit", "", "behind it")
+    for row in rows:
+        table.add_row(*cells(row), style="red" if row.holds is False else None)
+    Console(soft_wrap=True).print(table)
+    RESULTS.write_text(with_section(RESULTS.read_text(), _TITLE, _section(rows, rounds, load)))
+    return 1 if any(row.holds is False for row in rows) else 0
+
+
+async def _measure(path: Path, rounds: int) -> list[Row]:
+    cores = len(os.sched_getaffinity(0))
+    raw = Raw(path, cores, STREAMS, PROMPT_TOKENS, ANSWER_TOKENS)
+    async with llama_server(path, cores) as server:
+        async with our_engine(path, EngineConfig()) as ours:
+            one = [await _round(raw, ours, server, 1) for _ in range(rounds + 1)][1:]
+            many = [await _round(raw, ours, server, STREAMS) for _ in range(rounds)]
+            first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
+        restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
+    raw.close()
+    return [
+        _ratio("one stream / llama_cpp.server", one, lambda r: r.ours / r.server, 1.0),
+        _ratio("one stream / raw llama_decode", one, lambda r: r.ours / r.raw, 0.95),
+        _ratio(f"{STREAMS} streams / raw llama_decode at batch {STREAMS}", many, lambda r: r.ours / r.raw, 0.95),
+        _ratio(f"{STREAMS} streams / llama_cpp.server's aggregate", many, lambda r: r.ours / r.server, 1.3),
+        _first_token_row("first token behind a system prompt seen before / first time", [(first, again)]),
+        _first_token_row("the same after a restart", restarted),
+    ]
+
+
+async def _round(raw: Raw, ours: OurEngine, server: LlamaServer, streams: int) -> Speeds:
+    prompts = [f"# Exercise {number}\n\nA long story about a lighthouse keeper:\n" for number in range(streams)]
+    return Speeds(
+        raw=await asyncio.to_thread(raw.run, streams),
+        ours=await ours.run(prompts, ANSWER_TOKENS),
+        server=await server.run(prompts, ANSWER_TOKENS),
+    )
+
+
+async def _first_tokens(ours: OurEngine, system: int) -> float:
+    """Return the seconds to the first token behind the system prompt number `system`."""
+    words = ("lamp", "door", "song", "clock", "rain")
+    text = " ".join(words[(system + place * place) % len(words)] for place in range(SYSTEM_WORDS))
+    return await ours.first_token_s((Message("system", f"{system}: {text}"), Message("user", "Hello!")))
+
+
+async def _after_restart(path: Path, system: int) -> tuple[float, float]:
+    async with our_engine(path, EngineConfig()) as ours:
+        first = await _first_tokens(ours, system)
+    async with our_engine(path, EngineConfig()) as ours:
+        return first, await _first_tokens(ours, system)
+
+
+def _ratio(name: str, rounds: list[Speeds], ratio: Callable[[Speeds], float], limit: float) -> Row:
+    raw, ours, server = (statistics.median(getattr(r, side) for r in rounds) for side in ("raw", "ours", "server"))
+    note = f"ours {ours:.1f}, raw {raw:.1f}, server {server:.1f} tokens/s"
+    return Row(name, statistics.median(map(ratio, rounds)), "x", limit, "higher", note)
+
+
+def _first_token_row(name: str, pairs: list[tuple[float, float]]) -> Row:
+    first, again = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    ratio = statistics.median(again / first for first, again in pairs)
+    return Row(name, ratio, "x", 0.25, "lower", f"{1000 * again:.0f} of {1000 * first:.0f} ms")
+
+
+def _section(rows: list[Row], rounds: int, load: float) -> str:
+    lines = [
+        _TITLE,
+        "",
+        f"Command: `make bench-llm`, {datetime.now(UTC):%Y-%m-%d}.",
+        f"Machine: {machine()}; load before the run {load:.1f}.",
+        f"Qwen2.5-Coder-0.5B-Instruct, Q4_K_M; answers of {ANSWER_TOKENS} tokens, medians of {rounds} rounds in which",
+        "the contestants take turns. The engine chooses its threads by itself, the others use every core.",
+        "",
+        "| what | measured | limit | | behind it |",
+        "|---|---|---|---|---|",
+        *("| " + " | ".join(cells(row)) + " |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

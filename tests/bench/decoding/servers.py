@@ -1,0 +1,128 @@
+"""Our engine as the daemon runs it, and `llama_cpp.server`, behind one interface: answers at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from edge_node.backends.backend import BackendRequest
+from edge_node.backends.engine.backend import EngineBackend
+from edge_node.config.schema import EngineConfig
+from edge_node.deploy.prepare.llama import cached_wheel
+from edge_node.deploy.prepare.places import find_places
+from router.types import Message, Request, Sampling, Target
+
+from ...ports import free_port
+from ..environment import make_environment
+
+START_S = 120.0
+GREEDY = Sampling(temperature=0.0)
+_LOCK = Path(__file__).with_name("requirements-llama-server.txt")
+
+
+class Client:
+    """Something that answers prompts."""
+
+    async def run(self, prompts: Sequence[str], tokens: int) -> float:
+        """Return tokens/s of the answers to all prompts together, each of at most `tokens`."""
+        started = time.perf_counter()
+        made = await asyncio.gather(*(self.answer(prompt, tokens) for prompt in prompts))
+        return sum(made) / (time.perf_counter() - started)
+
+    async def answer(self, prompt: str, tokens: int) -> int:
+        """Return the number of tokens made."""
+        raise NotImplementedError
+
+
+class OurEngine(Client):
+    """The daemon's backend: child process, frames, Chunks."""
+
+    def __init__(self, backend: EngineBackend) -> None:
+        self._backend = backend
+
+    async def answer(self, prompt: str, tokens: int) -> int:
+        request = Request(kind="completion", model="small", prompts=(prompt,), max_tokens=tokens, sampling=GREEDY)
+        return sum([chunk.tokens async for chunk in self._backend.generate(_call(request))])
+
+    async def first_token_s(self, messages: tuple[Message, ...]) -> float:
+        """Return the seconds to the first token of a chat."""
+        request = Request(kind="chat", model="small", messages=messages, max_tokens=1, sampling=GREEDY)
+        started = time.perf_counter()
+        first_s = 0.0
+        async for chunk in self._backend.generate(_call(request)):
+            if chunk.tokens and not first_s:
+                first_s = time.perf_counter() - started
+        return first_s
+
+
+class LlamaServer(Client):
+    """`python -m llama_cpp.server`."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def answer(self, prompt: str, tokens: int) -> int:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0.0}
+        async with self._session.post(self._url, json=body) as response:
+            answer = msgspec.json.decode(await response.read())
+            return int(answer["usage"]["completion_tokens"])
+
+
+@contextlib.asynccontextmanager
+async def our_engine(path: Path, config: EngineConfig) -> AsyncIterator[OurEngine]:
+    """Run the engine in its child process."""
+    backend = EngineBackend(path, config)
+    await backend.start()
+    try:
+        await backend.ready(asyncio.get_running_loop().time() + START_S)
+        yield OurEngine(backend)
+    finally:
+        await backend.close()
+
+
+@contextlib.asynccontextmanager
+async def llama_server(path: Path, threads: int) -> AsyncIterator[LlamaServer]:
+    """Run llama_cpp.server on the same compiled llama.cpp, in an environment of its own, which is made if missing."""
+    wheel = cached_wheel(find_places(os.environ), os.environ)
+    assert wheel is not None, "the engine's wheel: make setup"
+    python = make_environment(".venv-llama-server", _LOCK, wheel) / "python"
+    port = free_port()
+    words = [f"--n_threads={threads}", f"--n_threads_batch={threads}", "--n_ctx=2048", f"--port={port}"]
+    server = subprocess.Popen(  # noqa: ASYNC220
+        [python, "-m", "llama_cpp.server", f"--model={path}", *words, "--verbose=False", "--interrupt_requests=False"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(START_S)) as session:
+            await _reachable(session, f"http://127.0.0.1:{port}/v1/models", server)
+            yield LlamaServer(session, f"http://127.0.0.1:{port}/v1/completions")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _call(request: Request) -> BackendRequest:
+    target = Target(name="small", at="edge", model="small")
+    deadline = asyncio.get_running_loop().time() + START_S
+    return BackendRequest(id="bench", request=request, target=target, deadline=deadline)
+
+
+async def _reachable(session: aiohttp.ClientSession, url: str, server: subprocess.Popen[bytes]) -> None:
+    deadline = asyncio.get_running_loop().time() + START_S
+    while server.poll() is None and asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with session.get(url) as response:
+                if response.status == 200:
+                    return
+        await asyncio.sleep(0.1)
+    raise RuntimeError("llama_cpp.server did not start")

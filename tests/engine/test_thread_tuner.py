@@ -1,0 +1,70 @@
+"""The number of decoding threads follows what the steps cost, and finding it costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from models.llama_cpp.scheduling.thread_tuner import ThreadTuner
+
+Cost = Callable[[int], float]
+
+
+def run(tuner: ThreadTuner, cost: Cost, seconds: float, rows: int = 1) -> float:
+    """Take steps for `seconds`; return the share of the time that the best count would not have needed."""
+    spent = needed = 0.0
+    cheapest = min(map(cost, (1, 2, 4, 6)))
+    while spent < seconds:
+        step_s = cost(tuner.threads)
+        spent += step_s
+        needed += cheapest
+        tuner.record(rows, step_s / rows, step_s)
+    return 1 - needed / spent
+
+
+def helps(threads: int) -> float:
+    return 0.04 / threads
+
+
+def hurts(threads: int) -> float:
+    """A thread waits for its core: what a busy machine does."""
+    return 0.0002 if threads == 1 else 0.01 * threads
+
+
+def test_cores_that_help_are_used() -> None:
+    tuner = ThreadTuner(1, 6)
+    run(tuner, helps, 20)
+    assert run(tuner, helps, 60) < 0.05
+
+
+def test_trying_costs_little_where_threads_hurt() -> None:
+    assert run(ThreadTuner(1, 6), hurts, 100) < 0.03
+
+
+def test_threads_leave_when_load_arrives_and_return_when_it_ends() -> None:
+    tuner = ThreadTuner(1, 2)
+    run(tuner, helps, 10)
+    run(tuner, hurts, 15)
+    assert run(tuner, hurts, 60) < 0.03
+    run(tuner, helps, 60)
+    assert tuner.threads == 2
+
+
+def test_a_gain_of_nothing_keeps_one_thread() -> None:
+    tuner = ThreadTuner(2, 2)
+    run(tuner, lambda threads: 0.04, 5)
+    assert run(tuner, lambda threads: 0.04 * threads, 60) < 0.03
+
+
+def test_steps_of_other_sizes_are_not_compared() -> None:
+    """Each change of the batch ends the trial: the count stays."""
+    tuner = ThreadTuner(1, 2)
+    for step in range(1000):
+        rows = 1 + step % 2
+        tuner.record(rows, 0.01, 0.01 * rows)
+        assert tuner.threads == 1
+
+
+def test_a_fixed_count_stays() -> None:
+    tuner = ThreadTuner(3, 1)
+    run(tuner, helps, 10)
+    assert tuner.threads == 3
