@@ -18,10 +18,10 @@ from ..train.signals.optimizers import Array64, fit_logistic
 from .label import LabelledAnswer
 
 FOLDS = 5
-AXES = 32  # of the encoder's vectors; some hundreds of rows tell no more apart
-_VECTOR_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-_STRUCTURE_SHARE = 0.1  # penalty of a structural feature, relative to the one of a coordinate of the vector
-_HANDOFF_RIDGES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)
+ROWS_PER_AXIS, MOST_AXES = 50, 64  # of the encoder's vectors: fewer rows tell fewer apart
+_QUALITY_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_HANDOFF_RIDGES = (0.01, 0.1, 1.0, 10.0, 1000.0)  # the last one leaves `edge.quality` alone
+_FREE = 1e-6  # penalty of `edge.quality` as an input of a handoff
 _EVEN = 1e-9
 
 Indices = NDArray[np.int64]
@@ -75,18 +75,15 @@ def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
     """Fit `edge.quality`, then the confidence after each number of `tokens` with `edge.quality` as an input."""
     axes = _axes(rows.inputs)
     reduced = rows.inputs @ axes
-    shapes = [
-        [ridge * _STRUCTURE_SHARE] * STRUCTURE + [ridge] * (axes.shape[1] - STRUCTURE) for ridge in _VECTOR_RIDGES
-    ]
+    shapes = [[ridge] * axes.shape[1] for ridge in _QUALITY_RIDGES]
     folds = folds_of(rows.strata, seed)
     quality, unseen = _fit_best(reduced, rows.enough, shapes, folds)
     quality = LinearLogit(tuple((axes @ np.array(quality.weights)).tolist()), quality.bias)
     stages, stages_unseen = [], []
     for count in tokens:
         inputs = stage_inputs(rows, count, unseen)
-        logit, predicted = _fit_best(
-            inputs, rows.enough, [[ridge] * inputs.shape[1] for ridge in _HANDOFF_RIDGES], folds
-        )
+        shapes = [[ridge] * (inputs.shape[1] - 1) + [_FREE] for ridge in _HANDOFF_RIDGES]
+        logit, predicted = _fit_best(inputs, rows.enough, shapes, folds)
         stages.append(PairStage(count, logit))
         stages_unseen.append(predicted)
     return PairFit(quality, tuple(stages), unseen, tuple(stages_unseen))
@@ -139,18 +136,29 @@ def _axes(inputs: Array64) -> Array64:
     """Return what maps inputs to the structural ones and the leading principal axes of the vector: [inputs, fewer]."""
     vectors = inputs[:, STRUCTURE:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
-    axes = np.zeros((inputs.shape[1], STRUCTURE + min(AXES, len(directions))))
+    count = min(max(1, len(inputs) // ROWS_PER_AXIS), MOST_AXES, len(directions))
+    axes = np.zeros((inputs.shape[1], STRUCTURE + count))
     axes[:STRUCTURE, :STRUCTURE] = np.eye(STRUCTURE)
-    axes[STRUCTURE:, STRUCTURE:] = directions[:AXES].T
+    axes[STRUCTURE:, STRUCTURE:] = directions[:count].T
     return axes
 
 
 def _fit_best(
     inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[Sequence[float]], folds: Sequence[Indices]
 ) -> tuple[LinearLogit, Array64]:
-    """Fit with the penalties that predict unseen rows best; return those predictions too."""
+    """Fit with one of the penalties, and return the predictions of unseen rows too.
+
+    The choice is the largest penalty that is within one standard error of the one that predicts unseen rows best
+    (Breiman et al. 1984): a few hundred rows rarely tell more.
+
+    Args:
+        ridges: penalties of the inputs, ascending.
+    """
     candidates = [_unseen(inputs, truth, ridge, folds) for ridge in ridges]
-    best = min(range(len(ridges)), key=lambda index: _log_loss(candidates[index], truth))
+    losses = np.stack([_log_losses(candidate, truth) for candidate in candidates])
+    excess = losses - losses[losses.mean(axis=1).argmin()]
+    within = excess.mean(axis=1) <= excess.std(axis=1) / len(truth) ** 0.5
+    best = int(np.flatnonzero(within).max())
     unseen = candidates[best]
     # Platt 1999: penalties pull probabilities to the mean; a slope and an offset undo that.
     odds = np.log(unseen / (1 - unseen))
@@ -172,5 +180,6 @@ def _unseen(inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[float], 
     return np.clip(predicted, 1e-4, 1 - 1e-4)
 
 
-def _log_loss(predicted: Array64, truth: NDArray[np.bool_]) -> float:
-    return float(-np.log(np.where(truth, predicted, 1 - predicted)).mean())
+def _log_losses(predicted: Array64, truth: NDArray[np.bool_]) -> Array64:
+    losses: Array64 = -np.log(np.where(truth, predicted, 1 - predicted))
+    return losses
