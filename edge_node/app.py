@@ -247,6 +247,7 @@ def build(
         tracing=parts.tracing,
         more_paths={**console.paths(), **parts.jobs.paths()},
         more_prefixes=parts.jobs.prefixes(),
+        as_job=parts.jobs.as_job,
     )
     app = App(config, parts, api, SystemdNotifier(environ), state_folder)
     return app

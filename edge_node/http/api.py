@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"})
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
 _encoder = msgspec.json.Encoder()
 _random = random.Random(os.urandom(32))
 
@@ -68,6 +69,7 @@ class Api:
     Args:
         more_paths: methods and handler of further paths, such as the console's.
         more_prefixes: prefix, methods and handler of further paths.
+        as_job: answers a request with the header `Prefer`; None where that asks for nothing.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Api:
         tracing: RequestTracer | None = None,
         more_paths: Mapping[str, tuple[str, Handler]] = {},
         more_prefixes: Sequence[tuple[str, str, Handler]] = (),
+        as_job: AsJob | None = None,
     ) -> None:
         self._service = service
         self._reader = reader
@@ -92,6 +95,7 @@ class Api:
         self._clock = clock
         self._readiness = readiness
         self._tracing = tracing
+        self._as_job = as_job
         self._started = int(clock.unix())
         self._paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
@@ -143,6 +147,10 @@ class Api:
 
     async def _answer(self, kind: Endpoint, http: web.BaseRequest) -> web.StreamResponse:
         arrived = self._clock.monotonic()
+        if "Prefer" in http.headers and self._as_job is not None:
+            response = await self._as_job(kind, http)
+            if response is not None:
+                return response
         parsed = await self._reader.request(http, kind)
         request, decision_id = parsed.request, new_decision_id()
         traceparent, trace = self._traced(request, http)

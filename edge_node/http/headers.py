@@ -11,6 +11,7 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
     "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
+    "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
     "Idempotency-Key": "of a job: the same request with the same key is the same job",
     "traceparent": "W3C trace context of the client",
 }
@@ -30,5 +31,6 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-modalities": "what became of the sounds and pictures that the target got as text, such as "
     "`audio=ok,image=timeout`: `ok`, `timeout` or `failed`",
     "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
+    "Preference-Applied": "`respond-async`: the request was taken as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 
@@ -10,7 +11,7 @@ from aiohttp import hdrs, web
 
 from router.decision.attempts import no_route
 from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull, UnsupportedFeature
-from router.jobs.submission import Priority, key_digest, parse_job_request, split_body
+from router.jobs.submission import Endpoint, Priority, key_digest, parse_job_request, split_body
 from router.openai import check_media_type, error_event
 from router.types import RoutingHints
 
@@ -19,14 +20,17 @@ from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from .entry import PATH
+from .errors import JobFailed
 from .events import EventReader, read_last_id
 from .record import EdgeJob, EdgeJobFields, EdgeJobView, edge_job_view
 from .runner import JobRunner
 from .store import JobStore
+from .tables import Accepted
 
 _PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 _MOST_LISTED = 100
 _MOST_FOLLOWERS = 64
+_POLL_S = 1.0
 _encoder = msgspec.json.Encoder()
 
 
@@ -55,27 +59,72 @@ class JobApi:
 
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
         """POST /v1/jobs"""
+        return self._accepted(await self._accept(http))
+
+    async def respond_async(self, http: web.BaseRequest, endpoint: Endpoint, wait_s: float) -> web.StreamResponse:
+        """Take a plain request as a job: its answer if that comes within `wait_s`, else 202 with the job.
+
+        Raises JobFailed with the error of a job that ends within that time.
+        """
+        accepted = await self._accept(http, endpoint)
+        job, result = await self._settled(accepted.job, wait_s)
+        if not job.has_ended:
+            return self._accepted(msgspec.structs.replace(accepted, job=job), {"Preference-Applied": "respond-async"})
+        if not result:
+            raise JobFailed(job.state.value, job.error)
+        headers = {
+            "x-causeway-decision": job.decision,
+            "x-causeway-route": job.route,
+            "x-causeway-cache": job.cache,
+            "x-request-id": job.decision,
+            "Preference-Applied": "respond-async",
+        }
+        return web.Response(body=result, headers={"Content-Type": JSON, "Server": SERVER, **headers})
+
+    async def _settled(self, job: EdgeJob, wait_s: float) -> tuple[EdgeJob, bytes]:
+        """Wait for the end of a job, at most so long."""
+        until = asyncio.get_running_loop().time() + wait_s
+        while True:
+            job, result = await self._store.get(job.id, job.owner)
+            left_s = until - asyncio.get_running_loop().time()
+            if job.has_ended or left_s <= 0.0:
+                return job, result
+            await self._runner.feed.change(min(left_s, _POLL_S))
+
+    async def _accept(self, http: web.BaseRequest, endpoint: Endpoint | None = None) -> Accepted:
         headers = http.headers
         hints = routing_hints(headers, self._reader.caller(http))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         key = key_digest(headers.get("idempotency-key", ""))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
-        job, plain = await self._job(body, hints, _priority(headers), key)
+        job, plain = await self._job(body, hints, _priority(headers), key, endpoint)
         accepted = await self._store.accept(job, plain)
         if not accepted.known:
             self._runner.wake()
+        return accepted
+
+    def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
-        return self._response(accepted.job, status=202, headers={"Location": f"{PATH}/{accepted.job.id}"} | replayed)
+        located = {"Location": f"{PATH}/{accepted.job.id}", **replayed, **headers}
+        return self._response(accepted.job, status=202, headers=located)
 
     async def _job(
-        self, body: bytes, hints: RoutingHints, priority: Priority | None, key: str
+        self, body: bytes, hints: RoutingHints, priority: Priority | None, key: str, endpoint: Endpoint | None
     ) -> tuple[EdgeJob, bytes]:
-        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute."""
+        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
+
+        `endpoint`: of a plain request, which may not be streamed; None: the body names it.
+        """
         fields, plain = split_body(body, EdgeJobFields)
+        if endpoint is not None:
+            fields = msgspec.structs.replace(fields, endpoint=endpoint)
         if fields.webhook:
             raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
         request = parse_job_request(fields.endpoint, plain, hints)
+        if endpoint is not None and request.stream:
+            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
+            raise InvalidRequest(message, param="stream")
         decision = await self._service.preview(request)
         if not decision.attempts:
             raise no_route(decision)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import anyio.abc
 from aiohttp import web
 
 from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound
+from router.jobs.submission import Endpoint
 
 if TYPE_CHECKING:
     from .api import JobApi
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 PATH = "/v1/jobs"
 FILE = "jobs-1.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_LONGEST_WAIT_S = 300.0
+_WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
 Parts = Callable[[Path], "tuple[JobStore, JobRunner, JobApi]"]
 
 
@@ -47,6 +52,21 @@ class JobEntry:
     def prefixes(self) -> tuple[tuple[str, str, Handler], ...]:
         """Prefix, methods and handler of the paths with one."""
         return ((PATH + "/", "GET, POST, DELETE", self._job),)
+
+    async def as_job(self, kind: str, http: web.BaseRequest) -> web.StreamResponse | None:
+        """Take a request with `Prefer: respond-async` as a job; None: it does not ask for that, or it is not possible.
+
+        Raises CausewayError: what is wrong with the request, or how the job ended.
+        """
+        wait_s = wait_of(http.headers.getall("Prefer", ()))
+        endpoint = _ENDPOINTS.get(kind)
+        if wait_s is None or endpoint is None:
+            return None
+        try:
+            api = await self._open()
+        except JobStoreUnavailable:
+            return None  # a preference may be ignored
+        return await api.respond_async(http, endpoint, wait_s)
 
     @property
     def stats(self) -> OutboxStats | None:
@@ -108,3 +128,15 @@ class JobEntry:
             await self._store.open()
             self._opened = True
         return self._api
+
+
+def wait_of(headers: Iterable[str]) -> float | None:
+    """Return the seconds that a client waits before it wants a job (RFC 7240); None: it wants none.
+
+    Without `wait` that is 0. Other preferences are ignored, as the RFC requires.
+    """
+    preferences = [part.strip() for header in headers for part in header.split(",")]
+    if not any(part.partition(";")[0].strip().lower() == "respond-async" for part in preferences):
+        return None
+    waits = [float(match[1]) for part in preferences if (match := _WAIT.fullmatch(part))]
+    return min(waits[0], _LONGEST_WAIT_S) if waits else 0.0

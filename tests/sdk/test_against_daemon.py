@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway import AsyncCauseway, Causeway, CausewayAPIError, Usage
+from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Usage
 from edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import Box, running
 from tests.edge.scripted import until
@@ -125,3 +125,25 @@ async def test_embeddings_and_completions(box: Box, causeway: AsyncCauseway) -> 
     assert vectors.vectors == ((3.0, 1.0),)
     assert vectors.decision.route == "edge"
     assert (await causeway.complete("hello")).text == "edge says so"
+
+
+async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncCauseway) -> None:
+    """The same key is the same job, and each ends with its answer."""
+    first = await causeway.submit("hello", key="k1", priority="interactive", deadline_s=60)
+    assert (await causeway.submit("hello", key="k1", priority="interactive", deadline_s=60)).id == first.id
+    second = await causeway.submit("hello", tags=["edge"])
+    found = {job.id: job async for job in causeway.results([first, second.id], timeout_s=60)}
+    assert found.keys() == {first.id, second.id}
+    answer = found[first.id].answer
+    assert answer is not None
+    assert (answer.text, answer.decision.route) == ("edge says so", "edge")
+    assert [job.id for job in await causeway.jobs(limit=1)] == [second.id]
+    late = await causeway.submit("hello", not_before_s=3600)
+    with pytest.raises(CausewayTimeout):
+        await causeway.wait(late, timeout_s=0)
+    assert (await causeway.cancel(late)).status == "cancelled"
+    assert (await causeway.wait(late)).ended
+    await causeway.purge(late)
+    with pytest.raises(CausewayAPIError) as refused:
+        await causeway.job(late.id)
+    assert refused.value.status == 404

@@ -129,7 +129,7 @@ class CloudBackend:
         )
         with self._guarded(call, streams=streams):
             if call.job is not None and self._now() >= self._no_jobs_until:
-                answer = await self._answer_of_job(call, call.job, body)
+                answer = await self._answer_of_job(call, call.job)
                 if answer is not None:
                     for chunk in decode_answer(answer):
                         yield chunk
@@ -155,14 +155,18 @@ class CloudBackend:
         with self._guarded(call, streams=False):
             return decode_embeddings(await self._fetch(call, body))
 
-    async def _answer_of_job(self, call: BackendRequest, job: JobTerms, body: bytes) -> bytes | None:
+    async def _answer_of_job(self, call: BackendRequest, job: JobTerms) -> bytes | None:
         """Send the request as a job, and wait for its answer. None: this server has no jobs."""
         if not await job.pin(call.target.name):
             raise ClientGone("the job was cancelled")
         url = URL(self._config.url + "/jobs")
         headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
-        endpoint = "/v1" + _PATHS[call.request.kind]
-        response = await self._send(call, "POST", url, call.deadline, body=as_job(body, endpoint), headers=headers)
+        resume = split_token(call.request.resume)[1]
+        body = as_job(
+            encode_request(call.request, call.target.model, stream=False, resume=resume),
+            "/v1" + _PATHS[call.request.kind],
+        )
+        response = await self._send(call, "POST", url, call.deadline, body=body, headers=headers)
         if response.status in NO_JOBS:
             await check_no_jobs(response, call)
             self._no_jobs_until = self._now() + _NO_JOBS_S

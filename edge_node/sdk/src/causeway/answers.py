@@ -132,5 +132,30 @@ class Model:
     owned_by: str = ""
 
 
+@dataclass(frozen=True)
+class Job:
+    """A request that was accepted, and is answered later.
+
+    Attributes:
+        id: The job's id.
+        status: ``queued``, ``waiting``, ``running``, ``succeeded``, ``failed``, ``dead``, ``cancelled`` or ``expired``.
+        answer: The answer of a job that succeeded.
+        error: The message of a job that ended without an answer.
+        code: The code of that error.
+        attempts: Runs that were attempts, with the one that succeeded.
+    """
+
+    id: str
+    status: str
+    answer: Answer | None = None
+    error: str = ""
+    code: str = ""
+    attempts: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("succeeded", "failed", "dead", "cancelled", "expired")
+
+
 Chunks = Generator[Chunk, None, None]
 AsyncChunks = AsyncGenerator[Chunk, None]

@@ -20,6 +20,7 @@ from .errors import (
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 GRACE_S = 1.0  # past a deadline: the device's own error says more than ours
+POLL_S, LONGEST_POLL_S = 0.1, 2.0  # between looks at a job
 _RETRIED_STATUSES = frozenset({429, 503})
 
 Sleep = Callable[[float], None]
@@ -63,6 +64,13 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
         uds, url = url.removeprefix("unix://"), "http://causeway"
     url = url.rstrip("/").removesuffix("/v1")  # the base_url of an OpenAI client works too
     return Address(url, uds, headers, connect_timeout_s, timeout_s)
+
+
+def is_away(error: CausewayError) -> bool:
+    """Whether the device does not answer now and may in a moment, such as one that restarts."""
+    if isinstance(error, CausewayAPIError):
+        return error.status in _RETRIED_STATUSES
+    return isinstance(error, (CausewayUnreachable, CausewayConnectionBroken))
 
 
 class Deadline:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import httpx
 
-from .answers import Answer, Choice, Chunk, Decision, Embeddings, Model, ToolCall, ToolCallDelta, Usage
+from .answers import Answer, Choice, Chunk, Decision, Embeddings, Job, Model, ToolCall, ToolCallDelta, Usage
 from .errors import CausewayAPIError
 from .request import JSON
 
@@ -43,9 +43,33 @@ def decode_error(response: httpx.Response) -> CausewayAPIError:
 
 
 def decode_answer(response: httpx.Response, total_s: float) -> Answer:
-    document = decode_json(response.content)
+    return _answer(decode_json(response.content), decode_decision(response.headers), total_s)
+
+
+def decode_job(document: JSON) -> Job:
+    """A job of the device or of the gateway."""
+    result, error = _dict(document.get("result")), _dict(document.get("error"))
+    route, decision = _text(document.get("route")), _text(document.get("decision"))
+    attempts = document.get("attempts")
+    return Job(
+        id=_text(document.get("id")),
+        status=_text(document.get("status")),
+        answer=_answer(result, Decision(id=decision, route=route, cache=_text(document.get("cache"))))
+        if result
+        else None,
+        error=_text(error.get("message")),
+        code=_text(error.get("code")),
+        attempts=attempts if isinstance(attempts, int) else 0,
+    )
+
+
+def decode_jobs(response: httpx.Response) -> list[Job]:
+    return [decode_job(_dict(row)) for row in _list(decode_json(response.content).get("data"))]
+
+
+def _answer(document: JSON, decision: Decision, total_s: float = 0.0) -> Answer:
     return Answer(
-        decision=decode_decision(response.headers),
+        decision=decision,
         choices=tuple(_choice(_dict(choice)) for choice in _list(document.get("choices"))),
         usage=_usage(document.get("usage")) or Usage(),
         model=_text(document.get("model")),

@@ -51,16 +51,18 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Request:
-    """`body` None: a GET. `hints` go into the body's ``causeway`` object."""
+    """`hints` go into the body's ``causeway`` object. `verb` "": GET without a body, else POST."""
 
     path: str
     body: JSON | None = None
     hints: JSON = field(default_factory=dict)
     deadline_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    verb: str = ""
 
     @property
     def method(self) -> str:
-        return "GET" if self.body is None else "POST"
+        return self.verb or ("GET" if self.body is None else "POST")
 
     def content(self, left_s: float | None) -> bytes | None:
         """The body's bytes. `left_s` is what is left of the deadline, in seconds."""
@@ -89,3 +91,16 @@ def build_request(path: str, content: JSON, options: RequestOptions, *, stream: 
 def build_chat_request(path: str, messages: Messages, options: RequestOptions, *, stream: bool = False) -> Request:
     turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(turn) for turn in messages]
     return build_request(path, {"messages": turns}, options, stream=stream)
+
+
+def build_job_request(
+    messages: Messages, options: RequestOptions, priority: str, not_before_s: float, key: str
+) -> Request:
+    """A submission. Its body is the same at each try, because it is compared under the key."""
+    request = build_chat_request("/v1/jobs", messages, options)
+    fields: dict[str, object] = {**(request.body or {}), "priority": priority}
+    if request.deadline_s is not None:
+        fields["deadline_ms"] = max(1, int(request.deadline_s * 1000))
+    if not_before_s > 0:
+        fields["not_before_ms"] = int(not_before_s * 1000)
+    return Request("/v1/jobs", fields, request.hints, headers={"Idempotency-Key": key})

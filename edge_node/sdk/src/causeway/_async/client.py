@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 import httpx
 
-from ..answers import Answer, AsyncChunks, Chunk, Decision, Embeddings, Model
-from ..connection import Address, AsyncSleep, Deadline, async_sleep, resolve_address, retry_pause_s
+from ..answers import Answer, AsyncChunks, Chunk, Decision, Embeddings, Job, Model
+from ..connection import (
+    LONGEST_POLL_S,
+    POLL_S,
+    Address,
+    AsyncSleep,
+    Deadline,
+    async_sleep,
+    is_away,
+    resolve_address,
+    retry_pause_s,
+)
 from ..decoding import (
     StreamDecoder,
     decode_answer,
     decode_embeddings,
     decode_error,
+    decode_job,
+    decode_jobs,
     decode_json,
     decode_models,
 )
-from ..errors import CausewayAPIError, CausewayConnectionBroken
-from ..request import JSON, Messages, Request, RequestOptions, build_chat_request, build_request
+from ..errors import CausewayAPIError, CausewayConnectionBroken, CausewayError, CausewayTimeout
+from ..request import (
+    JSON,
+    Messages,
+    Request,
+    RequestOptions,
+    build_chat_request,
+    build_job_request,
+    build_request,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -220,6 +241,113 @@ class AsyncCauseway:
         """
         return decode_models(await self._fetch(Request("/v1/models")))
 
+    # --- jobs --------------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        messages: Messages,
+        *,
+        priority: Literal["interactive", "standard", "bulk"] = "standard",
+        not_before_s: float = 0.0,
+        key: str = "",
+        **options: Unpack[RequestOptions],
+    ) -> Job:
+        """Hand over a chat request that may be answered later (``POST /v1/jobs``).
+
+        When this returns, the job is on the device's disk, also without a network.
+
+        Args:
+            messages: A text, or OpenAI's list of messages.
+            priority: ``interactive`` jobs go first, ``bulk`` jobs last.
+            not_before_s: Seconds that the job shall wait at least; devices only.
+            key: Idempotency key: the same submission with the same key is the same job. Default: a new one.
+            **options: See `RequestOptions`; `deadline_s` is the job's.
+
+        Returns:
+            The job, to be given to `wait` or `results`.
+        """
+        request = build_job_request(messages, options, priority, not_before_s, key or uuid.uuid4().hex)
+        return decode_job(decode_json((await self._fetch(request)).content))
+
+    async def job(self, job_id: str) -> Job:
+        """Read a job, with its answer if it has one (``GET /v1/jobs/{id}``)."""
+        return decode_job(decode_json((await self._fetch(Request(f"/v1/jobs/{job_id}"))).content))
+
+    async def jobs(self, *, limit: int = 20, after: str = "") -> list[Job]:
+        """List this client's jobs, newest first (``GET /v1/jobs``).
+
+        Args:
+            limit: At most so many, up to 100.
+            after: The id of the last job of the page before.
+        """
+        page = f"?limit={limit}" + (f"&after={after}" if after else "")
+        return decode_jobs(await self._fetch(Request("/v1/jobs" + page)))
+
+    async def wait(self, job: Job | str, *, timeout_s: float | None = None) -> Job:
+        """Wait until a job has ended, also while the device restarts.
+
+        Args:
+            job: The job or its id.
+            timeout_s: Seconds to wait; None: until it has ended.
+
+        Returns:
+            The job as it ended: look at `status` before `answer`.
+
+        Raises:
+            CausewayTimeout: It has not ended within `timeout_s`.
+        """
+        async for ended in self.results([job], timeout_s=timeout_s):
+            return ended
+        raise CausewayTimeout("the job has not ended in time")
+
+    async def results(self, jobs: Sequence[Job | str], *, timeout_s: float | None = None) -> AsyncIterator[Job]:
+        """Yield each of the jobs when it has ended, in the order in which they end.
+
+        Args:
+            jobs: The jobs or their ids.
+            timeout_s: Seconds to wait for all of them together; None: until the last has ended.
+
+        Raises:
+            CausewayTimeout: Some have not ended within `timeout_s`.
+        """
+        left = [job if isinstance(job, str) else job.id for job in jobs]
+        deadline = Deadline(timeout_s, self._clock)
+        pause_s = POLL_S
+        while left:
+            for job_id in list(left):
+                try:
+                    job = await self.job(job_id)
+                except CausewayError as error:
+                    if not is_away(error):
+                        raise
+                    break
+                if job.ended:
+                    left.remove(job_id)
+                    pause_s = POLL_S
+                    yield job
+            left_s = deadline.left_s()
+            if left and left_s is not None and left_s <= 0.0:
+                raise CausewayTimeout(f"{len(left)} jobs have not ended in time")
+            if left:
+                await self._sleep(pause_s if left_s is None else min(pause_s, left_s))
+                pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+
+    async def cancel(self, job: Job | str) -> Job:
+        """Cancel a job that has not ended (``DELETE /v1/jobs/{id}``)."""
+        return await self._change_job("", "DELETE", job)
+
+    async def retry(self, job: Job | str) -> Job:
+        """Queue a dead letter of a device again (``POST /v1/jobs/{id}/retry``)."""
+        return await self._change_job("/retry", "POST", job)
+
+    async def purge(self, job: Job | str) -> Job:
+        """Delete a job of a device that has ended, with its answer (``POST /v1/jobs/{id}/purge``)."""
+        return await self._change_job("/purge", "POST", job)
+
+    async def _change_job(self, part: str, verb: str, job: Job | str) -> Job:
+        job_id = job if isinstance(job, str) else job.id
+        return decode_job(decode_json((await self._fetch(Request(f"/v1/jobs/{job_id}{part}", verb=verb))).content))
+
     async def close(self) -> None:
         """Close all connections."""
         await self._client.aclose()
@@ -267,7 +395,11 @@ class AsyncCauseway:
 
     async def _send(self, request: Request, left_s: float | None) -> httpx.Response:
         wire = self._client.build_request(
-            request.method, request.path, content=request.content(left_s), timeout=self._address.timeout(left_s)
+            request.method,
+            request.path,
+            content=request.content(left_s),
+            headers=dict(request.headers),
+            timeout=self._address.timeout(left_s),
         )
         try:
             response = await self._client.send(wire, stream=True)
