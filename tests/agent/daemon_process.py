@@ -14,7 +14,8 @@ from edge_node.config.schema import load_config
 
 from .fleet import Member, Publisher
 
-TRIAL = TrialSettings(least_s=0.5, least_requests=5, longest_s=3600.0, poll_s=0.1)
+# The latency of a busy machine is not judged; test_trial has that.
+TRIAL = TrialSettings(least_s=0.5, least_requests=5, longest_s=3600.0, poll_s=0.1, latency_margin=1.0)
 
 
 def main() -> None:

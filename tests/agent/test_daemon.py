@@ -23,7 +23,8 @@ from .fleet import FACTORY, Member, Publisher
 
 pytestmark = pytest.mark.slow
 
-TRIAL = TrialSettings(least_s=0.1, least_requests=5, longest_s=3600.0, poll_s=0.05)
+# The latency of a busy machine is not judged; test_trial has that.
+TRIAL = TrialSettings(least_s=0.1, least_requests=5, longest_s=3600.0, poll_s=0.05, latency_margin=1.0)
 
 
 @asynccontextmanager
@@ -57,7 +58,7 @@ async def ask(app: App) -> tuple[int, str]:
 async def wait_for(app: App, state: BoxState, running: str | None) -> None:
     agent = app.parts.agent
     assert agent is not None
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(120.0):
         while (agent.state, agent.running) != (state, running):  # noqa: ASYNC110 -- nothing tells of both
             await asyncio.sleep(0.02)
 

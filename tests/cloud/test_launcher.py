@@ -34,10 +34,11 @@ pytestmark = pytest.mark.slow
 
 # Ready at once; leaves a child and a shared memory region behind when it is killed, as Triton does.
 SERVER = """
-import http.server, pathlib, signal, subprocess, sys
+import subprocess  # the child first: the launcher waits for it, and a busy machine imports slowly
+child = subprocess.Popen(["sleep", "600"])
+import http.server, pathlib, signal, sys
 port, region = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 region.touch()
-child = subprocess.Popen(["sleep", "600"])
 def end(*_):
     child.kill(); region.unlink(); sys.exit(0)
 signal.signal(signal.SIGTERM, end)
@@ -76,7 +77,7 @@ class Bed:
         self.ready_lines: list[str] = []
         self.logged: list[str] = []
         self.launcher = Launcher(
-            argv or [sys.executable, str(script), str(self.ports.http), str(self.region)],
+            argv or [sys.executable, "-S", str(script), str(self.ports.http), str(self.region)],
             os.environ,
             self.ports,
             memory_prefix=self.prefix,

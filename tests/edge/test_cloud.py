@@ -58,7 +58,7 @@ class AheadClock:
 async def connected(
     url: str, *, now: Callable[[], float] = time.monotonic, **more: object
 ) -> AsyncIterator[CloudBackend]:
-    config = CloudConfig(url=url, connect_timeout_s=0.3, first_token_timeout_s=0.15, timeout_s=0.4, **more)  # type: ignore[arg-type]
+    config = CloudConfig(url=url, connect_timeout_s=30.0, first_token_timeout_s=0.15, timeout_s=0.4, **more)  # type: ignore[arg-type]
     backend = CloudBackend(config, breaker=Breaker(failures=3, open_s=60.0), now=now)
     await backend.start()
     try:
@@ -82,7 +82,7 @@ async def serving(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def call(
-    *, stream: bool = False, confidence_tokens: int = 0, time_s: float = 5.0, first_s: float = 0.15
+    *, stream: bool = False, confidence_tokens: int = 0, time_s: float = 60.0, first_s: float = 60.0
 ) -> BackendRequest:
     now = asyncio.get_running_loop().time()
     request = Request(kind="chat", model="auto", messages=(Message("user", "hi"),), stream=stream)
@@ -139,8 +139,9 @@ async def test_every_fault_has_its_error(
     """And the server's work has ended."""
     cloud.fault = fault
     async with connected(cloud.url) as backend:
+        late = call(stream=stream, time_s=0.3, first_s=0.15)
         with pytest.raises(kind) as caught:
-            await answer_of(backend, call(stream=stream, time_s=0.3 if kind is CloudTimeout else 30.0))
+            await answer_of(backend, late if kind is CloudTimeout else call(stream=stream))
         assert type(caught.value) is kind
         assert caught.value.retryable
         await until(lambda: cloud.running == 0)
@@ -351,7 +352,7 @@ async def test_an_answer_without_an_end_is_bounded(stream: bool) -> None:
 
     async with serving(serve) as url, connected(url) as backend:
         with pytest.raises(CloudFailed, match=str(MAX_ANSWER_BYTES)):
-            await answer_of(backend, call(stream=stream, time_s=30.0, first_s=30.0))
+            await answer_of(backend, call(stream=stream))
 
 
 @pytest.mark.parametrize(
