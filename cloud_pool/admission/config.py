@@ -22,6 +22,7 @@ class TierCapacity(msgspec.Struct, frozen=True):
 
     permits: int  # of all gateways and workers
     endpoints: float  # as many as take requests
+    jobs: int = 0  # this gateway's part of the permits that jobs hold
     away: int = 0  # open calls of this process at endpoints that take no more requests
 
 

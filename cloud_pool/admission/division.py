@@ -1,8 +1,10 @@
 """A tier's permits divided between the gateways and the workers that share it. Pure.
 
-Gateways divide all permits, whether jobs run or not. No gateway gets more than its demand while another gets less
-(max-min fairness), and what no gateway demands is divided evenly. Each keeps at least half of an even part, for
-requests that arrive between two heartbeats.
+Gateways divide all permits, whether jobs run or not, but reserve those that jobs hold or may take until the next
+heartbeat, as they reserve their last ones (`permits`): a flood leaves them free from its first moment on, and
+only urgent requests and those of light tenants may wait in Triton for the end of a job. No gateway gets more than its
+demand while another gets less (max-min fairness), and what no gateway demands is divided evenly. Each keeps at least
+half of an even part, for requests that arrive between two heartbeats.
 
 Workers divide what the gateways leave, since jobs are the lowest class:
 
@@ -45,6 +47,7 @@ class PeerState(msgspec.Struct, frozen=True):
     demand: float  # permits that it could use
     running: int = 0  # requests or jobs that run or wait in it now
     lacks_capacity: bool = False  # requests wait, or first tokens are late
+    part: int = 0  # of a worker: permits that its jobs may hold from its next heartbeat on
 
 
 Peers = Mapping[str, PeerState]
@@ -63,7 +66,7 @@ class JobShare:
     def permits(self, permits: int, peers: Peers, now: float, endpoints: float = 1.0) -> int:
         """Return how many of the tier's permits are for the jobs of all workers. Call it once per heartbeat.
 
-        Where nothing is left it is 1 in two heartbeats of _TRICKLE: a part counts from its second heartbeat on.
+        Where nothing is left it is 1 in three heartbeats of _TRICKLE: a part counts from its third heartbeat on.
         """
         gateways = [peer for peer in peers.values() if peer.kind == "gateway"]
         self._demand = max(float(sum(gateway.running for gateway in gateways)), _DECAY * self._demand)
@@ -75,7 +78,7 @@ class JobShare:
         headroom = endpoints + _DEVIATIONS * math.sqrt(self._demand * endpoints) if gateways else 0.0
         left = permits - self._demand - headroom
         self._beats += 1
-        return max(int(self._beats % _TRICKLE in (0, 1)), int(left * self.value))
+        return max(int(self._beats % _TRICKLE < 3), int(left * self.value))
 
 
 def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
@@ -89,6 +92,17 @@ def gateway_permits(permits: int, peers: Peers) -> dict[str, int]:
         return dict.fromkeys(demands, 1)
     least = max(1.0, permits / (2 * len(demands)))
     return divide_permits(permits, {name: max(least, demand) for name, demand in demands.items()})
+
+
+def reserved_for_jobs(parts: Mapping[str, int], peers: Peers) -> dict[str, int]:
+    """Return how many of each gateway's permits jobs hold, or may take until the next heartbeat.
+
+    Args:
+        parts: The gateways' permits.
+        peers: Gateways and workers.
+    """
+    jobs = sum(max(peer.running, peer.part) for peer in peers.values() if peer.kind == "worker")
+    return divide_permits(min(jobs, sum(parts.values())), parts)
 
 
 def worker_permits(permits: int, peers: Peers) -> dict[str, int]:

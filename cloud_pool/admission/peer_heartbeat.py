@@ -7,9 +7,10 @@ ejected or removed. Each process tells the others its demand through Redis:
     causeway:permits:<tier>:<endpoints>   hash: peer → "<time, Redis's clock, unix s> <its PeerState as JSON>"
 
 `division` divides. Each uses the lower of its part now and its part one heartbeat before, so that a process that gains
-permits waits until the others have seen it too. One without a heartbeat for ALIVE_S counts as gone. While Redis is
-unreachable gateways divide by the last demands that they know, and each worker runs one job. Gateways without a Redis
-take all permits, as if each were alone, and only their concurrency limits find what is left.
+permits waits until the others have seen it too; a worker waits one heartbeat more, since gateways reserve the part that
+it announces. One without a heartbeat for ALIVE_S counts as gone. While Redis is unreachable gateways divide by the last
+demands that they know, and each worker runs one job. Gateways without a Redis take all permits, as if each were alone,
+and only their concurrency limits find what is left.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..balancing.capacity import PoolCapacity
 from ..redis.scripts import load_script
 from .config import TierCapacity
 from .controller import AdmissionController
-from .division import JobShare, PeerKind, Peers, PeerState, gateway_permits, worker_permits
+from .division import JobShare, PeerKind, Peers, PeerState, gateway_permits, reserved_for_jobs, worker_permits
 
 EVERY_S = 0.5
 ALIVE_S = 2.5
@@ -64,8 +65,9 @@ class _TierShare:
         self.key = ""  # of the last heartbeat
         self.peers: Peers = {}
         self.demand = 0.0
-        # Gateways serve at once; a worker waits until the gateways may have seen it.
+        # Gateways serve at once; a worker waits until the gateways have seen it.
         self.part = 0.0 if kind == "worker" else math.inf
+        self.announced = 0.0  # a worker's part in its last heartbeat
         self.endpoints = math.inf
         self.jobs = JobShare()
 
@@ -136,7 +138,8 @@ class PeerHeartbeat:
             tier.demand = max(float(admission.demand), _DEMAND_DECAY * tier.demand)
         else:
             tier.demand = _ALL if admission.wants_more else float(admission.demand)
-        own = PeerState(self._kind, round(tier.demand, 2), admission.demand, admission.lacks_capacity)
+        part = int(tier.part) if self._kind == "worker" else 0
+        own = PeerState(self._kind, round(tier.demand, 2), admission.demand, admission.lacks_capacity, part)
         tier.peers = {**tier.peers, self._name: own}
 
     async def _exchange(self, tier: _TierShare) -> None:
@@ -156,17 +159,19 @@ class PeerHeartbeat:
     def _apply(self, tier: _TierShare) -> None:
         capacity = tier.shared.capacity()
         permits = max(1, round(tier.shared.concurrency * capacity.endpoints))
-        part = self._part(tier, permits, capacity.endpoints)
-        bound, endpoints = int(min(tier.part, part)), min(tier.endpoints, capacity.endpoints)
-        tier.part, tier.endpoints = part, capacity.endpoints
-        tier.shared.admission.set_upper_bound(bound, TierCapacity(permits, endpoints, capacity.away))
+        part, jobs = self._part(tier, permits, capacity.endpoints)
+        known = tier.part if self._kind == "gateway" else min(tier.announced, tier.part)
+        bound, endpoints = int(min(known, part)), min(tier.endpoints, capacity.endpoints)
+        tier.announced, tier.part, tier.endpoints = tier.part, part, capacity.endpoints
+        tier.shared.admission.set_upper_bound(bound, TierCapacity(permits, endpoints, jobs, capacity.away))
 
-    def _part(self, tier: _TierShare, permits: int, endpoints: float) -> int:
-        """Return this process's part of the tier's permits."""
+    def _part(self, tier: _TierShare, permits: int, endpoints: float) -> tuple[int, int]:
+        """Return this process's part of the tier's permits, and how many of those jobs hold."""
         if self._kind == "gateway":
-            return gateway_permits(permits, tier.peers).get(self._name, permits)
+            parts = gateway_permits(permits, tier.peers)
+            return parts.get(self._name, permits), reserved_for_jobs(parts, tier.peers).get(self._name, 0)
         jobs = tier.jobs.permits(permits, tier.peers, self._clock(), endpoints)
-        return 1 if self.fault else worker_permits(jobs, tier.peers).get(self._name, 0)
+        return (1 if self.fault else worker_permits(jobs, tier.peers).get(self._name, 0)), 0
 
     async def _leave(self) -> None:
         try:

@@ -153,10 +153,16 @@ class PermitAllocator:
 
     # --- reserved permits and preemption -----------------------------------------------------------------------------
 
-    def reserve(self, limit: int, now: float) -> int:
-        """Return how many permits of `limit` are reserved."""
+    def reserve(self, limit: int, now: float, jobs: int = 0) -> int:
+        """Return how many permits of `limit` are reserved.
+
+        Args:
+            jobs: Permits that jobs hold: reserved too, but for one permit that every request may have.
+        """
         are_priorities_mixed = now - min(self._urgent_at, self._other_at) <= _PRESENT_S
-        return self._base_reserve(limit) if are_priorities_mixed or self._are_tenants_mixed else 0
+        if not are_priorities_mixed and not self._are_tenants_mixed:
+            return 0
+        return max(self._base_reserve(limit), min(self._base_reserve(limit) + jobs, limit - 1))
 
     def is_bunched(self, even_pending: float) -> bool:
         """Tell whether too many sequences have started together beside another tenant: all free permits are reserved.

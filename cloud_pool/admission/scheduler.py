@@ -66,6 +66,7 @@ class AdmissionScheduler:
         self._turns = dict.fromkeys(RANK, 0.0)
         self._limit = ConcurrencyLimit(settings.min_permits, settings.permits, settings.ttft_objective_s, now)
         self._away = 0
+        self._jobs = 0
         self._release_rate = ReleaseRate(now)
         self._overload = OverloadDetector(settings.ttft_objective_s)
         self._permits = PermitAllocator(settings.config, credit, self._waiting.rank_of)
@@ -197,6 +198,7 @@ class AdmissionScheduler:
         self._tick(now)
         if capacity is not None:
             self._away = min(capacity.away, self.running)
+            self._jobs = capacity.jobs
             self._permits.credit = _credit(capacity.permits)
             for queue in self._waiting.queues.values():
                 queue.credit = self._permits.credit
@@ -328,7 +330,7 @@ class AdmissionScheduler:
         return any(ticket.deadline < by for ticket in self._waiting.more_urgent(below))
 
     def _reserve(self, now: float) -> int:
-        reserve = self._permits.reserve(self.limit, now)
+        reserve = self._permits.reserve(self.limit, now, self._jobs)
         pending_share = self._release_rate.pending_share
         if reserve and pending_share is not None and self._permits.is_bunched(pending_share * self.limit):
             return self.limit

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from cloud_pool.admission.config import AdmissionSettings, TierCapacity
-from cloud_pool.admission.division import JobShare, PeerState, gateway_permits, worker_permits
+from cloud_pool.admission.division import JobShare, PeerState, gateway_permits, reserved_for_jobs, worker_permits
 from cloud_pool.admission.peer_heartbeat import EVERY_S
 from cloud_pool.admission.scheduler import AdmissionScheduler
 from cloud_pool.admission.ticket import Ticket
@@ -41,7 +41,8 @@ class BesideJobs(Simulation):
         self._permits = settings.permits
         self._share = JobShare()
         self._jobs: set[Ticket] = set()
-        self._demand, self._gateway_part, self._worker_part = 0.0, settings.permits, 0
+        self._demand, self._gateway_part = 0.0, settings.permits
+        self._worker_part = self._announced = 0
         self._worker.set_upper_bound(0, 0.0)
         self._at(0.0, self._beat)
 
@@ -50,15 +51,16 @@ class BesideJobs(Simulation):
         self._demand = max(float(self._gateway.demand), 0.8 * self._demand)
         peers = {
             "g": PeerState("gateway", self._demand, self._gateway.demand, self._gateway.lacks_capacity(now)),
-            "w": PeerState("worker", 1e6, self._worker.demand),
+            "w": PeerState("worker", 1e6, self._worker.demand, part=self._worker_part),
         }
-        whole = TierCapacity(self._permits, 1.0)
-        part = gateway_permits(self._permits, peers)["g"]
-        self._hand_over(now, self._gateway.set_upper_bound(min(part, self._gateway_part), now, whole))
-        self._gateway_part = part
+        parts = gateway_permits(self._permits, peers)
+        capacity = TierCapacity(self._permits, 1.0, reserved_for_jobs(parts, peers)["g"])
+        self._hand_over(now, self._gateway.set_upper_bound(min(parts["g"], self._gateway_part), now, capacity))
+        self._gateway_part = parts["g"]
         part = worker_permits(self._share.permits(self._permits, peers, now), peers)["w"]
-        self._hand_over(now, self._worker.set_upper_bound(min(part, self._worker_part), now, whole))
-        self._worker_part = part
+        bound = min(part, self._worker_part, self._announced)
+        self._hand_over(now, self._worker.set_upper_bound(bound, now, capacity))
+        self._worker_part, self._announced = part, self._worker_part
         self._claim(now)
 
     def _claim(self, now: float) -> None:

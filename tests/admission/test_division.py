@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.admission.division import CUT_S, JobShare, PeerState, gateway_permits, worker_permits
+from cloud_pool.admission.division import (
+    CUT_S,
+    JobShare,
+    PeerState,
+    gateway_permits,
+    reserved_for_jobs,
+    worker_permits,
+)
 
 names = st.text("abcdef", min_size=1, max_size=3)
 demands = st.dictionaries(names, st.floats(0.0, 500.0), min_size=1)
@@ -95,6 +102,15 @@ def test_twenty_workers_share_what_is_left() -> None:
     assert set(worker_permits(for_jobs, peers).values()) == {2, 3}
 
 
+def test_gateways_reserve_what_jobs_hold_or_may_take() -> None:
+    """By their permits. More jobs than permits reserve all: the endpoints have become fewer."""
+    jobs = {"v": PeerState("worker", 9.0, running=1, part=2), "w": PeerState("worker", 9.0, running=1)}
+    assert reserved_for_jobs({"a": 8, "b": 8}, jobs) == {"a": 2, "b": 1}
+    assert reserved_for_jobs({"a": 14, "b": 1}, jobs) == {"a": 2, "b": 1}
+    assert reserved_for_jobs({"a": 1, "b": 1}, jobs) == {"a": 1, "b": 1}
+    assert reserved_for_jobs({"a": 8, "b": 8}, gateways({"a": 9.0})) == {"a": 0, "b": 0}
+
+
 def test_jobs_use_an_idle_pool() -> None:
     assert JobShare().permits(16, {**gateways({"a": 0.0}), **workers({"w": 16.0})}, 0.0) == 15
     assert JobShare().permits(16, workers({"w": 16.0}), 0.0) == 16
@@ -102,7 +118,7 @@ def test_jobs_use_an_idle_pool() -> None:
 
 def test_where_nothing_is_left_one_job_starts_every_eight_heartbeats() -> None:
     share, peers = JobShare(), {**gateways({"a": 90.0}), **workers({"v": 8.0, "w": 8.0})}
-    assert [share.permits(16, peers, 0.5 * beat) for beat in range(16)] == [1, 1, 0, 0, 0, 0, 0, 0] * 2
+    assert [share.permits(16, peers, 0.5 * beat) for beat in range(16)] == [1, 1, 1, 0, 0, 0, 0, 0] * 2
     assert worker_permits(1, {**gateways({"a": 90.0}), **workers({"v": 0.0, "w": 0.0})}) == {"v": 1, "w": 0}
 
 

@@ -56,11 +56,11 @@ def shared(own: AdmissionController, endpoints: Endpoints | None = None) -> Shar
 
 
 @asynccontextmanager
-async def holding(admission: AdmissionController, count: int) -> AsyncIterator[None]:
+async def holding(admission: AdmissionController, count: int, tenant: str = "") -> AsyncIterator[None]:
     """So many requests that run or wait."""
 
     async def hold() -> None:
-        async with admission.acquire("standard", 60.0):
+        async with admission.acquire("standard", 60.0, tenant):
             await asyncio.Event().wait()
 
     async with anyio.create_task_group() as tasks:
@@ -247,14 +247,29 @@ async def test_workers_run_what_the_gateways_leave(client: redis.asyncio.Redis) 
         assert sum(each.limit for each in crowd) == 16 - 4 - 1 - 4
 
 
-async def test_a_worker_takes_no_permit_before_its_second_heartbeat(client: redis.asyncio.Redis) -> None:
-    """The others have not seen it yet."""
+async def test_a_worker_takes_no_permit_before_its_third_heartbeat(client: redis.asyncio.Redis) -> None:
+    """The gateways have not reserved it yet."""
     jobs = controller(least=0)
     worker = peer(client, "w", jobs, kind="worker")
-    await worker.beat()
-    assert jobs.limit == 0
+    for _ in range(2):
+        await worker.beat()
+        assert jobs.limit == 0
     await worker.beat()
     assert jobs.limit == 16
+
+
+async def test_a_flood_beside_another_tenant_and_running_jobs_stays_within_the_permits(
+    client: redis.asyncio.Redis,
+) -> None:
+    """From its first moment on, which no heartbeat has seen."""
+    own, jobs = controller(least=0), controller(least=0)
+    gateway, worker = peer(client, "g", own), peer(client, "w", jobs, kind="worker")
+    await beat(gateway, worker)
+    async with holding(own, 1, "quiet"), holding(jobs, 3):
+        await beat(gateway, worker)
+        async with holding(own, 40, "flood"):
+            assert own.running + jobs.running <= 16
+            assert own.waiting
 
 
 async def test_workers_back_off_while_a_gateways_requests_wait(client: redis.asyncio.Redis) -> None:

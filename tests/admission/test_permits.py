@@ -159,6 +159,16 @@ def test_one_of_four_permits_is_reserved_and_none_of_three() -> None:
     assert none.reserve(10, 0.0) == 0
 
 
+def test_permits_that_jobs_hold_are_reserved_while_work_is_mixed() -> None:
+    """But for one, so that every request may run while long jobs hold them all."""
+    books = PermitBooks()
+    books.arrive("one")
+    assert books.permits.reserve(10, 0.0, jobs=3) == 0
+    books.arrive("other")
+    assert [books.permits.reserve(10, 0.0, jobs) for jobs in (0, 3, 8, 20)] == [1, 4, 9, 9]
+    assert books.permits.reserve(1, 0.0, jobs=1) == 0
+
+
 def test_a_tenants_share_follows_its_weight() -> None:
     books = PermitBooks()
     books.enter("light", weight=1.0)
