@@ -296,11 +296,11 @@ def _encoders(
 ) -> EncoderGraph | None:
     """None on a box that has no encoder; no package of theirs is imported."""
     found = given if given is not None else find_encoders(model_dirs)
-    if not found or not config.parts.enabled:
+    if not found or not config.modalities.enabled:
         return None
     from .modalities.graph import EncoderGraph
 
-    return EncoderGraph(found, config.parts, clock)
+    return EncoderGraph(found, config.modalities, clock)
 
 
 def _tracing(config: Config) -> RequestTracer | None:

@@ -308,6 +308,7 @@ class Decision(msgspec.Struct, frozen=True):
     reasons: tuple[Reason, ...] = ()
     on_device: bool = False  # a constraint or the client binds this request to the device
     private: bool = False  # a constraint binds it: its content must not be logged, or stored other than in memory
+    parts_on_device: bool = False  # a constraint binds its sound, pictures and files to the device
     # Without attempts: what the request needs and no target of the policy (or none that it names) can do.
     missing_abilities: tuple[Ability, ...] = ()
     skipped_target: str = ""  # the target that would be first if it were not down; other answers are degraded

@@ -101,7 +101,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter_s: NonNegativeSeconds = 30.0
 
 
-class PartsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     max_parts: Positive = 8
     max_audio_s: Seconds = 120.0
@@ -136,7 +136,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: JobsConfig = JobsConfig()
-    parts: PartsConfig = PartsConfig()
+    modalities: ModalitiesConfig = ModalitiesConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"
@@ -196,16 +196,16 @@ MEANING: Mapping[str, str] = {
     "jobs.steady_per_s": "jobs per second that this box is expected to send to the cloud; it never sends more than "
     "three times as many",
     "jobs.jitter_s": "longest random pause before waiting jobs are sent when the cloud comes back",
-    "parts.enabled": "turn sounds and pictures of requests into text for models that take text only; needs the extra "
-    "`voice` or `pictures`",
-    "parts.max_parts": "maximum sounds and pictures of one request",
-    "parts.max_audio_s": "maximum length of a sound; a longer one is rejected before it is decoded",
-    "parts.max_pixels": "maximum size of a picture, width × height; a larger one is rejected before it is decoded",
-    "parts.audio_timeout_s": "maximum time to decode and understand a sound, loading the model included; "
+    "modalities.enabled": "turn sounds and pictures of requests into text for models that take text only; "
+    "needs the extra `voice` or `pictures`",
+    "modalities.max_parts": "maximum sounds and pictures of one request",
+    "modalities.max_audio_s": "maximum length of a sound; a longer one is rejected before it is decoded",
+    "modalities.max_pixels": "maximum size of a picture, width × height; a larger one is rejected before it is decoded",
+    "modalities.audio_timeout_s": "maximum time to decode and understand a sound, loading the model included; "
     "after it the request goes on without",
-    "parts.image_timeout_s": "the same for a picture",
-    "parts.decoder_memory_bytes": "maximum memory of each process that decodes files",
-    "parts.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
+    "modalities.image_timeout_s": "the same for a picture",
+    "modalities.decoder_memory_bytes": "maximum memory of each process that decodes files",
+    "modalities.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
     "fleet.trial_s": "least duration of the trial of a new bundle, in which this box may undo it; "

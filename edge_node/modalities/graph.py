@@ -35,7 +35,7 @@ from router.parts.reading import FoundPart, find_parts, has_parts
 from router.types import Fact, Modality, PartRecord, PartStatus, Request
 
 from ..clock import Clock
-from ..config.schema import PartsConfig
+from ..config.schema import ModalitiesConfig
 
 if TYPE_CHECKING:
     from ..serving.generation import Generation
@@ -94,7 +94,7 @@ class EncoderGraph:
         encoders: what to run, by kind of part.
     """
 
-    def __init__(self, encoders: Mapping[Modality, WorkerSpec], config: PartsConfig, clock: Clock) -> None:
+    def __init__(self, encoders: Mapping[Modality, WorkerSpec], config: ModalitiesConfig, clock: Clock) -> None:
         limits = PartLimits(config.max_audio_s, config.max_pixels)
         timeouts: dict[Modality, float] = {"audio": config.audio_timeout_s, "image": config.image_timeout_s}
         self.kinds: tuple[Modality, ...] = tuple(sorted(encoders))

@@ -7,7 +7,7 @@ module awaits, and bounds every wait:
 2. everything ends at the request's deadline; after it no target is tried
 3. closing an abandoned backend stream takes at most `_CLOSE_S`
 
-A request that is bound to the device never reaches a cloud backend, whatever the decision says.
+A request, or a part of one, that is bound to the device never reaches a cloud backend, whatever the decision says.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from router.errors import (
     NoRoute,
     TargetNotConfigured,
 )
+from router.policy.signals import modalities
 from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -108,6 +109,8 @@ class AttemptRunner:
         request = generation.request
         if attempt.plan.facts and self._encoders is not None:
             request = await self._encoders.fuse(generation, attempt.plan.facts)
+        if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
+            raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
         now = _now()
         attempt.start(now)
         deadline, first_token_by = self._deadlines(generation, attempt, now)

@@ -2,8 +2,8 @@
 
 `decide` works in five steps:
 
-1. Constraints: each one that holds binds the request to the device. A constraint that cannot be evaluated binds too
-   (fail closed).
+1. Constraints: each one that holds binds the request, or its parts, to the device. A constraint that cannot be
+   evaluated binds too (fail closed).
 2. Candidates: the target of the answer that the client continues, the targets that the client named, or the targets
    of the first route that holds.
 3. Exclusion: by constraint, by the client's preference, because the box has no cloud or no engine, by the abilities
@@ -49,6 +49,7 @@ _ONLY: dict[Prefer | None, Location] = {"only_on_device": "edge", "only_cloud": 
 _FIRST: dict[Prefer | None, Location] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
 _MODALITIES: dict[str, Ability] = {"image": "image", "audio": "audio", "file": "file"}
 _R = TypeVar("_R", bound=Rule)
+_TEXT_ONLY: list[Modality] = ["text"]
 _NO_ATTEMPTS: tuple[tuple[AttemptPlan, ...], str] = ((), "")
 _ABSENT: dict[Location, str] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
 _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
@@ -67,6 +68,9 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     reasons: list[Reason] = []
     values = (policy.constraint_needs if named else policy.route_needs).read(request, snapshot, estimates)
     bound = _binding_constraints(policy.constraints, values, reasons)  # (1)
+    kept: tuple[Constraint, ...] = ()
+    if policy.part_constraints and modalities(request) != _TEXT_ONLY:
+        kept = _binding_constraints(policy.part_constraints, values, reasons)
     route = None
     if named:  # (2)
         reasons.append(
@@ -76,7 +80,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         route = _first_match(policy.routes, values, reasons)
     attempts, skipped_target = _NO_ATTEMPTS
     if named or route is not None:
-        attempts, skipped_target = _attempts(request, snapshot, bound, named, route, reasons)
+        attempts, skipped_target = _attempts(request, snapshot, bound, kept, named, route, reasons)
     else:
         reasons.append(_NO_ROUTE_HOLDS)
     return Decision(
@@ -87,6 +91,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         reasons=tuple(reasons),
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
+        parts_on_device=bool(kept),
         missing_abilities=() if attempts else _missing_abilities(request, snapshot, named or policy.targets),
         skipped_target=skipped_target,
     )
@@ -162,11 +167,21 @@ def _encoded(request: Request, snapshot: Snapshot) -> tuple[Modality, ...]:
     return tuple(modality for modality in snapshot.setup.encoders if modality in found)
 
 
-def _with_facts(plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...]) -> tuple[AttemptPlan, ...]:
+def _with_facts(
+    plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...], kept: tuple[Constraint, ...]
+) -> tuple[AttemptPlan, ...]:
+    """Note in each plan which parts its target gets as text: those that it cannot take, or may not have."""
     if not encoded:
         return plans
     return tuple(
-        msgspec.structs.replace(plan, facts=tuple(modality for modality in encoded if modality not in plan.target.can))
+        msgspec.structs.replace(
+            plan,
+            facts=tuple(
+                modality
+                for modality in encoded
+                if modality not in plan.target.can or (kept and plan.target.at == "cloud")
+            ),
+        )
         for plan in plans
     )
 
@@ -175,6 +190,7 @@ def _attempts(
     request: Request,
     snapshot: Snapshot,
     bound: tuple[Constraint, ...],
+    kept: tuple[Constraint, ...],
     named: tuple[Target, ...],
     route: Route | None,
     reasons: list[Reason],
@@ -184,6 +200,8 @@ def _attempts(
     rule = "" if route is None else route.name
     encoded = _encoded(request, snapshot)
     required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
+    if kept and len(encoded) < len([name for name in modalities(request) if name != "text"]):
+        bound = (*bound, *kept)  # no text stands for some of the parts: nothing of the request may leave
     allowed = _exclude(targets, rule, request.hints.prefer, bound, snapshot.absent, required, reasons)  # (3)
     if not allowed:
         reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
@@ -193,8 +211,8 @@ def _attempts(
     skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     on_device = bool(bound) or request.hints.prefer == "only_on_device"
     if route is None or route.handoff is None or on_device:  # (5)
-        return _with_facts(tuple([AttemptPlan(target) for target in ordered]), encoded), skipped_target
-    return _with_facts(plan_handoff(ordered, route.handoff, snapshot.down), encoded), skipped_target
+        return _with_facts(tuple([AttemptPlan(target) for target in ordered]), encoded, kept), skipped_target
+    return _with_facts(plan_handoff(ordered, route.handoff, snapshot.down), encoded, kept), skipped_target
 
 
 def _exclude(

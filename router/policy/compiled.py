@@ -50,7 +50,7 @@ class Rule:
 class Constraint(Rule):
     HELD: ClassVar[ReasonCode] = "constraint_held"
 
-    keep: Literal["on_device"]
+    keep: Literal["on_device", "parts_on_device"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,8 @@ class Policy:
     name: str
     revision: str  # first 12 hex digits of the content's SHA-256; comments and layout do not change it
     targets: tuple[Target, ...]
-    constraints: tuple[Constraint, ...]
+    constraints: tuple[Constraint, ...]  # that keep a request on the device
+    part_constraints: tuple[Constraint, ...]  # that keep its sound, pictures and files there
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
@@ -133,7 +134,7 @@ def with_model_temperatures(policy: Policy, model_temperature: ModelTemperature)
     temperature = _default_temperature(tuple(targets.values()))
     constraints, routes, cache = (
         [rule.when for rule in rules if rule.when is not None]
-        for rules in (policy.constraints, policy.routes, policy.cache)
+        for rules in ((*policy.constraints, *policy.part_constraints), policy.routes, policy.cache)
     )
     return replace(
         policy,
@@ -210,7 +211,8 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         name=doc.name,
         revision=hashlib.sha256(msgspec.json.encode(doc)).hexdigest()[:12],
         targets=tuple(targets.values()),
-        constraints=constraints,
+        constraints=tuple(one for one in constraints if one.keep == "on_device"),
+        part_constraints=tuple(one for one in constraints if one.keep == "parts_on_device"),
         routes=routes,
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),

@@ -84,9 +84,11 @@ class ConstraintDoc(_Doc, frozen=True):
 
     name: Annotated[Name, Meta(description="Name of the constraint, for reasons and error messages.")]
     keep: Annotated[
-        Literal["on_device"],
+        Literal["on_device", "parts_on_device"],
         Meta(
-            description="on_device: only edge targets may answer, and the content is neither logged nor stored on disk."
+            description="on_device: only edge targets may answer, and the content is neither logged nor stored on "
+            "disk. parts_on_device: sound, pictures and files do not leave the box; cloud targets get the text that "
+            "the box's encoders find in them, or do not answer."
         ),
     ]
     when: Annotated[Condition | UnsetType, Meta(description="When the constraint applies. Without `when`: always.")] = (

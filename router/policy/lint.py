@@ -123,6 +123,8 @@ class _Checks:
             if constant is False:
                 yield self.error(f"constraints[{index}].when", "is always false: the constraint never binds")
                 continue
+            if constraint.keep != "on_device":
+                continue
             for at, route in enumerate(self.doc.routes):
                 if set(self._sides(route)) == {"cloud"}:
                     bound = "every request" if constant else "a request"

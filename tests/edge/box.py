@@ -19,7 +19,7 @@ from edge_node.config.schema import (
     DecisionsConfig,
     EngineConfig,
     JobsConfig,
-    PartsConfig,
+    ModalitiesConfig,
     ServerConfig,
     TracingConfig,
 )
@@ -250,7 +250,7 @@ async def running(
     clock: Clock | None = None,
     probe_interval_s: float = 5.0,
     encoders: Mapping[Modality, WorkerSpec] | None = None,
-    parts: PartsConfig | None = None,
+    parts: ModalitiesConfig | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -264,7 +264,7 @@ async def running(
         tracing=tracing or TracingConfig(),
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or JobsConfig(),
-        parts=parts or PartsConfig(),
+        modalities=parts or ModalitiesConfig(),
     )
     app = build(settings, make_engine=lambda _: engine, environ={}, clock=clock, encoders=encoders or {})
     await app.start()

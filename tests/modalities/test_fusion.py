@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_node.config.schema import PartsConfig
+from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
 from router.types import Message, Modality, TextPart
 
@@ -116,7 +116,7 @@ async def test_a_sound_in_which_nobody_speaks_is_a_clear_error_alone_and_a_fact_
 
 @pytest.mark.parametrize("fault", ["hang", "die"])
 async def test_a_branch_that_hangs_or_dies_is_left_out_and_said_so(tmp_path: Path, fault: str) -> None:
-    parts = PartsConfig(audio_timeout_s=1.0 if fault == "hang" else 60.0)
+    parts = ModalitiesConfig(audio_timeout_s=1.0 if fault == "hang" else 60.0)
     status = "timeout" if fault == "hang" else "failed"
     async with running(tmp_path, encoders={"audio": encoder("", fault)}, parts=parts) as box:
         answer = await ask(box, text("hello"), sound(), temperature=0)
@@ -143,7 +143,7 @@ async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp
         (url, "image_url.url", "nothing is fetched"),
         ({"type": "image_url", "image_url": {"url": "data:text/html;base64,aGk="}}, "image_url.url", "data: URL"),
     ]
-    async with running(tmp_path, encoders=BOTH, parts=PartsConfig(max_parts=2, max_audio_s=5.0)) as box:
+    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(max_parts=2, max_audio_s=5.0)) as box:
         for part, path, words in cases:
             answer = await ask(box, text("hello"), part)
             assert answer.status == 400, words
@@ -161,7 +161,7 @@ async def test_without_an_encoder_and_for_files_it_is_the_clear_400_as_before(tm
         for part in (picture(), file):
             answer = await ask(box, text("hello"), part)
             assert (answer.status, answer.code) == (400, "unsupported_feature")
-    async with running(tmp_path, encoders=BOTH, parts=PartsConfig(enabled=False)) as box:
+    async with running(tmp_path, encoders=BOTH, parts=ModalitiesConfig(enabled=False)) as box:
         assert (await ask(box, sound())).code == "unsupported_feature"
 
 
