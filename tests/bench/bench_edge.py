@@ -34,28 +34,40 @@ HITS = tuple((_ASK % number).encode() for number in range(ASKS))
 PASSED = tuple(body.replace(b'"temperature":0', b'"temperature":0.2') for body in HITS)  # sampled: not cached
 
 
+class Daemon(msgspec.Struct, frozen=True):
+    """A daemon that is ready; it took `ready_s` seconds."""
+
+    port: int
+    ready_s: float
+    pid: int
+
+    def rss_mb(self) -> float:
+        return float(psutil.Process(self.pid).memory_info().rss / 2**20)
+
+
 def main() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
         directory = Path(folder)
-        upstream = servers.enter_context(_bare("upstream"))
-        edge, ready_s, rss_mb = servers.enter_context(_daemon(directory, upstream))
-        forwarder = servers.enter_context(_bare("forward", f"http://127.0.0.1:{upstream}"))
+        upstream = servers.enter_context(bare("upstream"))
+        edge = servers.enter_context(daemon(directory, upstream))
+        rss_mb = edge.rss_mb()
+        forwarder = servers.enter_context(bare("forward", f"http://127.0.0.1:{upstream}"))
         answer = directory / "answer.json"
-        answer.write_bytes(_ask(edge, HITS[0]))
-        bare = servers.enter_context(_bare("answer", str(answer)))
+        answer.write_bytes(ask(edge.port, HITS[0]))
+        fixed = servers.enter_context(bare("answer", str(answer)))
         return [
-            *_hit_rows(Contestant("ours", edge, HITS), Contestant("bare", bare, HITS)),
-            *_passed_rows(
-                Contestant("ours", edge, PASSED),
+            *hit_rows(Contestant("ours", edge.port, HITS), Contestant("bare", fixed, HITS)),
+            *passed_rows(
+                Contestant("ours", edge.port, PASSED),
                 Contestant("bare", forwarder, PASSED),
                 Contestant("floor", upstream, PASSED),
             ),
             Row("(f) memory without the model", rss_mb, "MB", 120.0),
-            Row("(f) start to ready", ready_s, "s", 2.0),
+            Row("(f) start to ready", edge.ready_s, "s", 2.0),
         ]
 
 
-def _hit_rows(*contestants: Contestant) -> list[Row]:
+def hit_rows(*contestants: Contestant) -> list[Row]:
     with _on_one_core():
         one = _play(contestants, ONE, 1000)
     many = _play(contestants, MANY, 3000)
@@ -66,7 +78,7 @@ def _hit_rows(*contestants: Contestant) -> list[Row]:
     ]
 
 
-def _passed_rows(*contestants: Contestant) -> list[Row]:
+def passed_rows(*contestants: Contestant) -> list[Row]:
     one = _play(contestants, ONE, 400)
     with _on_one_core():
         packed = _play(contestants, ONE, 400)
@@ -133,7 +145,7 @@ def _play(contestants: tuple[Contestant, ...], connections: int, requests: int) 
     return msgspec.json.decode(done.stdout, type=list[Round])
 
 
-def _ask(port: int, body: bytes) -> bytes:
+def ask(port: int, body: bytes) -> bytes:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as response:
@@ -141,14 +153,14 @@ def _ask(port: int, body: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _bare(kind: str, argument: str = "") -> Iterator[int]:
+def bare(kind: str, argument: str = "") -> Iterator[int]:
     with process("-m", "tests.bench.whole.bare", kind, argument) as (port, _):
         yield int(port)
 
 
 @contextlib.contextmanager
-def _daemon(directory: Path, upstream: int) -> Iterator[tuple[int, float, float]]:
-    """The daemon as users start it, without an engine: its port, seconds to ready, MB at rest."""
+def daemon(directory: Path, upstream: int) -> Iterator[Daemon]:
+    """The daemon as users start it, without an engine; its state is in `directory`."""
     policy = directory / "policy.yaml"
     policy.write_text(POLICY.read_text().replace("ttl: 30s", "ttl: 1h"))
     settings = {
@@ -163,8 +175,7 @@ def _daemon(directory: Path, upstream: int) -> Iterator[tuple[int, float, float]
     started = time.perf_counter()
     with process("-m", "edge_node", "serve", *flags, ready="ready url=") as (url, pid):
         ready_s = time.perf_counter() - started
-        rss_mb = psutil.Process(pid).memory_info().rss / 2**20
-        yield int(url.rpartition(":")[2]), ready_s, rss_mb
+        yield Daemon(int(url.rpartition(":")[2]), ready_s, pid)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,89 @@
+"""(x) the daemon's hit, pass-through and memory as a box of a fleet: with the agent, its token and a parked poll.
+
+The control plane is a process of its own with signed metadata; the box has joined, looked for a plan, and waits. Hits
+and requests that are passed on are held to the limits of `bench_edge`; its memory is compared with that of a daemon
+that never joined, after both have answered the same requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from fleet.demo.folder import OFFLINE, ONLINE, write_folder, write_policy
+from fleet.demo.programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, run_command
+
+from .bench_edge import HITS, PASSED, ask, bare, daemon, hit_rows, passed_rows
+from .rows import Row
+from .streaming.run import process
+from .whole.load import Contestant
+
+MORE_MB = 12.0
+PARKED_S = 60.0
+
+
+def main() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+        directory = Path(folder)
+        upstream = servers.enter_context(bare("upstream"))
+        plane, join_token = servers.enter_context(_control_plane(directory))
+        for name in ("alone", "box"):
+            (directory / name).mkdir()
+        state = ("--state-dir", str(directory / "box" / "state"))
+        run_command(*CAUSEWAY_EDGE, "fleet", "join", plane, "--token", join_token, "--name", "box", *state)
+        alone = servers.enter_context(daemon(directory / "alone", upstream))
+        box = servers.enter_context(daemon(directory / "box", upstream))
+        _until_parked(plane)
+        forwarder = servers.enter_context(bare("forward", f"http://127.0.0.1:{upstream}"))
+        answer = directory / "answer.json"
+        answer.write_bytes(ask(box.port, HITS[0]))
+        fixed = servers.enter_context(bare("answer", str(answer)))
+        for body in (*HITS, *PASSED):
+            for port in (alone.port, box.port):
+                ask(port, body)
+        more_mb = box.rss_mb() - alone.rss_mb()
+        note = f"without a fleet {alone.rss_mb():.1f} MB"
+        rows = [
+            *hit_rows(Contestant("ours", box.port, HITS), Contestant("bare", fixed, HITS)),
+            *passed_rows(
+                Contestant("ours", box.port, PASSED),
+                Contestant("bare", forwarder, PASSED),
+                Contestant("floor", upstream, PASSED),
+            ),
+        ]
+        named = [msgspec.structs.replace(row, name=f"(x) in a fleet: {row.name.strip()}") for row in rows]
+        return [*named, Row("(x) in a fleet: more memory", more_mb, "MB", MORE_MB, note=note)]
+
+
+@contextlib.contextmanager
+def _control_plane(directory: Path) -> Iterator[tuple[str, str]]:
+    """A control plane with signed metadata: its URL and a join token."""
+    fleet, data = directory / "fleet", directory / "data"
+    write_folder(fleet)
+    write_policy(fleet, "first")
+    for name in (*OFFLINE, ONLINE):
+        run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(fleet / "keys"))
+    keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(fleet / f"keys/{name}.pem"))]
+    run_command(*CAUSEWAY_FLEET, "sign", str(fleet), *keys)
+    flags = ["--keys", str(fleet / "keys"), "--data", str(data), "--listen", "127.0.0.1:0"]
+    with process("-m", "fleet", "serve", str(fleet), *flags, ready="ready url=") as (url, _):
+        operator = ["--url", url, "--token-file", str(data / "bootstrap-token")]
+        yield url, run_command(*CAUSEWAY_FLEET, "enroll", "--uses", "1", *operator).strip()
+
+
+def _until_parked(url: str) -> None:
+    """Return when the box's poll waits."""
+    ends = time.monotonic() + PARKED_S
+    while time.monotonic() < ends:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=PARKED_S) as response:
+            if b"causeway_fleet_parked_polls 1.0" in response.read():
+                return
+        time.sleep(0.2)
+    sys.exit(f"the box did not park a poll within {PARKED_S:.0f} s")
