@@ -13,6 +13,7 @@ import asyncio
 import logging
 import math
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +36,7 @@ from router.bundle.rollout import RolloutPlan
 
 from ..clock import Clock
 from ..observability.logs import redacted
-from ..observability.traffic import BoxCondition, Traffic
+from ..observability.traffic import BoxCondition
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
 from .host import AgentSettings, FleetMember, Host, at_once
@@ -51,6 +52,9 @@ BUILT_AT = 1_735_689_600.0
 """Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
 _UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
 _TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
+_LOOKS_BEFORE = 4  # whose requests are the time before a trial
+_DAY_S = 86400.0
+_MOST_LOOKS = 512  # of a day; wakes bring more than one each 15 minutes
 _KEPT_BUNDLES = 2  # the running one and the one before
 _SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
 _REPLAYED_S = 86400.0
@@ -113,7 +117,7 @@ class Agent:
         self._looked_at = -math.inf
         self._undone = False
         self._refusals = 0
-        self._earlier: list[Traffic] = []
+        self._earlier: deque[tuple[float, BoxCondition]] = deque(maxlen=_MOST_LOOKS)
         self._steps: dict[BoxState, Callable[[], Awaitable[float]]] = {
             BoxState.IDLE: self._idle,
             BoxState.CHECK: self._check,
@@ -241,7 +245,7 @@ class Agent:
     async def _idle(self) -> float:
         self._manifest = self._report = self._staged = self._trial = None
         self._undone = False
-        self._earlier = [*self._earlier[-3:], self._host.condition().traffic]
+        self._earlier.append((self._clock.monotonic(), self._host.condition()))
         self._enter(Event.BEGIN, written=False)
         return 0.0
 
@@ -364,8 +368,22 @@ class Agent:
         return 0.0
 
     def _before(self) -> BoxCondition:
-        now = self._host.condition()
-        return msgspec.structs.replace(now, traffic=now.traffic - self._earlier[0]) if self._earlier else now
+        """Return the requests since the fourth look before, and the heat of the day before, if it is known.
+
+        Heat follows the traffic: a box that changes in a quiet night gets warm in the morning under any bundle.
+        """
+        now, since = self._host.condition(), self._clock.monotonic() - _DAY_S
+        earlier = [look for _, look in self._earlier]
+        known = bool(earlier) and self._earlier[0][0] <= since
+        day = [*(look for at, look in self._earlier if at >= since), now] if known else []
+        heat = [look.temperature_c for look in day if look.temperature_c is not None]
+        throttled = [look.throttled for look in day if look.throttled is not None]
+        return msgspec.structs.replace(
+            now,
+            traffic=now.traffic - earlier[-_LOOKS_BEFORE:][0].traffic if earlier else now.traffic,
+            temperature_c=max(heat, default=None),
+            throttled=any(throttled) if throttled else None,
+        )
 
     def _update(self) -> tuple[BundleManifest, str]:
         assert self._manifest is not None

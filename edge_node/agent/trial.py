@@ -32,7 +32,7 @@ class TrialSettings(msgspec.Struct, frozen=True):
         chance: The probability of a false alarm at one look, for a share at its margin.
         errors_margin: Accepted rise of the share of failed requests; the other margins likewise.
         hot_c: Temperatures up to this one never count as heat.
-        heat_margin_c: Accepted rise of the temperature above the time before.
+        heat_margin_c: Accepted rise of the temperature above the hottest look of the day before.
         unhealthy_s: The longest time without a break that a box may be unhealthy or too hot.
         crashes: The number of engine children that may crash.
     """
@@ -55,7 +55,7 @@ class Trial:
     """One trial.
 
     Args:
-        before: The sums of the time before; None: unknown.
+        before: The sums of the time before, and the highest temperature of the day before; None: unknown.
         start: The sums when the bundle began to serve.
         began: Monotonic seconds, then.
     """

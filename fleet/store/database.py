@@ -216,6 +216,7 @@ class _translated:  # noqa: N801
         if error is None or isinstance(error, IntegrityError | ProgrammingError | CausewayError):
             return
         if isinstance(error, _LOST):
-            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or type(error).__name__
+            silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or silent
             message = f"the control plane's database does not answer: {reason}"
             raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error

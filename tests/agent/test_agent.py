@@ -68,6 +68,34 @@ async def test_a_failed_trial_is_undone_and_not_tried_again(publisher: Publisher
     assert (box.agent.running, box.agent.row.code) == (third, "")
 
 
+@pytest.mark.parametrize(
+    ("looks", "trial_c", "code"),
+    [(24, 85.0, ""), (24, 91.0, "heat_rose"), (8, 91.0, "")],
+    ids=["as warm as by day", "warmer than by day", "the day is unknown"],
+)
+async def test_a_box_that_changes_at_night_may_get_as_warm_as_by_day(
+    publisher: Publisher, box: TestBox, looks: int, trial_c: float, code: str
+) -> None:
+    """80 °C by day, 50 °C when it changes: the traffic of the morning is not the bundle's fault."""
+    publisher.release()
+    await box.change()
+    for look in range(looks + 1):
+        temperature_c = 80.0 if look < looks / 2 else 50.0
+        box.host.now = msgspec.structs.replace(box.host.now, temperature_c=temperature_c)
+        await box.until(IDLE)
+        box.time.pass_s(3600.0)
+    publisher.release()
+    await box.until(TRIAL)
+    await box.agent.advance()
+    box.host.now = msgspec.structs.replace(box.host.now, temperature_c=trial_c)
+    box.host.serve(300)
+    for _ in range(13):
+        await box.agent.advance()
+        box.time.pass_s(60.0)
+    await box.until(IDLE)
+    assert box.agent.row.code == code
+
+
 async def test_an_idle_box_commits_unproven(publisher: Publisher, box: TestBox) -> None:
     bundle = publisher.release()
     await box.until(TRIAL)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
+import psutil
 import pytest
 
 from edge_node.deploy.prepare.postgres import ADVICE, find_postgres
@@ -60,6 +61,19 @@ class PostgresServer:
             yield
         finally:
             self.start()
+
+    @contextmanager
+    def hanging(self) -> Iterator[None]:
+        """Inside the block every process of it is stopped: it accepts connections and answers nothing."""
+        first = psutil.Process(self.pid)
+        stopped = [first, *first.children(recursive=True)]
+        for process in stopped:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in stopped:
+                process.resume()
 
     @property
     def pid(self) -> int:

@@ -53,6 +53,41 @@ async def test_postgres_is_away_and_returns(fleet_folder: Path) -> None:
         server.remove()
 
 
+@pytest.mark.postgres
+async def test_postgres_hangs_and_returns(fleet_folder: Path) -> None:
+    """It accepts connections and answers nothing: requests end with 503, the controller pauses, polls stay parked."""
+    server = make_postgres()
+    try:
+        async with asyncio.timeout(120), serving(fleet_folder, server.database()) as plane:
+            box = await plane.enrolled()
+            waiting = asyncio.create_task(box.wake((await box.wake()).headers["etag"], wait_s=300))
+            await plane.parked(1)
+            await leading(plane, 1)
+            with server.hanging():
+                ready = box.send("GET", "/readyz")
+                asked = await asyncio.gather(ready, box.report(), box.ask_token(), box.wake(), box.enrol("x"))
+                assert {(answer.status, answer.code) for answer in asked} == {(503, "database_unavailable")}
+                assert (await box.send("GET", "/healthz")).status == 200
+                await leading(plane, 0)
+                assert plane.plane.wakes.polls.parked == 1
+            await recovered(plane)
+            await leading(plane, 1)
+            assert (await box.report()).status == 200
+            async with plane.plane.store.write() as connection:
+                await advance(connection, "everyone")
+            assert (await waiting).status == 200
+    finally:
+        server.stop()
+        server.remove()
+
+
+async def leading(plane: Plane, processes: int) -> None:
+    """Return when so many processes run the controller, by the metric."""
+    line = f"causeway_fleet_controller_leads {processes}.0".encode()
+    while line not in (await plane.box().send("GET", "/metrics")).body:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
 async def test_sqlite_is_locked_by_another_program(fleet_folder: Path, tmp_path: Path) -> None:
     """Such as a backup that takes too long."""
     file = tmp_path / "fleet.db"
