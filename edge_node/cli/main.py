@@ -14,6 +14,7 @@ from router.errors import ConfigError, PolicyError
 from ..config.schema import MEANING, Config, config_keys, config_variable
 from ..version import daemon_version
 from .fleet import fleet
+from .jobs import jobs
 from .options import (
     PATH,
     check_policy_or_exit,
@@ -34,6 +35,7 @@ def main() -> None:
 
 
 main.add_command(fleet)
+main.add_command(jobs)
 
 
 @main.command()

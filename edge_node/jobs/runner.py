@@ -172,6 +172,8 @@ class JobRunner:
     async def _step(self, runs: anyio.abc.TaskGroup) -> float:
         """Start what may start. Returns the seconds until the next look."""
         store, now = self._store, self._clock.monotonic()
+        if self._service.draining:
+            return _TICK_S
         await store.expire()
         if not store.stats.unfinished:
             return _LONGEST_PAUSE_S
@@ -269,20 +271,22 @@ class JobRunner:
             if len(result) > self._config.max_result_bytes:
                 raise ResultTooLarge(f"the answer is larger than {self._config.max_result_bytes} bytes")
         except CausewayError as error:
-            return self._failed(job, _cause(context, error), decision)
+            return self._failed(job, _errors(context, error), decision)
         assert reply.head is not None
         head = reply.head
         return lambda: store.succeed(job, result, cache=context.cache, route=head.route, decision=decision)
 
-    def _failed(self, job: EdgeJob, error: CausewayError, decision: str) -> Callable[[], Awaitable[bool]]:
-        """The end of a run that failed: for good, until later, or no attempt at all."""
-        store, now = self._store, self._store.time.now()
+    def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Callable[[], Awaitable[bool]]:
+        """The end of a run that failed: for good, until later, or no attempt at all. The last error counts."""
+        store, now, error = self._store, self._store.time.now(), errors[-1]
         if isinstance(error, CloudJobEnded):
             return lambda: store.fail(job, error.event, error.body, decision=decision)
         if isinstance(error, _CLOUD_AWAY):
             self._gate.pause(self._clock.monotonic(), error.retry_after_s)
             unpin = isinstance(error, CloudUnreachable) and error.phase == "connect" and not job.target
-            return lambda: store.release(job, until=now + _SOON_S, unpin=unpin)
+            # A device that is not ready is asked again soon; one that handed off waits for the cloud.
+            lane: Lane = "edge" if any(isinstance(one, _DEVICE_BUSY) for one in errors) else "cloud"
+            return lambda: store.release(job, until=now + _SOON_S, unpin=unpin, lane=lane)
         if isinstance(error, _DEVICE_BUSY):
             until = now + max(_SOON_S, error.retry_after_s or 0.0)
             return lambda: store.release(job, until=until)
@@ -309,8 +313,8 @@ class JobRunner:
         return msgspec.structs.replace(request, hints=hints, model=model, stream=True)
 
 
-def _cause(context: RequestContext, error: CausewayError) -> CausewayError:
-    """The error of the last attempt, which says more than that all failed."""
+def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError]:
+    """The errors of the attempts, which say more than that all failed; `error` if the last one has none."""
     sequence = context.generation.sequence
-    last = sequence.attempts[-1].error if sequence is not None and sequence.attempts else None
-    return last or error
+    errors = [] if sequence is None else [attempt.error for attempt in sequence.attempts]
+    return [one for one in errors if one is not None] if errors and errors[-1] is not None else [error]

@@ -127,9 +127,10 @@ class JobStore:
         notes = {"error": encode_job_error(error), "decision": decision, "attempts": job.attempts + 1, "due": until}
         return await self._file.run(lambda db: self._tables.move(db, job, JobEvent.POSTPONE, notes))
 
-    async def release(self, job: EdgeJob, *, until: float = 0.0, unpin: bool = False) -> bool:
-        """Give a run back that could not begin, or was stopped: this is no attempt."""
+    async def release(self, job: EdgeJob, *, until: float = 0.0, unpin: bool = False, lane: Lane | None = None) -> bool:
+        """Give a run back that could not begin, or was stopped: this is no attempt. `lane` None: as it was."""
         notes: dict[str, object] = {"due": max(job.due, until)} | ({"target": ""} if unpin else {})
+        notes |= {} if lane is None else {"lane": lane}
         return await self._file.run(lambda db: self._tables.move(db, job, JobEvent.RELEASE, notes))
 
     async def expire(self) -> int:

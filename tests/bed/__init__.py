@@ -17,6 +17,7 @@ folder:
     python -m tests.bed.fanout      one of two tenants sends few requests with many sequences
     python -m tests.bed.equal       equal requests at two gateways with a shared cache
     python -m tests.bed.scale       1, 2 and 4 endpoints, and back
+    python -m tests.bed.outbox      a box that accepts jobs offline and is killed; then its cloud comes back
     python -m tests.bed.job_queues  one of two tenants has 20,000 jobs queued, over its budget and within it
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.

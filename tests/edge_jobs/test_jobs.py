@@ -104,6 +104,18 @@ async def test_bulk_jobs_give_way_to_others_oldest_first_and_say_so(tmp_path: Pa
         assert "causeway_edge_jobs_dropped_total 3.0" in (await box.get("/metrics")).body.decode()
 
 
+async def test_a_handoff_waits_for_the_cloud_and_does_not_ask_the_device_again(tmp_path: Path) -> None:
+    cloud = await away()
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
+        box.engine.score = 0.1
+        job = await accepted(box, "unsure", tags="handoff")
+        await until(lambda: box.parts.decisions.memory_count, 60.0)
+        await cloud.start(cloud.port)
+        assert text_of(await ended(box, job)) == "cloud says so"
+        assert cloud.effects == {"unsure": 1}
+        assert len(box.engine.calls) == 2  # before, and when the cloud was back
+
+
 async def test_a_job_is_cancelled_while_it_waits_and_while_it_runs(tmp_path: Path) -> None:
     cloud = await away()
     async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:

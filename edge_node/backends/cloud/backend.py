@@ -42,7 +42,7 @@ from ..backend import BackendRequest, JobTerms, UpstreamInfo
 from .credentials import BearerToken, Credentials
 from .error_mapping import client_error
 from .health import CloudHealth
-from .job_answers import NO_JOBS, as_job, check_no_jobs, end_of, read_job
+from .job_answers import NO_JOBS, CloudJob, as_job, check_no_jobs, end_of, read_job
 from .response_reader import MAX_ERROR_BYTES, StreamReader, read_body, read_error, read_whole, too_slow
 
 _PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
@@ -160,32 +160,39 @@ class CloudBackend:
         if not await job.pin(call.target.name):
             raise ClientGone("the job was cancelled")
         url = URL(self._config.url + "/jobs")
-        headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
+        state = await self._submit(call, job, url)
+        # The reply to a submission has no result, also where the key finds a job that has ended.
+        pause_s = 0.0 if state is not None and state.ended else _POLL_S
+        while state is not None:
+            await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
+            pause_s = min(_LONGEST_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
+            state = await self._read_job(call, await self._send(call, "GET", url / state.id, call.deadline))
+            if state.status == "succeeded":
+                return bytes(state.result)
+            if (error := end_of(state)) is not None:
+                raise error
+        return None
+
+    async def _submit(self, call: BackendRequest, job: JobTerms, url: URL) -> CloudJob | None:
+        """The job of this key, new or known. None: this server has no jobs."""
         resume = split_token(call.request.resume)[1]
-        body = as_job(
-            encode_request(call.request, call.target.model, stream=False, resume=resume),
-            "/v1" + _PATHS[call.request.kind],
-        )
+        plain = encode_request(call.request, call.target.model, stream=False, resume=resume)
+        body = as_job(plain, "/v1" + _PATHS[call.request.kind])
+        headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
         response = await self._send(call, "POST", url, call.deadline, body=body, headers=headers)
         if response.status in NO_JOBS:
             await check_no_jobs(response, call)
             self._no_jobs_until = self._now() + _NO_JOBS_S
             return None
-        pause_s = _POLL_S
-        while True:
-            if response.status not in (200, 202):
-                raise await read_error(response, call, call.deadline)
-            try:
-                state = read_job(await read_whole(response, call), call)
-            finally:
-                response.release()
-            if state.status == "succeeded":
-                return bytes(state.result)
-            if (ended := end_of(state)) is not None:
-                raise ended
-            await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
-            pause_s = min(_LONGEST_POLL_S, pause_s * _POLL_GROWTH)
-            response = await self._send(call, "GET", url / state.id, call.deadline)
+        return await self._read_job(call, response)
+
+    async def _read_job(self, call: BackendRequest, response: aiohttp.ClientResponse) -> CloudJob:
+        if response.status not in (200, 202):
+            raise await read_error(response, call, call.deadline)
+        try:
+            return read_job(await read_whole(response, call), call)
+        finally:
+            response.release()
 
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
         """The body of a complete answer."""

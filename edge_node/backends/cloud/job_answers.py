@@ -30,6 +30,10 @@ class CloudJob(msgspec.Struct, frozen=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: msgspec.Raw = msgspec.Raw(b"null")
 
+    @property
+    def ended(self) -> bool:
+        return self.status == "succeeded" or self.status in _ENDS
+
 
 class _Named(msgspec.Struct):
     code: str | None = None

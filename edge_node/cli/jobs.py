@@ -1,0 +1,102 @@
+"""`causeway-edge jobs`: look at the jobs of the running daemon, retry dead letters, purge what has ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from causeway import Causeway, Job
+
+F = TypeVar("F", bound=Callable[..., object])
+DONE, REFUSED, UNREACHABLE = 0, 1, 3
+_PAGE = 100
+
+
+def _options(command: F) -> F:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--api-key", default="", help="API key, if the daemon requires one. [$CAUSEWAY_API_KEY]"),
+        click.option("--url", default="", help="The daemon; unix:///path for its Unix socket. [$CAUSEWAY_URL]"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def jobs() -> None:
+    """The jobs of this client on the running daemon. Exit codes: 0 done, 1 refused, 2 usage error, 3 unreachable."""
+
+
+@jobs.command("list")
+@_options
+@click.option("--status", default="", help="Only jobs of this status, such as dead.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many, newest first."
+)
+def list_(url: str, api_key: str, as_json: bool, status: str, limit: int) -> None:
+    """Print id, status, attempts and the last error of each job, newest first; never content."""
+
+    def run(causeway: Causeway) -> list[Job]:
+        found: list[Job] = []
+        after = ""
+        while len(found) < limit and (page := causeway.jobs(limit=_PAGE, after=after)):
+            found += [job for job in page if status in ("", job.status)]
+            after = page[-1].id
+        return found[:limit]
+
+    _print(_ask(url, api_key, run), as_json=as_json)
+
+
+@jobs.command()
+@_options
+@click.argument("job")
+def show(url: str, api_key: str, as_json: bool, job: str) -> None:
+    """Print one job with its answer."""
+    (found,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
+    _print([found], as_json=as_json)
+    if found.answer is not None and not as_json:
+        click.echo(found.answer.text)
+
+
+@jobs.command()
+@_options
+@click.argument("job")
+def retry(url: str, api_key: str, as_json: bool, job: str) -> None:
+    """Queue a dead letter again, with all attempts and a new deadline."""
+    _print(_ask(url, api_key, lambda causeway: [causeway.retry(job)]), as_json=as_json)
+
+
+@jobs.command()
+@_options
+@click.argument("job")
+def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
+    """Delete a job that has ended, with its request and its answer."""
+    _print(_ask(url, api_key, lambda causeway: [causeway.purge(job)]), as_json=as_json)
+
+
+def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
+    """Exits if the daemon refuses or cannot be reached."""
+    from causeway import Causeway, CausewayAPIError, CausewayError
+
+    try:
+        with Causeway(url, api_key=api_key) as causeway:
+            return run(causeway)
+    except CausewayError as error:
+        click.echo(f"causeway-edge: {error}", err=True)
+        sys.exit(REFUSED if isinstance(error, CausewayAPIError) else UNREACHABLE)
+
+
+def _print(found: list[Job], *, as_json: bool) -> None:
+    for job in found:
+        if as_json:
+            click.echo(json.dumps(asdict(job)))
+            continue
+        click.echo(
+            "  ".join(part for part in (job.id, f"{job.status:9}", f"attempts {job.attempts}", job.code) if part)
+        )

@@ -1,0 +1,57 @@
+"""A device's jobs at the gateway's own jobs API, on a real Redis: one effect, however often the device restarts."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cloud_pool.accounts.tenants.config import TenantLimits
+from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import Tier
+from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.stores import JobStores
+from cloud_pool.jobs.submission import SubmissionParser
+
+from ..edge.box import running
+from ..edge.scripted import ScriptedCloud
+from ..edge_jobs.support import PROMPT, accepted, ended, text_of
+from .conftest import until
+from .gateway import identify, serving
+from .scripted_worker import RunningWorker, ScriptedRunner
+
+pytestmark = [pytest.mark.redis, pytest.mark.slow]
+
+
+class Gateway(ScriptedCloud):
+    """Runs already."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url + "/v1"
+
+
+async def test_a_job_of_a_device_is_done_once(config: JobsConfig, stores: JobStores, tmp_path: Path) -> None:
+    """The device is restarted while its job waits at the gateway, and finds the same job there."""
+    tiers = {  # by the name that the device's policy has for it
+        "m-large": Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
+    }
+    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, lambda _: TenantLimits())
+    runner = ScriptedRunner()
+
+    async def is_queued() -> bool:
+        return bool(await stores.jobs.list_owned("kiosk/1", after="", limit=2))
+
+    async with serving(api.handler) as url:
+        start = partial(running, tmp_path, cloud=Gateway(url), jobs=PROMPT, api_key="kiosk", probe_interval_s=0.02)
+        async with start() as box:
+            job = await accepted(box, tags="cloud", priority="bulk", deadline_ms=3_600_000)
+            await until(is_queued)
+        async with start() as box, RunningWorker(stores.jobs, runner, config):
+            found = await ended(box, job)
+    assert (found["status"], found["route"], text_of(found)) == ("succeeded", "cloud", "an answer")
+    assert len(runner.runs) == 1
+    assert len(await stores.jobs.list_owned("kiosk/1", after="", limit=2)) == 1
