@@ -51,7 +51,7 @@ class Leases(RuleBasedStateMachine):
             lease_s=LEASE_S,
             ttl_s=TTL_S,
             stale_if_error_s=STALE_S,
-            redis_timeout_s=0.7,
+            redis_timeout_s=5.0,
         )
         self.codec = EntryCodec(b"", compress_above_bytes=1000, max_entry_bytes=1000)
         self.metrics = CacheMetrics(CollectorRegistry())

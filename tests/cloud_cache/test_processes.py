@@ -17,11 +17,11 @@ from .served import ASK
 
 pytestmark = pytest.mark.redis
 ROOT = Path(__file__).parents[2]
-LEASE_S = 1.0
+LEASE_S = 4.0
 CONFIG = """
 server: {{port: 0}}
 redis: {url}
-cache: {{enabled: true, key_prefix: {prefix}, lease_s: {lease}, redis_timeout_s: 0.25}}
+cache: {{enabled: true, key_prefix: {prefix}, lease_s: {lease}, redis_timeout_s: 1.0}}
 """
 
 

@@ -85,7 +85,7 @@ async def test_a_silent_tier_times_out_and_is_cancelled() -> None:
 async def test_the_last_tier_has_all_the_time() -> None:
     """With a short deadline, half is kept for the next tier."""
     bed = two(ScriptedTriton(Hung), ScriptedTriton(Hung), objective_s=30.0)
-    task = asyncio.ensure_future(bed.send(bed.call(deadline_s=0.2)))
+    task = asyncio.ensure_future(bed.send(bed.call(deadline_s=1.0)))
     await bed.tritons["medium"].hangs.wait()  # after half of the deadline, not after 30 s
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

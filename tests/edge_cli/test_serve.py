@@ -47,7 +47,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
     """systemd is notified of ready and stopping; the exit code is 0."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
-        systemd.settimeout(30)
+        systemd.settimeout(120)
         sock = str(tmp_path / "edge.sock")
         with serve(tmp_path, "--socket", sock, "--log-format", "json", NOTIFY_SOCKET=systemd.getsockname()) as daemon:
             url, lines = ready_line(daemon)
@@ -59,7 +59,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
             with Causeway(f"unix://{sock}") as causeway:
                 assert "auto" in [model.id for model in causeway.models()]
             daemon.send_signal(signal.SIGTERM)
-            _, log = daemon.communicate(timeout=60)
+            _, log = daemon.communicate(timeout=120)
             assert systemd.recv(4096).startswith(b"STOPPING=1")
     assert daemon.returncode == 0
     records = [json.loads(line) for line in log.splitlines()]
@@ -82,7 +82,7 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
 def test_a_configuration_error_is_exit_code_2_and_one_line(tmp_path: Path, flags: list[str], message: str) -> None:
     """The line names the key or the file; there is no traceback."""
     with serve(tmp_path, *flags) as daemon:
-        _, log = daemon.communicate(timeout=60)
+        _, log = daemon.communicate(timeout=120)
     assert daemon.returncode == 2
     last = log.strip().splitlines()[-1]
     assert last.startswith("causeway-edge: ")

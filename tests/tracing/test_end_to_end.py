@@ -52,7 +52,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) 
     config = folder / "gateway.yaml"
     config.write_text(
         f"tracing: {{endpoint: '{url}'}}\nlog_format: json\nlog: debug\nredis: {redis_server.url}\n"
-        "cache: {enabled: true, redis_timeout_s: 0.5}\n"
+        "cache: {enabled: true, redis_timeout_s: 5.0, lease_s: 20.0}\n"
     )
     try:
         stack.start_triton("--trace-endpoint", url).ready()
