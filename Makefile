@@ -10,7 +10,7 @@ MODELS ?=
 UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo-fleet test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup run demo-fleet demo-voice test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ fuzz: ## Draw new random cases until Ctrl-C
 
 demo-fleet: ## Set up, then a control plane and 20 boxes: a good rollout, and a bad one that undoes itself
 	@$(PREPARE) fleet && exec $(BIN)/python -m fleet.demo $(ARGS)
+
+demo-voice: ## Spoken commands on the device, measured (DATA=hwu64.jsonl; needs espeak-ng)
+	@$(PREPARE) bench
+	@$(BIN)/python -m pip install -q --require-hashes -r edge_node/deploy/requirements-modalities.txt
+	@$(BIN)/causeway-models pull speech $(if $(YES),--yes)
+	@exec $(BIN)/python -m tests.bench.voice --data $(DATA) $(ARGS)
 
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)

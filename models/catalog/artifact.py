@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     temperature: float | None = None  # of a request that names none; None: OpenAI's 1
     answer_tokens: int = 0  # limit of an answer whose request names none; 0: the rest of the context
     answers: Answers = "text"
+    files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
     catalog_sha256: str | None = None
@@ -111,6 +112,8 @@ def load_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path}: {error}") from error
     if Path(manifest.file).name != manifest.file:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
+    if any(Path(name).name != name for name in manifest.files):
+        raise ArtifactError(f"{path}: `files` must name files in the same folder")
     return Artifact(path=folder / manifest.file, manifest=manifest)
 
 
@@ -186,3 +189,9 @@ def verify_artifact(artifact: Artifact) -> None:
     actual = sha256_of(artifact.path)
     if actual != expected.sha256:
         raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
+    for name, sha256 in expected.files.items():
+        path = artifact.folder / name
+        if not path.is_file():
+            raise ArtifactNotFound(f"{path}: the manifest names this file, but it is not there")
+        if sha256_of(path) != sha256:
+            raise ArtifactCorrupt(f"{path}: its sha256 is not the manifest's")

