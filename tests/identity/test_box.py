@@ -19,7 +19,14 @@ from edge_node.agent.link import enrolment
 from edge_node.agent.link.connection import FleetConnection, open_link, read_record
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
 from edge_node.agent.link.identity import FileKey, new_key, open_key, read_identity
-from edge_node.agent.link.reporter import MAX_SAMPLES, MAX_WAITING, AgentReport, TelemetryLog
+from edge_node.agent.link.reporter import (
+    MAX_SAMPLES,
+    MAX_WAITING,
+    TELEMETRY_FILE,
+    AgentReport,
+    TelemetryFile,
+    TelemetryLog,
+)
 from edge_node.clock import Clock
 from edge_node.config.schema import CloudConfig
 from edge_node.daemon.fleet import credentials
@@ -482,6 +489,43 @@ async def test_a_lost_answer_repeats_the_same_message(plane: ScriptedPlane, tmp_
         assert plane.telemetry[2].samples[0].requests == 4
 
 
+@pytest.mark.parametrize("killed", [False, True], ids=["ended", "killed"])
+@pytest.mark.parametrize("counted", [False, True], ids=["never arrived", "answer lost"])
+async def test_telemetry_of_an_earlier_run_is_sent_and_counted_once(
+    plane: ScriptedPlane, tmp_path: Path, killed: bool, counted: bool
+) -> None:
+    """With the boot id and number of its first try; it may have arrived then."""
+    folder = await joined(plane, tmp_path)
+    first = Box(folder)
+    first.sums.add(5)
+    if counted:
+        plane.lose = {"/v1/telemetry"}
+    else:
+        plane.refusals = {"/v1/telemetry": Refusal(503, "")}
+    async with first.running():
+        await first.until((folder / TELEMETRY_FILE).exists)
+        kept = (folder / TELEMETRY_FILE).read_bytes()
+    if killed:
+        (folder / TELEMETRY_FILE).write_bytes(kept)  # what a run that did not end by itself leaves
+    plane.lose, plane.refusals = set(), {}
+    arrived = len(plane.telemetry)
+    second = Box(folder)
+    second.sums.add(7)
+    async with second.running():
+        await second.until(lambda: len(plane.telemetry) >= arrived + 2)
+    old, new = plane.telemetry[arrived : arrived + 2]
+    assert (old.boot, old.seq, old.samples[0].requests) == (first.link.boot, 1, 5)
+    assert (new.boot, new.seq, new.samples[0].requests) == (second.link.boot, 1, 7)
+    assert all(message == old for message in plane.telemetry[:arrived])
+    assert not (folder / TELEMETRY_FILE).exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"[{", b'{"device":1}', b"\xff"])
+def test_a_damaged_telemetry_file_is_passed_over(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / TELEMETRY_FILE).write_bytes(content)
+    assert TelemetryFile(tmp_path, "kiosk-1").read() == ()
+
+
 def test_what_waits_is_bounded_and_its_loss_counted() -> None:
     now, sums = Time(), Sums()
     log = TelemetryLog("kiosk-1", "boot", lambda: msgspec.structs.replace(sums), lambda: now.unix)
@@ -497,7 +541,7 @@ def test_what_waits_is_bounded_and_its_loss_counted() -> None:
     received = 0
     while message := log.next():
         received += sum(sample.requests for sample in message.samples)
-        log.accepted()
+        log.accepted(message)
     assert received == MAX_WAITING
 
 

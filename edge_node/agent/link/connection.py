@@ -29,7 +29,7 @@ from ...observability.logs import redacted
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
 from .imported import SourceWithImport
-from .reporter import AgentReport, StatusWriter, TelemetryLog, TrafficSums
+from .reporter import AgentReport, StatusWriter, TelemetryFile, TelemetryLog, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
 log = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
+_KEEP_S = 600.0  # a daemon that is killed while the control plane is away loses at most this much telemetry
 _FLUSH_S = 5.0
 _SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
 _REVOKED = ("device_revoked", "device_unknown")
@@ -103,7 +104,9 @@ class FleetConnection:
         self.source = SourceWithImport(self.plane, folder, clock.monotonic)
         self._seen_import = self.source.stamp
         self._status = StatusWriter(identity.device, self.boot, clock.unix)
-        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix)
+        self._kept = TelemetryFile(folder, identity.device)
+        self._kept_at = float("-inf")
+        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix, self._kept.read())
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
@@ -164,11 +167,12 @@ class FleetConnection:
                 tasks.start_soon(self._repeated, work)
 
     async def close(self) -> None:
-        """Send the telemetry that waits, for at most five seconds, and close the connections."""
+        """Send the telemetry that waits, for at most five seconds, keep the rest, and close the connections."""
+        self._telemetry.cut(self._agent_report().running)
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
-                self._telemetry.cut(self._agent_report().running)
                 await self.send_telemetry()
+        self._kept.write(self._telemetry.seal())
         await self.plane.close()
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -248,13 +252,21 @@ class FleetConnection:
             try:
                 await self.plane.telemetry(message)
             except FleetUnreachable:
+                await self._keep_telemetry()
                 return
             except FleetRefused as error:
                 if error.code in _REVOKED:
                     self.tokens.refused(error)
                     return
                 log.warning("the control plane does not take telemetry: %s", error)
-            self._telemetry.accepted()
+            self._telemetry.accepted(message)
+        self._kept.write(())
+
+    async def _keep_telemetry(self) -> None:
+        """Write the telemetry that waits to disk, a few times an hour: flash wears out."""
+        if self._clock.monotonic() >= self._kept_at + _KEEP_S:
+            self._kept_at = self._clock.monotonic()
+            await to_thread.run_sync(self._kept.write, self._telemetry.seal())
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
