@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from .reasoning import Effort
+
 Kind = Literal["chat", "completion", "embedding"]
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
@@ -132,6 +134,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str | None = None  # completion
     dimensions: int | None = None  # embedding
     encoding_format: Literal["float", "base64"] = "float"  # embedding
+    reasoning_effort: Effort | None = None
     user: str | None = None
     extra: str = ""  # canonical JSON object of fields that we do not interpret but pass on; "" for none
     hints: RoutingHints = RoutingHints()
@@ -194,6 +197,7 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens that were found in the KV cache
+    reasoning_tokens: int = 0  # of the completion tokens: what the model thought before its answer
 
 
 class Confidence(msgspec.Struct, frozen=True):
@@ -225,6 +229,7 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     refusal: str | None = None
     resume: str = ""  # continue token, on the last chunk of an answer that was cut short
+    reasoning: str = ""  # what the model thinks before its answer; never part of `text`
 
 
 class Fact(msgspec.Struct, frozen=True):

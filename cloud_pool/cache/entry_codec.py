@@ -129,7 +129,7 @@ def _as_stream(chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         if chunk.finish_reason is None:
             split.append(chunk)
             continue
-        if chunk.text or chunk.tool_calls or chunk.logprobs or chunk.refusal is not None:
+        if chunk.text or chunk.reasoning or chunk.tool_calls or chunk.logprobs or chunk.refusal is not None:
             split.append(msgspec.structs.replace(chunk, finish_reason=None))
         split.append(Chunk(index=chunk.index, finish_reason=chunk.finish_reason))
     return tuple(split)

@@ -70,4 +70,4 @@ def _resolved(request: Request, tier: Tier) -> Request:
 
 def cached_usage(usage: Usage) -> Usage:
     """Return the usage of an answer that cost its client no tokens of the tier: all prompt tokens count as cached."""
-    return Usage(usage.prompt_tokens, usage.completion_tokens, usage.prompt_tokens)
+    return msgspec.structs.replace(usage, cached_tokens=usage.prompt_tokens)

@@ -9,8 +9,9 @@ import msgspec
 
 from models.catalog.artifact import Answers, ArtifactError
 from models.catalog.gguf import read_metadata
-from models.chat.template import MARK
+from models.chat.template import MARK, thinking_of
 from router.errors import ConfigError
+from router.reasoning import Thinking
 from router.tool_calls.formats import PLAIN, ToolFormat, tool_format
 
 _GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that a caller's text must not spell: unknown, control
@@ -33,6 +34,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     answer_tokens: int = 0  # default `max_tokens` where the request has none; 0: no such default
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
     tools: ToolFormat = PLAIN
+    thinking: Thinking = ""
     weights: str = ""  # SHA-256 of the artifact, part of the cache key; "": no artifact
 
 
@@ -65,6 +67,7 @@ def read_chat_format(path: Path) -> ChatFormat:
     return ChatFormat(
         template=template,
         tools=tool_format(template),
+        thinking=thinking_of(template),
         bos=token("bos"),
         eos=token("eos"),
         special=tuple(str(text) for text, kind in zip(tokens, kinds, strict=False) if kind in _GUARDED),

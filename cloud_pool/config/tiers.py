@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from models.catalog.artifact import ArtifactError, find_artifact
-from models.chat.template import render
+from models.chat.template import render, thinking_of
 from router.errors import ConfigError, UnsupportedFeature
+from router.reasoning import closed_thought, thinks
 from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
 from router.types import Request
@@ -102,6 +103,8 @@ class Tier(msgspec.Struct, frozen=True):
         text = render(
             chat_format.template, request.messages, tools, bos=chat_format.bos, eos=chat_format.eos, guard=guard
         )
+        if chat_format.thinking and not thinks(request, chat_format.thinking):
+            text += closed_thought(chat_format.thinking)
         return text if chat_format.is_ours else escape_special_tokens(text, chat_format.special)
 
 
@@ -124,7 +127,13 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(str(error), where=f"{where}.template_file") from error
         return ChatFormat(
-            template, tier.bos, tier.eos, tier.special_tokens, tier.context_tokens, tools=tool_format(template)
+            template,
+            tier.bos,
+            tier.eos,
+            tier.special_tokens,
+            tier.context_tokens,
+            tools=tool_format(template),
+            thinking=thinking_of(template),
         )
     try:
         artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])

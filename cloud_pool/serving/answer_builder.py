@@ -8,8 +8,9 @@ from contextlib import contextmanager
 import msgspec
 
 from router.errors import CausewayError, CloudFailed, StreamBroken
+from router.reasoning import ReasoningParser, Thinking, thinks
 from router.tool_calls.parser import ToolCallParser
-from router.types import Chunk, FinishReason, Request, TokenLogprob, Usage
+from router.types import Chunk, FinishReason, Request, TokenLogprob, ToolCallDelta, Usage
 
 from ..upstreams.triton.tensors import Delta
 
@@ -17,11 +18,16 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 
 
 class AnswerBuilder:
-    """The chunks of one answer: a choice for each sequence, n for each of the request's prompts."""
+    """The chunks of one answer: a choice for each sequence, n for each of the request's prompts.
 
-    def __init__(self, request: Request) -> None:
+    `thinking`: how the model thinks before its answers.
+    """
+
+    def __init__(self, request: Request, thinking: Thinking = "") -> None:
         self._request = request
-        self._choices = [_ChoiceBuilder(request, index) for index in range(request.sequences)]
+        if thinking and not thinks(request, thinking):
+            thinking = ""
+        self._choices = [_ChoiceBuilder(request, index, thinking) for index in range(request.sequences)]
         self._completion_tokens = 0
         self._prompt_tokens = 0
 
@@ -69,14 +75,16 @@ class AnswerBuilder:
         """Return the usage chunk. Raises StreamBroken if a choice has no finish reason."""
         if not self._ended:
             raise StreamBroken("the model ended without a finish reason", phase="stream")
-        return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens))
+        thoughts = sum(choice.reasoning_tokens for choice in self._choices)
+        return Chunk(usage=Usage(self._prompt_tokens, self._completion_tokens, reasoning_tokens=thoughts))
 
 
 class _ChoiceBuilder:
     """Choice `index` of the answer: its text becomes text and tool calls."""
 
-    def __init__(self, request: Request, index: int) -> None:
+    def __init__(self, request: Request, index: int, thinking: Thinking) -> None:
         self._index = index
+        self._reasoning = ReasoningParser(inside=thinking == "open") if thinking else None
         self._parser = ToolCallParser(request, index) if request.tools else None
         self.ended = False
         self.prompt_tokens = 0  # 0: not known yet, or counted for another choice
@@ -88,30 +96,40 @@ class _ChoiceBuilder:
         text, tokens, logprobs, name = delta.texts[0], delta.new_tokens[0], delta.logprobs[0], delta.finish_reasons[0]
         reason = None if name is None else _finish_reason(name)
         self.ended = reason is not None
-        if self._parser is not None:
-            return self._parse(self._parser, text, tokens, logprobs, reason)
+        if self._parser is not None or self._reasoning is not None:
+            return self._parse(text, tokens, logprobs, reason)
         if not (text or reason or tokens or logprobs):
             return []
         return [Chunk(text=text, index=self._index, tokens=tokens, logprobs=logprobs, finish_reason=reason)]
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.tokens
+
     def _parse(
         self,
-        parser: ToolCallParser,
         text: str,
         tokens: int,
         logprobs: tuple[TokenLogprob, ...],
         reason: FinishReason | None,
     ) -> list[Chunk]:
-        text, calls = parser.feed(text)
-        if reason is not None:
-            rest, last = parser.finish(cut=reason == "length")
-            text, calls = text + rest, (*calls, *last)
-        if reason == "stop" and parser.called:
-            reason = "tool_calls"
-        if not (text or calls or reason or tokens or logprobs):
+        thought, calls = "", tuple[ToolCallDelta, ...]()
+        if self._reasoning is not None:
+            thought, text = self._reasoning.feed(text, tokens)
+            if reason is not None:
+                last_thought, rest = self._reasoning.finish()
+                thought, text = thought + last_thought, text + rest
+        if self._parser is not None:
+            text, calls = self._parser.feed(text)
+            if reason is not None:
+                rest, last = self._parser.finish(cut=reason == "length")
+                text, calls = text + rest, (*calls, *last)
+            if reason == "stop" and self._parser.called:
+                reason = "tool_calls"
+        if not (text or thought or calls or reason or tokens or logprobs):
             return []
         chunk = Chunk(text=text, index=self._index, tokens=tokens, logprobs=logprobs, finish_reason=reason)
-        return [msgspec.structs.replace(chunk, tool_calls=calls) if calls else chunk]
+        return [msgspec.structs.replace(chunk, tool_calls=calls, reasoning=thought) if calls or thought else chunk]
 
 
 def _finish_reason(name: str) -> FinishReason:

@@ -108,7 +108,7 @@ class Service:
                     failures.append(failure)
                     continue
                 yield self._head(context, step, stress, partial_answer, truncator)  # (1)
-                builder = AnswerBuilder(context.request)
+                builder = AnswerBuilder(context.request, runtime.tier.chat_format.thinking)
                 for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
                 for chunk in builder.add(sequence, delta):
@@ -177,6 +177,7 @@ class Service:
             max_tokens=tier.max_tokens,
             schema=answer_schema(request, calls_only=chat_format.answers == "calls", form=chat_format.tools),
             frame=call_frame(request, chat_format.tools) if chat_format.is_ours else NO_FRAME,
+            thinking=chat_format.thinking if chat_format.is_ours else "",
             guided_key=tier.config.guided_key,
             temperature=chat_format.temperature,
             copy_source=tier.copy_source(request),

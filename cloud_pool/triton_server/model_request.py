@@ -67,6 +67,8 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             grammar=guided.grammar,
             json_schema=guided.schema,
             call_frame=guided.call_frame,
+            thinking=guided.thinking,
+            thinking_tokens=guided.thinking_tokens,
             copy_source=guided.copy_source,
             answer_prefix=guided.answer_prefix,
             logprobs=_logprobs(request),

@@ -385,5 +385,5 @@ def _expire(change: asyncio.Future[None]) -> None:
 def _size_bytes(piece: Piece) -> int:
     if isinstance(piece, Chunk):
         arguments = sum(len(call.arguments) for call in piece.tool_calls)
-        return _PIECE_BYTES + len(piece.text) + arguments + _PIECE_BYTES * len(piece.logprobs)
+        return _PIECE_BYTES + len(piece.text) + len(piece.reasoning) + arguments + _PIECE_BYTES * len(piece.logprobs)
     return sum(_FLOAT_BYTES * len(vector) for vector in piece.vectors)

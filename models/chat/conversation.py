@@ -132,7 +132,7 @@ def _with_instructions(messages: Sequence[Message], text: str) -> list[Message]:
 
 def _instructions(tools: Sequence[Tool], form: ToolFormat) -> str:
     listed = "\n".join(
-        json.dumps({"name": t.name, "description": t.description, "parameters": json.loads(t.parameters)})
+        f'{{"name": {json.dumps(t.name)}, "description": {json.dumps(t.description)}, "parameters": {t.parameters}}}'
         for t in tools
     )
     example = json.dumps({"name": "function name", form.arguments_key: {"argument name": "value"}})

@@ -23,6 +23,7 @@ import jinja2
 import jinja2.sandbox
 
 from router.errors import InvalidRequest, UnsupportedFeature
+from router.reasoning import CLOSE, OPEN, Thinking
 from router.tool_calls.formats import tool_format
 from router.types import Message, TextPart, Tool
 
@@ -101,6 +102,18 @@ def render(
         in_system = abilities.tools == "system"
         messages, tools = adapted(messages, tools, abilities, tool_format(template))
     return _render(template, messages, tools, bos, eos, guard, in_system, add_generation_prompt=add_generation_prompt)
+
+
+@lru_cache(maxsize=_CACHED_ABILITIES)
+def thinking_of(template: str) -> Thinking:
+    """Return how the template's model thinks before it answers."""
+    if CLOSE not in template:
+        return ""
+    try:
+        prompt = render(template, (Message("user", "hello"),))
+    except InvalidRequest:
+        return "marked"
+    return "open" if prompt.rstrip().endswith(OPEN) else "marked"
 
 
 @lru_cache(maxsize=_CACHED_ABILITIES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from router.errors import EngineUnavailable
 from router.tool_calls.formats import tool_format
 
+from ..chat.template import thinking_of
 from .embedding import Embedder
 from .native import bindings, memory
 from .native.context import Context
@@ -197,4 +198,5 @@ def _model_info(weights: Weights, vocabulary: int, context: int, threads: int, s
         embedding_dimensions=weights.embedding_dimensions,
         has_chat_template=bool(weights.chat_template),
         tool_format=tool_format(weights.chat_template),
+        thinking=thinking_of(weights.chat_template),
     )

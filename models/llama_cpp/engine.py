@@ -30,6 +30,7 @@ from .prompts import SHORTEN
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 from .sampling.json_schema import framed, schema_to_gbnf
 from .sampling.sampler import TokenSampler, is_plain_greedy
+from .sampling.thinking_budget import ThinkingBudget
 from .scheduling.sequence import Sequence
 
 _log = logging.getLogger(__name__)
@@ -150,11 +151,13 @@ class Engine:
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
         sampling = self._sampling(job)
-        make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt)
+        thinking = None if job.thinking_tokens is None else ThinkingBudget(self._core.vocabulary, job)
+        make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt, thinking=thinking)
         gbnf = framed(schema_to_gbnf(job.json_schema), job.call_frame) if job.json_schema else job.grammar
         copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
         if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
-            return make(gbnf, may_refuse=job.may_refuse) if gbnf or not is_plain_greedy(sampling) else None
+            needed = gbnf or thinking is not None or not is_plain_greedy(sampling)
+            return make(gbnf, may_refuse=job.may_refuse) if needed else None
         try:  # (2)
             return make(call_grammar(copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
         except InvalidGrammar:

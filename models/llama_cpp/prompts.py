@@ -81,7 +81,7 @@ class PromptEncoder:
                 guard=self._vocabulary.guard,
             )
             self._check_length(text)
-            tokens = self._vocabulary.encode(text, special=True)
+            tokens = self._vocabulary.encode(text + prompt.answer_start, special=True)
         elif prompt.text is not None:
             self._check_length(prompt.text)
             tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special)

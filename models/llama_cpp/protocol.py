@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from router.reasoning import Thinking
 from router.tool_calls.formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
@@ -42,6 +43,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     embedding_dimensions: int
     has_chat_template: bool
     tool_format: ToolFormat = PLAIN
+    thinking: Thinking = ""
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,6 +56,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[Tool, ...] = ()
     text: str | None = None
     parse_special: bool = False
+    answer_start: str = ""  # of `messages`: the beginning of the answer, which the model continues
     tokens: tuple[int, ...] = ()
 
 
@@ -74,6 +77,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     copy_source: str | None = None
     copy_from_prompt: bool = False  # `copy_source` is the last user message of the prompt
     answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
+    thinking: Thinking = ""  # how the model thinks before its answer to this prompt
+    thinking_tokens: int | None = None  # after so many a thought is ended; None: the model ends it
     logprobs: int | None = None
     confidence_tokens: int = 0  # report Confidence for this many first tokens; 0: never
     ignore_eos: bool = False

@@ -91,7 +91,8 @@ class AnswerEncoder:
 
 
 def has_content(chunk: Chunk) -> bool:
-    return bool(chunk.text or chunk.finish_reason or chunk.tool_calls or chunk.logprobs or chunk.refusal is not None)
+    said = chunk.text or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None
+    return bool(said or chunk.finish_reason or chunk.logprobs)
 
 
 def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
@@ -131,17 +132,23 @@ class _PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
-class _Usage(msgspec.Struct):
+class _CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class _Usage(msgspec.Struct, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: _PromptTokensDetails
+    completion_tokens_details: _CompletionTokensDetails | None = None  # only of an answer with thoughts
 
 
 def usage_json(usage: Usage) -> bytes:
     total = usage.prompt_tokens + usage.completion_tokens
     details = _PromptTokensDetails(usage.cached_tokens)
-    return _encode(_Usage(usage.prompt_tokens, usage.completion_tokens, total, details))
+    thought = _CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else None
+    return _encode(_Usage(usage.prompt_tokens, usage.completion_tokens, total, details, thought))
 
 
 class ChoiceFormat(Protocol):
@@ -207,7 +214,7 @@ class ChatChoiceFormat:
         return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
-        if chunk.tool_calls or chunk.refusal is not None:
+        if chunk.tool_calls or chunk.refusal is not None or chunk.reasoning:
             delta = _chat_delta(chunk)
         else:
             delta = b'"content":' + _encode(chunk.text) if chunk.text else b""
@@ -224,7 +231,8 @@ class ChatChoiceFormat:
         refusal = _encode(chunk.refusal)
         calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""
         logprobs = _chat_logprobs(chunk.logprobs) if self._logprobs and chunk.logprobs else b"null"
-        message = b'"role":"assistant","content":%b,"refusal":%b%b' % (content, refusal, calls)
+        thought = b',"reasoning_content":' + _encode(chunk.reasoning) if chunk.reasoning else b""
+        message = b'"role":"assistant","content":%b,"refusal":%b%b%b' % (content, refusal, thought, calls)
         return b'{"index":%d,"message":{%b},"logprobs":%b,"finish_reason":%b}' % (
             chunk.index,
             message,
@@ -270,6 +278,8 @@ def _finish_reason(chunk: Chunk) -> bytes:
 
 def _chat_delta(chunk: Chunk) -> bytes:
     parts = []
+    if chunk.reasoning:
+        parts.append(b'"reasoning_content":' + _encode(chunk.reasoning))
     if chunk.text:
         parts.append(b'"content":' + _encode(chunk.text))
     if chunk.refusal is not None:

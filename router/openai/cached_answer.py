@@ -27,7 +27,7 @@ from .answer import (
     with_resume,
 )
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The version of `encode_chunks`' format: increase it when Chunk, or a struct inside it, changes its fields."""
 
 
@@ -44,6 +44,7 @@ class StoredChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     usage: Usage | None
     refusal: str | None
     resume: str
+    reasoning: str
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -171,6 +172,7 @@ class _MergedChoice:
         "confidence",
         "finish_reason",
         "logprobs",
+        "reasoning",
         "refusal",
         "refused",
         "resume",
@@ -190,10 +192,13 @@ class _MergedChoice:
         self.refusal: list[str] = []
         self.refused = False
         self.resume = ""
+        self.reasoning: list[str] = []
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text:
             self.text.append(chunk.text)
+        if chunk.reasoning:
+            self.reasoning.append(chunk.reasoning)
         self.tokens += chunk.tokens
         if chunk.logprobs:
             self.logprobs.extend(chunk.logprobs)
@@ -231,4 +236,5 @@ class _MergedChoice:
             confidence=self.confidence,
             refusal="".join(self.refusal) if self.refused else None,
             resume=self.resume,
+            reasoning="".join(self.reasoning),
         )

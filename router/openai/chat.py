@@ -79,6 +79,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
+            reasoning_effort=wire.reasoning_effort,
             user=wire.user,
             extra=extra_of(document, _FIELDS),
             hints=merge_hints(hints, wire.causeway),

@@ -1,8 +1,8 @@
 """An OpenAI-compatible server's answers → Chunks, whole or streamed, in the dialects of OpenAI, vLLM and NIM.
 
 Tolerated: null or missing content, role and usage; usage on every chunk; a missing ``[DONE]`` after every choice has
-ended; tool calls without index or id; unknown fields (``reasoning_content`` among them, which is not passed on). Bytes
-that are not an answer raise CloudFailed; an answer that stops before its end raises StreamBroken.
+ended; tool calls without index or id; thoughts as ``reasoning_content`` or ``reasoning``; unknown fields. Bytes that
+are not an answer raise CloudFailed; an answer that stops before its end raises StreamBroken.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ class _ReplyMessage(msgspec.Struct):
     content: str | None = None
     tool_calls: list[_ReplyCall] | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None  # DeepSeek, vLLM, our gateway
+    reasoning: object = None  # newer releases of vLLM, OpenRouter
+
+    @property
+    def thought(self) -> str:
+        return self.reasoning_content or (self.reasoning if isinstance(self.reasoning, str) else "")
 
 
 class _ReplyAlternative(msgspec.Struct):
@@ -66,12 +72,14 @@ class _ReplyChoice(msgspec.Struct):
 
 class _ReplyDetail(msgspec.Struct):
     cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
 
 
 class _ReplyUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _ReplyDetail | None = None
+    completion_tokens_details: _ReplyDetail | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -207,10 +215,11 @@ class StreamDecoder:
         logprobs = () if choice.logprobs is None else _logprobs(choice.logprobs)
         calls = () if delta is None or not delta.tool_calls else self._calls(index, delta.tool_calls)
         refusal = None if delta is None else delta.refusal or None
-        if not (text or logprobs or calls or finish or refusal):
+        thought = "" if delta is None else delta.thought
+        if not (text or logprobs or calls or finish or refusal or thought):
             return None  # only a role, or fields that are not passed on
-        tokens = len(logprobs) or (1 if text or calls else 0)
-        return Chunk(text, index, tokens, calls, logprobs, finish, None, None, refusal)
+        tokens = len(logprobs) or (1 if text or calls or thought else 0)
+        return Chunk(text, index, tokens, calls, logprobs, finish, None, None, refusal, reasoning=thought)
 
     def _calls(self, choice: int, wire: list[_ReplyCall]) -> tuple[ToolCallDelta, ...]:
         calls = []
@@ -270,6 +279,7 @@ def _whole(choice: _ReplyChoice, tokens: int) -> Chunk:
         logprobs=logprobs,
         finish_reason=_finish(choice.finish_reason, "first_token") or ("tool_calls" if calls else "stop"),
         refusal=None if message is None else message.refusal,
+        reasoning="" if message is None else message.thought,
     )
 
 
@@ -293,7 +303,8 @@ def _usage(wire: _ReplyUsage | None) -> Usage | None:
     if wire is None:
         return None
     cached = 0 if wire.prompt_tokens_details is None else wire.prompt_tokens_details.cached_tokens or 0
-    return Usage(wire.prompt_tokens or 0, wire.completion_tokens or 0, cached)
+    thought = 0 if wire.completion_tokens_details is None else wire.completion_tokens_details.reasoning_tokens or 0
+    return Usage(wire.prompt_tokens or 0, wire.completion_tokens or 0, cached, thought)
 
 
 def _logprobs(wire: _ReplyLogprobs) -> tuple[TokenLogprob, ...]:

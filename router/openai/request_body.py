@@ -63,6 +63,8 @@ _ADVICE = {
     "logit_bias": "Send an object of token ids and numbers from -100 to 100.",
     "stream": "Send true or false.",
     "tool_choice": "Send none, auto, required, or an object that names one function.",
+    "reasoning_effort": "Use none, minimal, low, medium, high or xhigh.",
+    "effort": "Use none, minimal, low, medium, high or xhigh.",
     "prefer": "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud.",
     "tags": "Send a list of up to 32 short strings.",
     "deadline_ms": "Send the time left as a whole number of milliseconds, at least 1.",

@@ -122,6 +122,7 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     echo: bool = False
     suffix: str | None = None
     dimensions: int | None = None
+    reasoning_effort: str | None = None
     user: str | None = None
     causeway: dict[str, str] | None = None
 
@@ -186,6 +187,7 @@ def _chat(body: _Body, request: Request) -> None:
             body.tool_choice = _UpstreamChoice(_UpstreamNamed(choice.name or ""))
         elif choice.mode != "auto":
             body.tool_choice = choice.mode
+    body.reasoning_effort = request.reasoning_effort
     requested = request.response_format
     if requested is not None:
         schema = _Schema(Raw(requested.schema.encode()), requested.name, requested.strict, requested.description)

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ..reasoning import Effort
 from ..types import Prefer
 
 INT32_MAX = 2**31 - 1
@@ -160,6 +161,7 @@ class WireChat(WireGeneration, kw_only=True):
     response_format: WireFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
+    reasoning_effort: Effort | None = None
     # Refused with an explanation, see chat.py.
     functions: object = None
     function_call: object = None

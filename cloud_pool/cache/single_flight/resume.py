@@ -29,7 +29,7 @@ class EmittedPrefix:
             self._texts[chunk.index] = self._texts.get(chunk.index, "") + chunk.text
         if chunk.finish_reason is not None:
             self._ended.add(chunk.index)
-        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None:
+        if chunk.tool_calls or chunk.logprobs or chunk.reasoning or chunk.refusal is not None:
             self._plain = False
 
     def resume(self) -> ResumeFilter | None:
@@ -57,7 +57,8 @@ class ResumeFilter:
         if not left and chunk.index not in self._ended:
             return chunk
         common = min(len(left), len(chunk.text))
-        if chunk.tool_calls or chunk.logprobs or chunk.refusal is not None or left[:common] != chunk.text[:common]:
+        other = chunk.tool_calls or chunk.logprobs or chunk.reasoning or chunk.refusal is not None
+        if other or left[:common] != chunk.text[:common]:
             raise _broken()
         self._left[chunk.index] = left[common:]
         rest = msgspec.structs.replace(chunk, text=chunk.text[common:])

@@ -242,4 +242,4 @@ def _expire(change: asyncio.Future[None]) -> None:
 
 def _size(chunk: Chunk) -> int:
     calls = sum(len(call.arguments) for call in chunk.tool_calls)
-    return _CHUNK_BYTES + len(chunk.text) + calls + _CHUNK_BYTES * len(chunk.logprobs)
+    return _CHUNK_BYTES + len(chunk.text) + len(chunk.reasoning) + calls + _CHUNK_BYTES * len(chunk.logprobs)

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from router.errors import InvalidRequest
+from router.reasoning import Thinking, thinking_limit, thinks
 from router.tool_calls.formats import NO_FRAME, CallFrame
 from router.types import Request, Sampling
 
@@ -23,7 +24,7 @@ ANY_OBJECT = "{}"
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Constrained decoding. `grammar` is GBNF here and EBNF in vLLM, so the gateway only ever sends schemas.
 
-    `copy_source`, `answer_prefix` and `call_frame` are understood by our engine alone (models.llama_cpp.protocol.Job).
+    The fields from `copy_source` on are understood by our engine alone (models.llama_cpp.protocol.Job).
     """
 
     json: dict[str, object] | str | None = None  # a schema, or a string that contains one
@@ -32,6 +33,8 @@ class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     copy_source: str | None = None
     answer_prefix: str = ""
     call_frame: CallFrame = NO_FRAME
+    thinking: Thinking = ""
+    thinking_tokens: int | None = None
 
     @property
     def schema(self) -> str:
@@ -111,6 +114,7 @@ def from_request(
     schema: str,
     guided_key: GuidedKey,
     frame: CallFrame = NO_FRAME,
+    thinking: Thinking = "",
     temperature: float = 1.0,
     copy_source: str | None = None,
     answer_prefix: str = "",
@@ -123,6 +127,7 @@ def from_request(
         schema: JSON schema of the answer, "" for free text.
         guided_key: the field under which the tier's vLLM release reads grammars.
         frame: what stands around the objects of the schema (our engine only).
+        thinking: how the model thinks, if the request may bound it (our engine only).
         temperature: used where the request has none.
         copy_source: without a schema, the text that tool-call arguments must be copied from (our engine only).
         answer_prefix: the part of such an answer that was already generated.
@@ -136,6 +141,8 @@ def from_request(
         if schema or copy_source is None
         else Guided(copy_source=copy_source, answer_prefix=answer_prefix)
     )
+    if thinking and thinks(request, thinking) and (limit := thinking_limit(request)) is not None:
+        rules = msgspec.structs.replace(rules, thinking=thinking, thinking_tokens=limit)
     guided = {guided_key: msgspec.json.encode(rules).decode()} if rules != Guided() else {}
     try:
         extra = msgspec.json.decode(request.extra or "{}", type=_VllmExtensions)

@@ -16,6 +16,7 @@ from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
+from router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
 from router.tool_calls.formats import NO_FRAME, PLAIN
 from router.tool_calls.parser import ToolCallParser
 from router.tool_calls.schema import answer_schema, call_frame
@@ -128,7 +129,7 @@ class EngineBackend:
         if process is None:
             return None
         total = 0
-        for prompt in _prompts(request):
+        for prompt in self._prompts(request):
             tokens = await process.count(prompt)
             if tokens is None:
                 return None
@@ -141,12 +142,14 @@ class EngineBackend:
         _check_supported(request)
         process = await self._supervisor.ready(call.deadline)
         choices = {choice.job.id: choice for choice in self._choices(call)}
-        prompt_tokens = completion_tokens = cached_tokens = 0
+        prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
             process, [choice.job for choice in choices.values()], call.deadline, self._at_once
         ) as queue:
             while choices:
-                for emission in _merged(await queue.get()):
+                emissions = await queue.get()
+                # Thoughts are counted token by token.
+                for emission in emissions if self._thinking else _merged(emissions):
                     choice = choices[emission.job]
                     if emission.error:
                         raise _error(emission, choice.has_tokens)
@@ -155,10 +158,11 @@ class EngineBackend:
                     if emission.finish_reason is not None:
                         del choices[emission.job]
                         completion_tokens += emission.completion_tokens
+                        reasoning_tokens += choice.reasoning_tokens
                         if choice.index % request.n == 0:
                             prompt_tokens += emission.prompt_tokens
                             cached_tokens += emission.cached_tokens
-        yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens))
+        yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens))
 
     async def embed(self, call: BackendRequest) -> Embeddings:
         process = await self._supervisor.ready(call.deadline)
@@ -170,7 +174,7 @@ class EngineBackend:
         deadline_s = _time_left_s(call)
         jobs = [
             Job(id=next(self._ids), prompt=prompt, embed=True, deadline_s=deadline_s)
-            for prompt in _prompts(call.request)
+            for prompt in self._prompts(call.request)
         ]
         vectors: dict[int, tuple[float, ...]] = {}
         tokens = 0
@@ -183,6 +187,13 @@ class EngineBackend:
                     tokens += emission.prompt_tokens
         return Embeddings(tuple(vectors[job.id] for job in jobs), Usage(prompt_tokens=tokens))
 
+    @property
+    def _thinking(self) -> Thinking:
+        return info.thinking if (info := self._supervisor.info) is not None else ""
+
+    def _prompts(self, request: Request) -> list[Prompt]:
+        return _prompts(request, self._thinking)
+
     def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
         request = call.request
         schema, frame = "", NO_FRAME
@@ -192,8 +203,11 @@ class EngineBackend:
             frame = call_frame(request, form)
         may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
         copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
+        thinking = self._thinking
+        if thinking and not thinks(request, thinking):
+            thinking = ""
         deadline_s = _time_left_s(call)
-        numbered = ((prompt, choice) for prompt in _prompts(request) for choice in range(request.n))
+        numbered = ((prompt, choice) for prompt in self._prompts(request) for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):
             job = Job(
                 id=next(self._ids),
@@ -205,6 +219,8 @@ class EngineBackend:
                 call_frame=frame,
                 may_refuse=may_refuse,
                 copy_from_prompt=copy_from_prompt,
+                thinking_tokens=thinking_limit(request) if thinking else None,
+                thinking=thinking,
                 logprobs=request.logprobs,
                 confidence_tokens=call.confidence_tokens if index == 0 else 0,
                 deadline_s=deadline_s,
@@ -224,11 +240,18 @@ class _ChoiceStream:
         self.index = index
         self.has_tokens = False  # at least one token was generated
         self._tools = ToolCallParser(request, index) if request.tools else None
+        self._reasoning = ReasoningParser(inside=job.thinking == "open") if job.thinking else None
 
     def chunk(self, emission: Emission) -> Chunk | None:
         """None when the emission has no content for the client yet."""
         self.has_tokens = self.has_tokens or emission.tokens > 0
         text, calls, reason = emission.text, tuple[ToolCallDelta, ...](), emission.finish_reason
+        thought = ""
+        if self._reasoning is not None:
+            thought, text = self._reasoning.feed(text, emission.tokens)
+            if reason is not None:
+                more_thought, more_text = self._reasoning.finish()
+                thought, text = thought + more_thought, text + more_text
         if self._tools is not None:
             text, calls = self._tools.feed(text)
             if reason is not None:
@@ -236,7 +259,7 @@ class _ChoiceStream:
                 text, calls = text + rest, calls + more
                 reason = "tool_calls" if self._tools.called and reason == "stop" else reason
         refused = emission.refused and self.job.refusal == "end"
-        if not (text or calls or reason or emission.tokens or emission.logprobs or emission.confidence):
+        if not (text or thought or calls or reason or emission.tokens or emission.logprobs or emission.confidence):
             return None
         return Chunk(
             text=text,
@@ -247,7 +270,12 @@ class _ChoiceStream:
             finish_reason=reason,
             confidence=emission.confidence,
             refusal=DECLINED if refused else None,
+            reasoning=thought,
         )
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self._reasoning is None else self._reasoning.tokens
 
 
 class _EmissionQueue:
@@ -329,10 +357,11 @@ def _check_supported(request: Request) -> None:
         )
 
 
-def _prompts(request: Request) -> list[Prompt]:
+def _prompts(request: Request, thinking: Thinking) -> list[Prompt]:
     if request.kind == "chat":
         tools = () if request.tool_choice.mode == "none" else request.tools
-        return [Prompt(messages=request.messages, tools=tools)]
+        answer_start = closed_thought(thinking) if thinking and not thinks(request, thinking) else ""
+        return [Prompt(messages=request.messages, tools=tools, answer_start=answer_start)]
     return [Prompt(text=one) if isinstance(one, str) else Prompt(tokens=one) for one in request.prompts]
 
 

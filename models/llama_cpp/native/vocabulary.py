@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import EngineUnavailable, InvalidRequest
+from router.reasoning import CLOSE, OPEN
 from router.tool_calls.parser import TEXT_MARKS
 
 from ...chat.template import MARK
@@ -17,6 +18,7 @@ from . import bindings
 
 _PIECE_BYTES = 1 << 16  # buffer for one token's text
 _CONTROL = native.LLAMA_TOKEN_ATTR_CONTROL | native.LLAMA_TOKEN_ATTR_UNKNOWN
+_TEXT_MARKS = TEXT_MARKS | {OPEN, CLOSE}  # control tokens whose text the parsers in `router` read
 
 Tokens = NDArray[np.int32]
 
@@ -25,7 +27,7 @@ class Vocabulary:
     """Tables built at load, so that a token's text is one list look-up. Thread-safe after construction.
 
     `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text. A control
-    token that marks a tool call (Llama 3, Mistral, Phi) is text: `ToolCallParser` reads it.
+    token that marks a tool call (Llama 3, Mistral, Phi) or a thought is text, for the parsers in `router`.
     `control_tokens`: those that are never text.
     `texts`: each token's text; None for one that is part of a character, or that needs handling (end, refusal).
     `guard`: first characters of control tokens, for `chat.template.render`.
@@ -47,7 +49,7 @@ class Vocabulary:
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self.end_tokens = frozenset(t for t in range(self.size) if native.llama_vocab_is_eog(self.pointer, t))
         controls = {t: self._piece(t, special=True).decode() for t in range(self.size) if self._is_control(t)}
-        marks = {token: text.encode() for token, text in controls.items() if text in TEXT_MARKS}
+        marks = {token: text.encode() for token, text in controls.items() if text in _TEXT_MARKS}
         self.control_tokens = tuple(token for token in controls if token not in marks)
         self.max_piece_bytes = max(len(self._piece(token, special=True)) for token in range(self.size))
         self._control_texts = tuple(filter(None, controls.values()))

@@ -20,6 +20,7 @@ from router.types import Sampling
 from ..native import bindings
 from ..native.vocabulary import Tokens, Vocabulary
 from .confidence import LogitsRow
+from .thinking_budget import ThinkingBudget
 
 NO_TOKEN = -1
 _TOP_K = 64  # default: beyond it is a small model's noise, and time
@@ -81,6 +82,7 @@ class TokenSampler:
         *,
         may_refuse: bool = False,
         answer_prefix: str = "",
+        thinking: ThinkingBudget | None = None,
     ) -> None:
         """Compile the settings of one sequence.
 
@@ -93,12 +95,14 @@ class TokenSampler:
             may_refuse: the refusal token may come first, before what the grammar requires.
             answer_prefix: beginning of the grammar's text that stands in the prompt already; if the grammar does not
                 allow it, the answer is unconstrained.
+            thinking: ends a thought that becomes too long; only without a grammar.
 
         Raises:
             InvalidGrammar: llama.cpp refuses the grammar.
             InvalidRequest: `logit_bias` names a token that does not exist.
         """
         self._candidates = candidates
+        self._thinking = thinking
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
         self._controls = frozenset(vocabulary.control_tokens) - vocabulary.end_tokens
@@ -130,7 +134,7 @@ class TokenSampler:
             row[self._bias[0]] += self._bias[1]
         token = bindings.sample(self._chain, context, index) if self._chain else int(row.argmax())
         if not self._grammar or token == self._allowed_first:
-            return token
+            return token if self._thinking is None else self._thinking.choose(token)
         # The model mostly wants what the grammar allows: checking one token costs a hundredth of checking all.
         if token in self._controls or not self._candidates.allows(self._grammar, token):
             token = self._candidates.sample(row, self._grammar, self._chain)

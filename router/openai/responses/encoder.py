@@ -81,7 +81,7 @@ class ResponseEncoder:
     # --- items -------------------------------------------------------------------------------------------------------
 
     def _add(self, chunk: Chunk) -> bytes:
-        events = b""
+        events = self._part("reasoning_text", chunk.reasoning, []) if chunk.reasoning else b""
         logprobs = _logprobs(chunk) if self._logprobs else []
         if chunk.text or logprobs:
             events += self._part("output_text", chunk.text, logprobs)
@@ -98,7 +98,8 @@ class ResponseEncoder:
         events = b""
         if self._open is None or self._open.kind != kind:
             events += self._close_item()
-            item = self._open = _OpenItem(kind, f"msg_{self._suffix}_{len(self._output)}")
+            prefix = "rs" if kind == "reasoning_text" else "msg"
+            item = self._open = _OpenItem(kind, f"{prefix}_{self._suffix}_{len(self._output)}")
             events += self._event("response.output_item.added", item=item.message("in_progress", content=[]))
             events += self._event("response.content_part.added", **item.part_place, part=item.part(""))
         item = self._open
@@ -132,7 +133,9 @@ class ResponseEncoder:
         else:
             part = item.part(text)
             done = item.message(status, content=[part])
-            more = {"text": text, "logprobs": item.logprobs} if item.kind == "output_text" else {"refusal": text}
+            more: Fields = {"refusal": text} if item.kind == "refusal" else {"text": text}
+            if item.kind == "output_text":
+                more["logprobs"] = item.logprobs
             events = self._event(f"response.{item.kind}.done", **item.part_place, **more)
             events += self._event("response.content_part.done", **item.part_place, part=part)
         events += self._event("response.output_item.done", item=done)
@@ -189,9 +192,13 @@ class _OpenItem:
     def part(self, text: str) -> Fields:
         if self.kind == "refusal":
             return {"type": "refusal", "refusal": text}
+        if self.kind == "reasoning_text":
+            return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs if text else []}
 
     def message(self, status: str, content: list[Fields]) -> Fields:
+        if self.kind == "reasoning_text":
+            return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
     def call(self, status: str, arguments: str) -> Fields:
@@ -204,7 +211,7 @@ def _usage(usage: Usage) -> Fields:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

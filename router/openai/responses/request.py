@@ -96,6 +96,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=_response_format(None if wire.text is None else wire.text.format),
             logprobs=(wire.top_logprobs or 0) if _LOGPROBS in (wire.include or ()) else None,
+            reasoning_effort=None if wire.reasoning is None else wire.reasoning.effort,
             user=wire.user,
             extra=extra_of(document, _FIELDS),
             hints=merge_hints(hints, wire.causeway),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ...reasoning import Effort
 from ..wire import Alternatives, Count, Name, WireGeneration
 
 
@@ -85,7 +86,7 @@ class WireTextConfig(msgspec.Struct):
 
 
 class WireReasoning(msgspec.Struct):
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class WireResponse(WireGeneration, kw_only=True):

@@ -532,3 +532,28 @@ async def test_optional_tools_keep_the_call_grammar(make_backend: MakeBackend) -
     assert called.name == "alarm_set"
     assert all(value in "wake me up at six am" for value in json.loads(called.arguments).values())
     assert finish(chunks) == "tool_calls"
+
+
+async def test_thoughts_are_apart_from_the_answer(make_backend: MakeBackend, tmp_path: Path) -> None:
+    """Counted, bounded by the effort, and none at all if the effort is none or the answer is constrained."""
+    path = write_tiny_gguf(tmp_path / "thinks.gguf", template="{{ messages[0].content }}<think>{# </think> #}")
+    backend = make_backend(path)
+    await backend.start()
+    await backend.ready(now() + TIMEOUT_S)
+    bounded = await answer(backend, chat(max_tokens=200, reasoning_effort="minimal"))
+    assert "".join(chunk.reasoning for chunk in bounded)
+    assert "</think>" not in text(bounded)
+    assert bounded[-1].usage is not None
+    assert 128 < bounded[-1].usage.reasoning_tokens < 160
+    assert bounded[-1].usage.completion_tokens == 200
+    endless = await answer(backend, chat(max_tokens=20))
+    assert (text(endless), finish(endless)) == ("", "length")
+    assert endless[-1].usage is not None
+    assert endless[-1].usage.reasoning_tokens == 20
+    for fields in ({"reasoning_effort": "none"}, {"response_format": ResponseFormat("json_object"), "max_tokens": 60}):
+        request = chat(**fields)
+        plain = await answer(backend, request)
+        assert text(plain)
+        assert not any(chunk.reasoning for chunk in plain)
+        assert plain[-1].usage is not None
+        assert plain[-1].usage.prompt_tokens == await backend.count(request)

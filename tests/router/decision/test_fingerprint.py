@@ -52,6 +52,7 @@ CHANGES: dict[str, list[object]] = {
     "prompts": [("a",), ("a", "b"), ((1, 2),), ((1,), (2,)), ("ab",)],
     "max_tokens": [1, 2],
     "limit_name": ["max_completion_tokens"],
+    "reasoning_effort": ["none", "high"],
     "sampling": [
         Sampling(temperature=0.0),
         Sampling(top_p=0.5),

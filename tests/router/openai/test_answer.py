@@ -330,3 +330,18 @@ def test_an_answer_that_was_cut_short_has_a_continue_token(kept: bool) -> None:
 
 def _events(stream: bytes) -> list[dict[str, Any]]:
     return [json.loads(event.data) for event in SSEParser().feed(stream) if event.data != b"[DONE]"]
+
+
+def test_thoughts_are_a_field_of_their_own() -> None:
+    """With their tokens in the usage, whole and streamed."""
+    chunks = [Chunk(reasoning="2 + ", tokens=2), Chunk(reasoning="2"), Chunk("Four."), Chunk(finish_reason="stop")]
+    chunks.append(Chunk(usage=Usage(3, 6, 0, 4)))
+    answer = json.loads(whole(CHAT, chunks))
+    message = answer["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Four.", "2 + 2")
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 4}
+    *events, _ = streamed(with_(CHAT, stream=True, include_usage=True), chunks)
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events[1:-1]]
+    assert deltas == [{"reasoning_content": "2 + "}, {"reasoning_content": "2"}, {"content": "Four."}, {}]
+    assert json.loads(events[-1])["usage"] == answer["usage"]
+    assert json.loads(whole(CHAT, chunks[:1] + chunks[3:]))["choices"][0]["message"]["content"] == ""

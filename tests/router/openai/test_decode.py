@@ -43,14 +43,28 @@ def test_a_stream_of_openai() -> None:
 
 
 def test_a_stream_of_vllm() -> None:
-    """Usage on every chunk is reported once, at the end; null content and reasoning text are dropped."""
+    """Usage on every chunk is reported once, at the end; null content is dropped; thoughts are kept apart."""
     usage = {"prompt_tokens": 5, "total_tokens": 6, "completion_tokens": 1, "prompt_tokens_details": None}
     assert read(
         event(piece({"role": "assistant", "content": None}), usage={**usage, "completion_tokens": 0}),
         event(piece({"reasoning_content": "hmm", "content": None}), usage=usage),
         event({**piece({"content": "Hi"}, "length"), "stop_reason": None, "token_ids": None}, usage=usage),
         b"[DONE]",
-    ) == [Chunk("Hi", tokens=1, finish_reason="length"), Chunk(usage=Usage(5, 1))]
+    ) == [
+        Chunk(tokens=1, reasoning="hmm"),
+        Chunk("Hi", tokens=1, finish_reason="length"),
+        Chunk(usage=Usage(5, 1)),
+    ]
+    assert read(event(piece({"reasoning": "hmm"})), event(piece({}, "stop")), b"[DONE]")[0].reasoning == "hmm"
+
+
+def test_thoughts_of_a_whole_answer_and_their_tokens() -> None:
+    message = {"role": "assistant", "content": "Four.", "reasoning_content": "2 + 2"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 9, "completion_tokens_details": {"reasoning_tokens": 6}}
+    body = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
+    answer, end = decode_answer(json.dumps(body).encode())
+    assert (answer.text, answer.reasoning) == ("Four.", "2 + 2")
+    assert end.usage == Usage(5, 9, 0, 6)
 
 
 TEXTS = st.text() | st.sampled_from(["a", '"', "\\", "content", '"content":"', "\u2028", "é", "😀"])

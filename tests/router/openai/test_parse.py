@@ -348,7 +348,7 @@ def test_a_field_that_looks_like_a_known_one_is_refused_with_its_name(parse, fie
     "field",
     (
         "min_tokens top_a models stop_token_ids best_of max_new_tokens length_penalty typical_p prompt_logprobs "
-        "n_predict metadata reasoning_effort parse_tool_calls repetition_penalty_range"
+        "n_predict metadata verbosity parse_tool_calls repetition_penalty_range"
     ).split(),
 )
 def test_fields_of_other_servers_are_passed_on(field: str) -> None:

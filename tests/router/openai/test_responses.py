@@ -79,6 +79,7 @@ def test_tools_formats_and_limits_are_those_of_a_chat() -> None:
         parallel_tool_calls=False,
         response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}},
         max_completion_tokens=9,
+        reasoning_effort="low",
         logprobs=True,
         top_logprobs=2,
         stream=True,
@@ -89,6 +90,7 @@ def test_tools_formats_and_limits_are_those_of_a_chat() -> None:
         parallel_tool_calls=False,
         text={"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}, "verbosity": "low"},
         max_output_tokens=9,
+        reasoning={"effort": "low", "summary": "auto"},
         include=["message.output_text.logprobs", "reasoning.encrypted_content"],
         top_logprobs=2,
         stream=True,
@@ -123,6 +125,7 @@ def test_tools_formats_and_limits_are_those_of_a_chat() -> None:
         ({"text": {"format": {"type": "json_schema", "name": "s"}}}, "text.format.schema"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 9}, "temperature"),
+        ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         ({"causeway": {"prefr": "only_on_device"}}, "causeway.prefr"),
     ],
 )
@@ -145,6 +148,7 @@ ANSWERS: list[tuple[tuple[Chunk, ...], FinishReason]] = [
     (TEXT, "length"),
     (CALLS, "tool_calls"),
     ((Chunk(refusal="No."),), "stop"),
+    ((Chunk(reasoning="2 +", tokens=2), Chunk(reasoning=" 2", tokens=1), Chunk("Four.", tokens=1)), "stop"),
     (LOGPROBS, "stop"),
     ((), "stop"),
 ]

@@ -85,7 +85,7 @@ formats = st.none() | st.one_of(
     st.builds(ResponseFormat, st.just("json_schema"), names, schemas, st.booleans(), texts),
 )
 extras = st.just("") | st.dictionaries(
-    st.sampled_from(["metadata", "reasoning_effort", "zeta", "alpha"]), json_values, min_size=1, max_size=3
+    st.sampled_from(["metadata", "verbosity", "zeta", "alpha"]), json_values, min_size=1, max_size=3
 ).map(lambda extra: msgspec.json.encode(extra, order="sorted").decode())
 hints = st.builds(
     RoutingHints,
@@ -119,6 +119,7 @@ def chat_requests(draw: st.DrawFn) -> Request:
         parallel_tool_calls=draw(st.booleans()) if wanted else True,
         response_format=draw(formats),
         logprobs=draw(st.none() | st.integers(0, 20)),
+        reasoning_effort=draw(st.sampled_from([None, "none", "high"])),
         user=draw(st.none() | texts),
         extra=draw(extras),
         hints=draw(hints),
