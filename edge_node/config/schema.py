@@ -58,6 +58,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     context_tokens: NonNegative = 0
     threads: NonNegative = 0
     gpu_layers: Annotated[int, Meta(ge=-1)] = 0
+    prompt_lookup: bool = True
     restrict_tool_arguments: bool = True
     enabled: bool = True
 
@@ -162,6 +163,7 @@ MEANING: Mapping[str, str] = {
     "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",
     "engine.context_tokens": "maximum tokens of one request, prompt and answer; "
     "0: the model's own limit, bounded by memory",
+    "engine.prompt_lookup": "draft tokens from text that repeats, where it pays; answers keep their distribution",
     "engine.threads": "CPU threads; 0: found by trying, as many as help",
     "engine.gpu_layers": "layers offloaded to the GPU; -1: all",
     "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "

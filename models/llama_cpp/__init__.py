@@ -7,6 +7,7 @@ Reading order:
     core                    a loaded model: one step builds a batch, decodes it and samples each sequence's token
     scheduling/scheduler    which sequences are in the batch; sequence: the state of one job
     scheduling/kv_cache     KV cells and the sequences that share them; prefix_cache: prefixes kept for later prompts
+    scheduling/speculation  draft tokens from text that repeats
     scheduling/thread_tuner threads of a step, found by trying
     sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
     prompts, embedding      prompts to tokens; embeddings

@@ -6,6 +6,9 @@ import contextlib
 import time
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from router.errors import EngineUnavailable
 from router.tool_calls.formats import tool_format
 
@@ -24,6 +27,7 @@ from .scheduling.kv_cache import KVCache
 from .scheduling.prefix_cache import PrefixCache
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
+from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
 from .scheduling.thread_tuner import ThreadTuner
 from .scheduling.throughput import Throughput
 
@@ -34,8 +38,8 @@ class EngineCore:
     Only the engine's thread calls `step` and `close`. `steps`: llama_decode calls so far.
     """
 
-    def __init__(self, options: EngineOptions) -> None:
-        """Load the model.
+    def __init__(self, options: EngineOptions, planner: DraftPlanner | None = None) -> None:
+        """Load the model; `planner`: of the drafts, instead of one that measures.
 
         Raises:
             EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
@@ -53,7 +57,7 @@ class EngineCore:
                 kv_tokens=plan.kv_tokens,
                 sequences=options.sequences,
                 batch_tokens=max(options.batch_tokens, options.sequences),
-                outputs=options.sequences,
+                outputs=options.sequences + MAX_DRAFTS,
                 threads=threads,
             )
             on_error.callback(context.close)
@@ -71,7 +75,11 @@ class EngineCore:
         # An answer's step reads every weight for a few rows, a prompt's calculates: threads help each differently.
         most = 1 if options.threads else max(1, int(allowed_cores()))
         self._decode_threads, self._prefill_threads = ThreadTuner(threads, most), ThreadTuner(threads, most)
-        self.scheduler = Scheduler(context, self.kv_cache, self.prefix_cache, self.throughput, options.sequences)
+        # A draft's rejected cells can be removed only where a prefix could be shared.
+        self.planner = (planner or DraftPlanner()) if options.prompt_lookup and weights.shares_prefixes else None
+        self.scheduler = Scheduler(
+            context, self.kv_cache, self.prefix_cache, self.throughput, options.sequences, self.planner
+        )
         self.candidates = TokenDataArray(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
         self.steps = 0
@@ -94,7 +102,8 @@ class EngineCore:
         rows, finishing = scheduler.build_batch()
         if not self._ensure_cells(rows, out):
             return
-        prefilled = rows - len(scheduler.decoding)
+        drafted = scheduler.draft_rows
+        prefilled = rows - len(scheduler.decoding) - drafted
         tuner = self._prefill_threads if prefilled else self._decode_threads
         self._context.use_threads(tuner.threads)
         decode_started = time.perf_counter()
@@ -104,42 +113,87 @@ class EngineCore:
         if code:
             self._handle_decode_failure(code, rows, out)
             return
-        tuner.record(len(scheduler.decoding), decode_s / rows, decode_s)
+        if not drafted:
+            tuner.record(len(scheduler.decoding), decode_s / rows, decode_s)
+        if self.planner is not None and not prefilled:
+            self.planner.record(rows, decode_s)
         scheduler.commit_batch()
+        decoding = len(scheduler.decoding)
         sampled = self._sample_all(finishing, out)
-        self.throughput.record(time.perf_counter() - started, sampled, rows - prefilled, prefilled)
+        self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled)
 
     def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
-        """Sample the next token of every sequence with logits in this batch; return how many there are."""
-        scheduler, texts = self.scheduler, self._texts
+        """Sample the next tokens of every sequence with logits in this batch; return how many there are."""
+        scheduler = self.scheduler
         decoding = scheduler.decoding
-        logits = self._context.rows(len(decoding) + len(finishing))
+        rows = len(decoding) + scheduler.draft_rows
+        logits = self._context.rows(rows + len(finishing))
         if not len(logits):
             return 0
         best: list[int] = logits.argmax(axis=1).tolist()
-        scheduler.last_tokens = best[: len(decoding)]
+        sampled = len(decoding) + len(finishing)
         finished: list[Sequence] = []
         for index, sequence in enumerate(decoding):
-            token = best[index]
-            if sequence.sampler is None and sequence.plain:
-                text = texts[token]
-                if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
-                    out.append(sequence.accept_plain(token, text))
-                    continue
-            scheduler.last_tokens[index] = self._sample(sequence, token, logits[index], index, out)
+            token = self._next_token(sequence, best[index], logits[index], index, out)
+            if (draft := scheduler.drafts.get(index)) is not None:
+                accepted, token = self._verify(draft, sequence, token, best, logits, out)
+                sampled += accepted
+            scheduler.last_tokens[index] = token
             if sequence.finished:
                 finished.append(sequence)
-        for row, (sequence, index) in enumerate(finishing, len(decoding)):
+        for row, (sequence, index) in enumerate(finishing, rows):
             if not sequence.generated and (echo := sequence.echo_prompt()) is not None:
                 out.append(echo)
-            token = self._sample(sequence, best[row], logits[row], index, out)
+            if self.planner is not None and sequence.lookup is None and sequence.remaining > 1:
+                sequence.lookup = PromptLookup(sequence.prompt)
+            token = self._next_token(sequence, best[row], logits[row], index, out)
             if sequence.finished:
                 finished.append(sequence)
             else:
                 scheduler.start_decoding(sequence, token)
         for sequence in finished:
             scheduler.remove(sequence)
-        return len(best)
+        return sampled
+
+    def _verify(
+        self,
+        draft: Draft,
+        sequence: Sequence,
+        token: int,
+        best: list[int],
+        logits: NDArray[np.float32],
+        out: list[Emission],
+    ) -> tuple[int, int]:
+        """Sample behind each draft token that equals the token sampled before it, which `token` is for the first.
+
+        Returns:
+            The number of draft tokens that are part of the answer and cached, and the last token sampled.
+        """
+        accepted = 0
+        for row, drafted in enumerate(draft.tokens, draft.row):
+            if token != drafted or sequence.finished:
+                break
+            accepted += 1
+            token = self._next_token(sequence, best[row], logits[row], row, out)
+        self.scheduler.settle_draft(draft, accepted)
+        return accepted, token
+
+    def _next_token(self, sequence: Sequence, best: int, row: LogitsRow, index: int, out: list[Emission]) -> int:
+        """Sample one sequence's token at batch index `index`, whose likeliest token is `best`."""
+        text = self._texts[best]
+        if (
+            sequence.sampler is None
+            and sequence.plain
+            and text is not None
+            and len(sequence.generated) + 1 < sequence.max_tokens
+        ):
+            out.append(sequence.accept_plain(best, text))
+            token = best
+        else:
+            token = self._sample(sequence, best, row, index, out)
+        if sequence.lookup is not None and not sequence.finished:
+            sequence.lookup.append(token)
+        return token
 
     def _sample(self, sequence: Sequence, best: int, row: LogitsRow, index: int, out: list[Emission]) -> int:
         """Sample one sequence's token at batch index `index`."""

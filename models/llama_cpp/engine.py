@@ -32,6 +32,7 @@ from .sampling.json_schema import framed, schema_to_gbnf
 from .sampling.sampler import TokenSampler, is_plain_greedy
 from .sampling.thinking_budget import ThinkingBudget
 from .scheduling.sequence import Sequence
+from .scheduling.speculation import DraftPlanner
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
@@ -46,7 +47,11 @@ class Engine:
     """
 
     def __init__(
-        self, options: EngineOptions, emit: Emit, on_failure: Callable[[Exception], None] | None = None
+        self,
+        options: EngineOptions,
+        emit: Emit,
+        on_failure: Callable[[Exception], None] | None = None,
+        planner: DraftPlanner | None = None,
     ) -> None:
         """Prepare an engine; `start` loads the model.
 
@@ -54,10 +59,12 @@ class Engine:
             options: the model and its limits.
             emit: called from the engine's thread, once per step, with the emissions of all jobs.
             on_failure: called from the engine's thread when it cannot continue; every job has ended by then.
+            planner: of the drafts, where `options.prompt_lookup` is set; None: one that measures.
         """
         self._options = options
         self._emit = emit
         self._on_failure = on_failure
+        self._planner = planner
         self._inbox: deque[Sequence | Emission | int] = deque()  # new jobs, refusals, and ids of jobs to cancel
         self._wake = threading.Event()
         self._closing = False
@@ -71,7 +78,7 @@ class Engine:
         Raises:
             EngineUnavailable: the model cannot be loaded; the message says what to do.
         """
-        self._core = EngineCore(self._options)
+        self._core = EngineCore(self._options, self._planner)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

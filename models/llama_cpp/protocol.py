@@ -22,6 +22,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0  # 0: from the idle cores at start, then found by trying
     gpu_layers: int = 0
     prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
+    prompt_lookup: bool = True  # draft tokens from text that repeats, where it pays
     refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence
     temperature: float | None = None  # of a job that names none; None: 1
     answer_tokens: int = 0  # token limit of a job that names none; 0: the rest of the context

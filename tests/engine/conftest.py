@@ -10,6 +10,7 @@ import pytest
 
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
+from models.llama_cpp.scheduling.speculation import DraftPlanner
 from router.types import Message, Sampling
 
 from .tiny_gguf import write_tiny_gguf
@@ -33,13 +34,18 @@ class Answer:
 class Rig:
     """A running engine; keeps emissions by job. `on_step` is called in the engine's thread after each step."""
 
-    def __init__(self, options: EngineOptions, on_failure: Callable[[Exception], None] | None = None) -> None:
+    def __init__(
+        self,
+        options: EngineOptions,
+        on_failure: Callable[[Exception], None] | None = None,
+        planner: DraftPlanner | None = None,
+    ) -> None:
         self.emissions: dict[int, list[Emission]] = {}
         self.steps: list[list[Emission]] = []
         self.on_step: Callable[[list[Emission]], None] = lambda emissions: None
         self._changed = threading.Condition()
         self._next = 0
-        self.engine = Engine(options, self._emit, on_failure)
+        self.engine = Engine(options, self._emit, on_failure, planner)
         self.engine.start()
 
     def _emit(self, emissions: list[Emission]) -> None:
@@ -110,7 +116,10 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_options(tiny_model: Path) -> EngineOptions:
-    return EngineOptions(model_path=str(tiny_model), threads=1, sequences=4, refuse_token="<|refuse|>")
+    """Without speculation, which depends on measured times."""
+    return EngineOptions(
+        model_path=str(tiny_model), threads=1, sequences=4, refuse_token="<|refuse|>", prompt_lookup=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +135,9 @@ def make_rig(tiny_options: EngineOptions) -> Iterator[Callable[..., Rig]]:
     """Make engines with changed options; close them at the end."""
     rigs: list[Rig] = []
 
-    def make(**changes: object) -> Rig:
+    def make(planner: DraftPlanner | None = None, **changes: object) -> Rig:
         fields = {name: getattr(tiny_options, name) for name in tiny_options.__struct_fields__} | changes
-        rigs.append(Rig(EngineOptions(**fields)))
+        rigs.append(Rig(EngineOptions(**fields), planner=planner))
         return rigs[-1]
 
     yield make

@@ -63,6 +63,7 @@ class EngineBackend:
             batch_tokens=config.batch_tokens,
             threads=config.threads,
             gpu_layers=config.gpu_layers,
+            prompt_lookup=config.prompt_lookup,
             refuse_token=refuse_token,
             temperature=temperature,
             answer_tokens=answer_tokens,

@@ -93,6 +93,10 @@ class KVCache:
         slot.grow(tokens)
         self.used += tokens
 
+    def remove_from(self, slot: SequenceSlot, position: int) -> None:
+        """Free decoded cells that were never counted: those from `position` on."""
+        bindings.sequence_remove(self._memory, slot.id, position, -1)
+
     def release(self, slot: SequenceSlot) -> None:
         """Free the slot and the cells that no other sequence uses."""
         bindings.sequence_remove(self._memory, slot.id, -1, -1)

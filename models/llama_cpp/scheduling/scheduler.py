@@ -14,6 +14,7 @@ from ..native.context import Context
 from .kv_cache import KVCache, SequenceSlot
 from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix
 from .sequence import Sequence
+from .speculation import Draft, DraftPlanner
 from .throughput import Throughput
 
 _GROWTH = 16  # free cells for each running sequence before another one is admitted
@@ -37,12 +38,23 @@ class Scheduler:
         prefix_cache: PrefixCache | None,
         throughput: Throughput,
         sequences: int,
+        planner: DraftPlanner | None = None,
     ) -> None:
-        """Schedule at most `sequences` sequences together; `prefix_cache` None: this model cannot share prefixes."""
+        """Schedule sequences.
+
+        Args:
+            context, kv_cache, throughput: of the engine.
+            prefix_cache: None: this model cannot share prefixes.
+            sequences: the maximal number of sequences together.
+            planner: None: no speculation.
+        """
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []  # in batch order
         self.last_tokens: list[int] = []  # the token that each decoding sequence feeds next
+        self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence
+        self.draft_rows = 0
+        self._planner = planner
         self._context = context
         self._kv_cache = kv_cache
         self._prefix_cache = prefix_cache
@@ -85,7 +97,9 @@ class Scheduler:
             context.needs_output[:running] = 1
             self._batch_stale = False
         context.token[:running] = self.last_tokens
-        return self._add_prefill(running) if self.prefilling else (running, [])
+        if self.prefilling:
+            return self._add_prefill(running)
+        return (self._add_drafts(running, self._planner) if self._planner is not None else running), []
 
     def commit_batch(self) -> None:
         """The batch was decoded: count its tokens as cached."""
@@ -102,6 +116,23 @@ class Scheduler:
         """The batch was not decoded: write the next one from scratch."""
         self._batch_stale = True
         self._prefill_chunks.clear()
+        self.clear_drafts()
+
+    def settle_draft(self, draft: Draft, accepted: int) -> None:
+        """Keep the cells of a draft's first `accepted` tokens, and free the others; the batch was committed."""
+        sequence, context = self.decoding[draft.index], self._context
+        slot = _slot(sequence)
+        self._kv_cache.grow(slot, accepted)
+        context.position[draft.index] += accepted
+        if accepted < len(draft.tokens):
+            self._kv_cache.remove_from(slot, int(context.position[draft.index]))
+        if self._planner is not None:
+            self._planner.count(len(draft.tokens), accepted)
+
+    def clear_drafts(self) -> None:
+        """Forget the drafts of the last batch."""
+        self.drafts.clear()
+        self.draft_rows = 0
 
     def start_decoding(self, sequence: Sequence, token: int) -> None:
         """Move a sequence whose prompt is cached to `decoding`; `token` is its first one."""
@@ -152,10 +183,28 @@ class Scheduler:
                 _slot(sequence).grow(self._unsynced_steps)
             self._unsynced_steps = 0
 
+    def _add_drafts(self, row: int, planner: DraftPlanner) -> int:
+        """Write the drafts behind the first `row` rows; return the number of rows."""
+        context = self._context
+        self.clear_drafts()
+        room = min(self._kv_cache.free, context.capacity) - row
+        for draft in planner.plan(self.decoding, room):
+            end = row + len(draft.tokens)
+            first = int(context.position[draft.index]) + 1
+            context.token[row:end] = draft.tokens
+            context.position[row:end] = range(first, first + len(draft.tokens))
+            context.sequence[row:end] = context.sequence[draft.index]
+            context.needs_output[row:end] = 1
+            draft.row, row = row, end
+            self.drafts[draft.index] = draft
+            self.draft_rows += len(draft.tokens)
+        return row
+
     def _add_prefill(self, row: int) -> tuple[int, list[tuple[Sequence, int]]]:
         """Give every prefilling sequence an even share of the budget; the oldest get what short prompts leave."""
         context, finishing = self._context, list[tuple[Sequence, int]]()
         self._prefill_chunks.clear()
+        self.clear_drafts()
         budget = min(self._throughput.prefill_budget(row), context.capacity - row)
         share = max(1, budget // len(self.prefilling))
         pending = [(sequence, len(sequence.pending_tokens) - _slot(sequence).length) for sequence in self.prefilling]

@@ -12,6 +12,7 @@ from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
 from ..sampling.sampler import NO_TOKEN, TokenSampler
 from ..sampling.text_stream import TextStream
 from .kv_cache import SequenceSlot
+from .speculation import PromptLookup
 
 
 class Sequence:
@@ -35,6 +36,7 @@ class Sequence:
         "generated",
         "id",
         "job",
+        "lookup",
         "max_tokens",
         "pending_tokens",
         "plain",
@@ -71,6 +73,7 @@ class Sequence:
         self.sampler = sampler
         self.deadline = deadline
         self.slot: SequenceSlot | None = None
+        self.lookup: PromptLookup | None = None  # from the first token on, if the engine speculates
         self.generated: list[int] = []  # tokens, without an end token
         self.cached_tokens = 0  # of the prompt, found in the cache
         self.finished = False
@@ -84,6 +87,11 @@ class Sequence:
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # (where its text begins, logprob) not yet emitted
         self._reported = 0  # tokens in emissions so far
         self.plain = self._is_plain()
+
+    @property
+    def remaining(self) -> int:
+        """Tokens until the limit."""
+        return self.max_tokens - len(self.generated)
 
     @property
     def needs_logits(self) -> bool:

@@ -28,12 +28,12 @@ class Throughput:
         Args:
             step_s: its duration in seconds.
             sampled: tokens sampled, by all sequences together.
-            decoding: rows of decoding sequences in the batch.
+            decoding: sequences that were decoding.
             prefilled: prompt tokens in the batch.
         """
         self._busy_s += step_s
         self._tokens += sampled
-        self._steps += 1 if decoding else 0
+        self._steps += max(1.0, sampled / decoding) if decoding else 0.0
         if prefilled:
             self._prefill_rate += _WEIGHT * ((prefilled + decoding) / max(step_s, 1e-6) - self._prefill_rate)
         if self._busy_s > _WINDOW_S:

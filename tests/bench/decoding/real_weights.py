@@ -35,7 +35,17 @@ STREAMS = 4
 PROMPT_TOKENS, ANSWER_TOKENS = 16, 48
 RESTARTS = 3
 SYSTEM_WORDS = 480  # about 500 tokens with the template's own
+TEXT = """The harbour lies on the north side of the island. Every morning at six the first boats leave it, long before
+the market opens, and they come back in the early afternoon with what the night has left in the nets. In winter, when
+storms blow from the west, the fishermen stay at home, mend their tools, and tell the children about the years in which
+the water froze and people walked to the mainland over the ice, carrying lamps and bread."""
+REPEAT = f'Repeat this text word for word, but write "port" in place of "harbour":\n\n{TEXT}'
+OPEN_QUESTION = "Explain how a lighthouse works, and why sailors still need them today."
+LOOKUP_TOKENS = 96
 _TITLE = "## Real weights"
+
+
+Pair = tuple[float, float]
 
 
 class Speeds(msgspec.Struct, frozen=True):
@@ -72,6 +82,7 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
             one = [await _round(raw, ours, server, 1) for _ in range(rounds + 1)][1:]
             many = [await _round(raw, ours, server, STREAMS) for _ in range(rounds)]
             first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
+            repeated, opened = await _lookup(path, ours, rounds)
         restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
     raw.close()
     return [
@@ -79,6 +90,8 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
         _ratio("one stream / raw llama_decode", one, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / raw llama_decode at batch {STREAMS}", many, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / llama_cpp.server's aggregate", many, lambda r: r.ours / r.server, 1.3),
+        _lookup_row("prompt lookup on / off, a text repeated with one change", repeated, 1.5),
+        _lookup_row("prompt lookup on / off, an open question", opened, 0.97),
         _first_token_row("first token behind a system prompt seen before / first time", [(first, again)]),
         _first_token_row("the same after a restart", restarted),
     ]
@@ -91,6 +104,16 @@ async def _round(raw: Raw, ours: OurEngine, server: LlamaServer, streams: int) -
         ours=await ours.run(prompts, ANSWER_TOKENS),
         server=await server.run(prompts, ANSWER_TOKENS),
     )
+
+
+async def _lookup(path: Path, ours: OurEngine, rounds: int) -> tuple[list[Pair], list[Pair]]:
+    """Return (tokens/s with, without) prompt lookup of each round, for a repeated text and for an open question."""
+    repeated, opened = list[Pair](), list[Pair]()
+    async with our_engine(path, EngineConfig(prompt_lookup=False)) as without:
+        for _ in range(rounds + 1):
+            for text, pairs in ((REPEAT, repeated), (OPEN_QUESTION, opened)):
+                pairs.append((await ours.chat(text, LOOKUP_TOKENS), await without.chat(text, LOOKUP_TOKENS)))
+    return repeated[1:], opened[1:]
 
 
 async def _first_tokens(ours: OurEngine, system: int) -> float:
@@ -111,6 +134,12 @@ def _ratio(name: str, rounds: list[Speeds], ratio: Callable[[Speeds], float], li
     raw, ours, server = (statistics.median(getattr(r, side) for r in rounds) for side in ("raw", "ours", "server"))
     note = f"ours {ours:.1f}, raw {raw:.1f}, server {server:.1f} tokens/s"
     return Row(name, statistics.median(map(ratio, rounds)), "x", limit, "higher", note)
+
+
+def _lookup_row(name: str, pairs: list[Pair], limit: float) -> Row:
+    on, off = (statistics.median(pair[side] for pair in pairs) for side in (0, 1))
+    ratio = statistics.median(on / off for on, off in pairs)
+    return Row(name, ratio, "x", limit, "higher", f"{on:.1f} of {off:.1f} tokens/s")
 
 
 def _first_token_row(name: str, pairs: list[tuple[float, float]]) -> Row:

@@ -52,6 +52,15 @@ class OurEngine(Client):
         request = Request(kind="completion", model="small", prompts=(prompt,), max_tokens=tokens, sampling=GREEDY)
         return sum([chunk.tokens async for chunk in self._backend.generate(_call(request))])
 
+    async def chat(self, text: str, tokens: int) -> float:
+        """Return tokens/s of the answer to a chat's first message."""
+        request = Request(
+            kind="chat", model="small", messages=(Message("user", text),), max_tokens=tokens, sampling=GREEDY
+        )
+        started = time.perf_counter()
+        made = sum([chunk.tokens async for chunk in self._backend.generate(_call(request))])
+        return made / (time.perf_counter() - started)
+
     async def first_token_s(self, messages: tuple[Message, ...]) -> float:
         """Return the seconds to the first token of a chat."""
         request = Request(kind="chat", model="small", messages=messages, max_tokens=1, sampling=GREEDY)
