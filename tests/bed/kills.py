@@ -15,6 +15,9 @@ Checks:
    model itself.
 5. After the rounds a failover that loses data is forced: jobs are accepted while one replica is down, both other
    servers are lost, and that replica is promoted. `jobs reconcile` names exactly the jobs and batches that are gone.
+
+During the rounds an acceptance waits for all replicas (`jobs.replicas`): with one of two the Sentinels may promote the
+other one, which lags by a moment on a busy machine. Before (5) the gateways are restarted with one.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ VICTIMS = ("gateway", "worker", "redis", "triton", "tritons", "stub")
 AMPLIFICATION = 1.2
 TOKENS = 100
 CONFIG = {"degradation": {"tiers": TIERS}, "audit_file": "audit"}
-REPLICAS = 2  # of Redis: one may be lost without an end of acceptance
+REPLICAS = 2  # of Redis
 LOST_JOBS = 12
 LONG = ReplicaSpeed(slots=64, prefill_s=0.05, step_s=0.02)
 """Of paced replicas: an answer takes 2 s, so that each kill interrupts many."""
@@ -244,9 +247,9 @@ class KillMatrix:
         """Force a failover that loses data. Returns what is wrong with the report of `jobs reconcile`."""
         sentinels = self._bed.sentinels
         assert sentinels is not None
+        await self._bed.wait_for_replicas(1)
         laggard = sentinels.replicas[0]
         laggard.kill()
-        known = len(self._jobs.accepted)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(LOST_JOBS):
                 tasks.create_task(self._jobs.submit(self._rng.choice(TIERS), TOKENS))
@@ -254,7 +257,7 @@ class KillMatrix:
         for server in killed:
             await asyncio.to_thread(sentinels.rejoin, server)
         await self._wait_until_ready()
-        gone = {min(job.ids) for job in self._jobs.accepted[known:] if not await self._jobs.is_known(job)}
+        gone = {min(job.ids) for job in self._jobs.accepted if not await self._jobs.is_known(job)}
         found = await asyncio.to_thread(self._bed.reconcile)
         print(f"forced lossy failover: {LOST_JOBS} accepted, {len(gone)} gone, {len(found)} named by jobs reconcile")
         return [] if gone and found == gone else [f"jobs reconcile named {sorted(found)}, gone are {sorted(gone)}"]

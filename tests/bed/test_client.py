@@ -106,16 +106,17 @@ def test_majority_changes_count_within_the_span_only() -> None:
     assert majority_changes(seen, 1.0, 3.0) == 0
 
 
-def test_side_changes_need_two_thirds_of_a_second() -> None:
+def test_side_changes_need_two_thirds_of_a_window() -> None:
     large, small = "assistant-large", "assistant"
 
     def second(at: int, larges: int) -> list[RequestResult]:
         return [answered(at + 0.1 * n, large if n < larges else small) for n in range(6)]
 
     divided = [each for at, larges in enumerate((4, 3, 2, 3, 2, 3, 4)) for each in second(at, larges)]
-    assert side_changes(divided, 0.0, 7.0) == 2
+    assert side_changes(divided, 0.0, 7.0, window_s=1) == 2
+    assert side_changes(divided, 0.0, 7.0, window_s=7) == 0
     even = [each for at in range(7) for each in second(at, 3)]
-    assert side_changes(even, 0.0, 7.0) == 0
+    assert side_changes(even, 0.0, 7.0, window_s=1) == 0
 
 
 def test_device_changes_are_counted_per_device() -> None:

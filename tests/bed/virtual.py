@@ -490,6 +490,7 @@ async def play_overload(make: MakeBed) -> Figures:
         "interactive on its tier (high)": sum(each.tier == overload.TIERS[0] for each in interactive)
         / len(interactive),
         "standard device's changes a minute (low)": overload.device_changes(standard, start, stop) / minutes,
+        "sides of standard a minute (low)": overload.side_changes(standard, start, stop) / minutes,
     }
 
 
