@@ -18,7 +18,8 @@ from ..train.signals.optimizers import Array64, fit_logistic
 from .label import LabelledAnswer
 
 FOLDS = 5
-ROWS_PER_AXIS, MOST_AXES = 50, 64  # of the encoder's vectors: fewer rows tell fewer apart
+ROWS_PER_AXIS, MOST_AXES = 100, 64  # of the encoder's vectors: fewer rows tell fewer apart
+_TASK_RIDGE = 0.1
 _QUALITY_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _HANDOFF_RIDGES = (0.01, 0.1, 1.0, 10.0, 1000.0)  # the last one leaves `edge.quality` alone
 _FREE = 1e-6  # penalty of `edge.quality` as an input of a handoff
@@ -73,7 +74,7 @@ class Unseen(msgspec.Struct, frozen=True):
 
 def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
     """Fit `edge.quality`, then the confidence after each number of `tokens` with `edge.quality` as an input."""
-    axes = _axes(rows.inputs)
+    axes = _axes(rows)
     reduced = rows.inputs @ axes
     shapes = [[ridge] * axes.shape[1] for ridge in _QUALITY_RIDGES]
     folds = folds_of(rows.strata, seed)
@@ -132,14 +133,36 @@ def folds_of(strata: Sequence[object], seed: int) -> list[Indices]:
     return [np.sort(order[start::FOLDS]) for start in range(FOLDS)]
 
 
-def _axes(inputs: Array64) -> Array64:
-    """Return what maps inputs to the structural ones and the leading principal axes of the vector: [inputs, fewer]."""
-    vectors = inputs[:, STRUCTURE:]
+def _axes(rows: Rows) -> Array64:
+    """Return what maps the inputs of `edge.quality` to fewer ones: [inputs, fewer].
+
+    The leading principal axes of the vector, beside those that tell the tasks apart, or the structural inputs where
+    there is one task.
+    """
+    width = rows.inputs.shape[1]
+    vectors = rows.inputs[:, STRUCTURE:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
-    count = min(max(1, len(inputs) // ROWS_PER_AXIS), MOST_AXES, len(directions))
-    axes = np.zeros((inputs.shape[1], STRUCTURE + count))
-    axes[:STRUCTURE, :STRUCTURE] = np.eye(STRUCTURE)
-    axes[STRUCTURE:, STRUCTURE:] = directions[:count].T
+    count = min(max(1, len(rows) // ROWS_PER_AXIS), MOST_AXES, len(directions))
+    principal = np.zeros((width, count))
+    principal[STRUCTURE:] = directions[:count].T
+    tasks = np.array([row.task for row in rows.answers])
+    names = np.unique(tasks)
+    guiding = np.eye(width)[:, :STRUCTURE] if len(names) == 1 else _task_axes(rows.inputs, tasks[:, None] == names)
+    return np.concatenate([guiding, principal], axis=1)
+
+
+def _task_axes(inputs: Array64, is_task: NDArray[np.bool_]) -> Array64:
+    """Return ridge regressions from the inputs to each task's indicator, which span the axes of a linear discriminant.
+
+    Args:
+        inputs: [rows, inputs].
+        is_task: [rows, tasks].
+    """
+    spread = inputs.std(axis=0) + 1e-9
+    scaled = (inputs - inputs.mean(axis=0)) / spread
+    indicators = is_task - is_task.mean(axis=0)
+    gram = scaled.T @ scaled + _TASK_RIDGE * len(inputs) * np.eye(scaled.shape[1])
+    axes: Array64 = np.linalg.solve(gram, scaled.T @ indicators) / spread[:, None]
     return axes
 
 

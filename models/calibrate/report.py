@@ -15,6 +15,7 @@ from ..train.signals.optimizers import Array64
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
 
+_BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10
 
 
@@ -36,6 +37,11 @@ class PairReport(msgspec.Struct, frozen=True):
         """Whether no signal is better than random on these prompts."""
         return not self.tasks[0].routable
 
+    @property
+    def by_kind_only(self) -> bool:
+        """Whether the prompts are routable, but none of their tasks by itself."""
+        return self.tasks[0].routable and len(self.tasks) > 1 and not any(task.routable for task in self.tasks[1:])
+
 
 def markdown(report: PairReport) -> str:
     """Return the report."""
@@ -56,6 +62,7 @@ def markdown(report: PairReport) -> str:
         "",
         f"Calibration error: {PROMPT} {report.errors[PROMPT]:.3f}, {BOTH} {report.errors[BOTH]:.3f}.",
         "",
+        *([_BY_KIND, ""] if report.by_kind_only else []),
         *_advice(report),
     ]
     return "\n".join(lines) + "\n"
