@@ -29,13 +29,14 @@ class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     choices: tuple[tuple[str, float], ...] = ()
 
 
-class PairAnswers(msgspec.Struct, frozen=True):
-    """The answers of both models to one prompt."""
+class PairAnswers(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answers of both models to one prompt. `judged`: whether a judge finds the small one as good as the large."""
 
     id: str
     task: str
     small: ModelAnswer
     large: ModelAnswer
+    judged: bool | None = None
 
 
 class Pair(msgspec.Struct, frozen=True):

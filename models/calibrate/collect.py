@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
+import msgspec
+
 from router.errors import BackendError, EngineCrashed
 from router.types import Confidence, Message, Sampling, TokenLogprob
 
@@ -29,6 +31,13 @@ class Answerer(Protocol):
         Raises:
             BackendError: the model is gone; asking again later may help.
         """
+
+
+class PairJudge(Protocol):
+    """Compares two answers."""
+
+    async def as_good(self, prompt: CalibrationPrompt, answers: PairAnswers) -> bool:
+        """Return whether the small model's answer is as good as the large one's."""
 
 
 class EngineAnswerer:
@@ -118,23 +127,38 @@ async def collect(
     log: AnswerLog,
     *,
     parallel: int,
+    judge: PairJudge | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> None:
     """Ask both models each prompt that `log` has no answers to, in order, and add the answers to it.
 
     Args:
+        judge: compares the answers to prompts without a reference, also those that `log` has.
         parallel: the number of prompts that are asked at a time.
         progress: called with the number of prompts that have answers, after each.
 
     Raises:
         BackendError: a model is gone. What was answered is kept, and a second call goes on.
     """
-    waiting = iter([prompt for prompt in prompts if prompt.id not in log.rows])
+
+    def judges(prompt: CalibrationPrompt, row: PairAnswers) -> bool:
+        return judge is not None and prompt.answer is None and row.judged is None
+
+    def is_done(prompt: CalibrationPrompt) -> bool:
+        row = log.rows.get(prompt.id)
+        return row is not None and not judges(prompt, row)
+
+    waiting = iter([prompt for prompt in prompts if not is_done(prompt)])
 
     async def ask() -> None:
         for prompt in waiting:
-            answers = await asyncio.gather(small.answer(prompt), large.answer(prompt))
-            log.append(PairAnswers(prompt.id, prompt.task, *answers))
+            row = log.rows.get(prompt.id)
+            if row is None:
+                answers = await asyncio.gather(small.answer(prompt), large.answer(prompt))
+                row = PairAnswers(prompt.id, prompt.task, *answers)
+                log.append(row)
+            if judge is not None and judges(prompt, row):
+                log.append(msgspec.structs.replace(row, judged=await judge.as_good(prompt, row)))
             progress(len(log.rows))
 
     try:

@@ -1,7 +1,7 @@
 """How good both answers to a prompt are: compared with the reference answer, or with the large model's answer.
 
 With a reference each answer is right (1) or wrong (0). Without one the large model's answer is the reference: it counts
-1, and the small model's answer as much as it agrees with it.
+1, and so does the small model's answer if it agrees, or if a judge finds it as good.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def same_text(text: str, reference: str) -> bool:
 def _grades(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> tuple[float, float]:
     if prompt.answer is not None:
         return float(_is_right(prompt, pair.small)), float(_is_right(prompt, pair.large))
-    return float(_agree(prompt, pair, encode)), 1.0
+    agreed = _agree(prompt, pair, encode) if pair.judged is None else pair.judged
+    return float(agreed), 1.0
 
 
 def _is_right(prompt: CalibrationPrompt, answer: ModelAnswer) -> bool:

@@ -22,6 +22,7 @@ from .collect import Answerer, EngineAnswerer, collect
 from .endpoint import EndpointAnswerer
 from .evaluate import BOTH, PROMPT, Target, calibration_errors, choose_threshold, evaluate_pair, operate, signals_of
 from .fit import FOLDS, PairFit, Rows, fit_pair, predict_unseen
+from .judge import Judge
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
 from .report import PairReport, markdown, write_report
@@ -46,6 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     small: Artifact
     large: Artifact | str  # a name: the model is behind `endpoint`
     endpoint: Endpoint | None = None
+    judge: tuple[str, Endpoint] | None = None  # model, and where it is
     run: Path
     target: Target
     hold_tokens: int
@@ -88,9 +90,13 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
                 )
             else:
                 large = await stack.enter_async_context(engine(plan.large))
-            await collect(prompts, small, large, log, parallel=plan.parallel, progress=progress)
+            judge = None
+            if plan.judge is not None:
+                model, at = plan.judge
+                judge = Judge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
+            await collect(prompts, small, large, log, parallel=plan.parallel, judge=judge, progress=progress)
 
-    if all(prompt.id in log.rows for prompt in prompts):
+    if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):
         return
     try:
         asyncio.run(ask())

@@ -19,6 +19,8 @@ from .options import existing_file, folder, models_option, threads_option, to_op
 @click.option("--large", required=True, help="Model in the cloud: one of yours, or the name that --large-url knows.")
 @click.option("--large-url", help="OpenAI endpoint of the large model, such as https://host/v1.")
 @click.option("--large-key-env", default="", help="Environment variable that holds the endpoint's API key.")
+@click.option("--judge", help="Model that compares the answers to prompts without a reference.")
+@click.option("--judge-url", help="Its OpenAI endpoint; --large-key-env holds the API key of both.")
 @click.option(
     "--prompts",
     "files",
@@ -49,6 +51,8 @@ def calibrate(
     large: str,
     large_url: str | None,
     large_key_env: str,
+    judge: str | None,
+    judge_url: str | None,
     files: Sequence[Path],
     run: Path,
     to: Path,
@@ -76,12 +80,15 @@ def calibrate(
 
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")
-    dirs = (to, *extra_dirs)
+    if (judge is None) != (judge_url is None):
+        raise click.UsageError("--judge and --judge-url belong together")
+    dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")
     prompts = collection_order(read_prompts(files), seed)
     plan = Plan(
         small=find_artifact(small, dirs),
         large=large if large_url else find_artifact(large, dirs),
-        endpoint=Endpoint(large_url, os.environ.get(large_key_env, "")) if large_url else None,
+        endpoint=Endpoint(large_url, key) if large_url else None,
+        judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
         run=run,
         target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
         hold_tokens=hold_tokens,

@@ -63,7 +63,7 @@ class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PairEstimator:
-    """The two signals of one pair. A prompt takes some tens of microseconds, an answer some microseconds.
+    """The two signals of one pair. A prompt takes about 0.1 ms, a token that is held back some microseconds.
 
     `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
     """

@@ -14,9 +14,11 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
-from models.calibrate.answers import AnswerLog, ModelAnswer, Pair
+from models.calibrate.answers import AnswerLog, ModelAnswer, Pair, PairAnswers
 from models.calibrate.collect import collect
 from models.calibrate.endpoint import EndpointAnswerer
+from models.calibrate.judge import Judge
+from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.cli.commands import main
@@ -114,6 +116,7 @@ def test_noise_is_reported_and_not_published(tmp_path: Path) -> None:
 
 def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None:
     command = prepared(tmp_path, telling=True)
+    assert "belong together" in call(*command, "--judge", "m").output
     assert "exclude each other" in call(*command, "--keep", "0.9", "--cloud-share", "0.1").output
     (tmp_path / "prompts.jsonl").write_text("garbage\n")
     assert f"{tmp_path}/prompts.jsonl:1: " in call(*command).output
@@ -197,6 +200,37 @@ class Scripted:
             raise BackendError("gone", phase="connect")
         self.left -= 1
         return answered([prompt], seed=1)[prompt.id].small
+
+
+class PrefersTheLongerAnswer:
+    """A judge that reads its question."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def answer(self, prompt: CalibrationPrompt) -> ModelAnswer:
+        self.asked += 1
+        first, second = prompt.prompt.split("First answer:\n")[1].split("\n\nSecond answer:\n")
+        return ModelAnswer("C" if len(first) == len(second) else "A" if len(first) > len(second) else "B")
+
+
+async def test_a_judge_compares_the_answers_to_prompts_without_a_reference(tmp_path: Path) -> None:
+    """Also those that are answered already; each once, whichever answer comes first."""
+    without = [CalibrationPrompt(prompt=f"Tell me about {number}") for number in range(12)]
+    asked = [*without, ASKED[0]]
+    texts = {"short": [False, 0.0], "as long": [True, 1.0], "much longer": [True, 1.0]}
+    judge = PrefersTheLongerAnswer()
+    with AnswerLog(tmp_path / "answers.jsonl", Pair(identity("assistant"), ModelIdentity("large"))) as log:
+        for prompt, text in zip(asked, [*texts, *texts, *texts, *texts, "short"], strict=True):
+            small = ModelAnswer(text, confidences=(Confidence(1, 0.9, -0.1, 0.8, 0.3),))
+            log.append(PairAnswers(prompt.id, prompt.task, small, ModelAnswer("so long")))
+        for _ in range(2):
+            await collect(asked, Scripted(0), Scripted(0), log, parallel=2, judge=Judge(judge))
+        labelled = label(without, log.rows, None)
+        judged = [log.rows[prompt.id].judged for prompt in asked]
+    assert judge.asked == 12
+    assert judged == [*[found for found, _ in texts.values()] * 4, None]
+    assert [one.small for one in labelled] == [grade for _, grade in texts.values()] * 4
 
 
 async def test_what_was_answered_before_a_model_went_away_is_kept(tmp_path: Path) -> None:
