@@ -20,7 +20,7 @@ Second answer:
 _CHOICES = {"A": "The first answer is better.", "B": "The second answer is better.", "C": "Both are equally good."}
 
 
-class Judge:
+class AnswerJudge:
     """Asks `model` which answer is better."""
 
     def __init__(self, model: Answerer) -> None:

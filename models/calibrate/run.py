@@ -22,7 +22,7 @@ from .collect import Answerer, EngineAnswerer, collect
 from .endpoint import EndpointAnswerer
 from .evaluate import BOTH, PROMPT, Target, calibration_errors, choose_threshold, evaluate_pair, operate, signals_of
 from .fit import FOLDS, PairFit, Rows, fit_pair, predict_unseen
-from .judge import Judge
+from .judge import AnswerJudge
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
 from .report import PairReport, markdown, write_report
@@ -93,7 +93,7 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
             judge = None
             if plan.judge is not None:
                 model, at = plan.judge
-                judge = Judge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
+                judge = AnswerJudge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
             await collect(prompts, small, large, log, parallel=plan.parallel, judge=judge, progress=progress)
 
     if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):

@@ -17,7 +17,7 @@ pytest.importorskip("llama_cpp")
 from models.calibrate.answers import AnswerLog, ModelAnswer, Pair, PairAnswers
 from models.calibrate.collect import collect
 from models.calibrate.endpoint import EndpointAnswerer
-from models.calibrate.judge import Judge
+from models.calibrate.judge import AnswerJudge
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
 from models.catalog.artifact import ArtifactError, find_artifact
@@ -225,7 +225,7 @@ async def test_a_judge_compares_the_answers_to_prompts_without_a_reference(tmp_p
             small = ModelAnswer(text, confidences=(Confidence(1, 0.9, -0.1, 0.8, 0.3),))
             log.append(PairAnswers(prompt.id, prompt.task, small, ModelAnswer("so long")))
         for _ in range(2):
-            await collect(asked, Scripted(0), Scripted(0), log, parallel=2, judge=Judge(judge))
+            await collect(asked, Scripted(0), Scripted(0), log, parallel=2, judge=AnswerJudge(judge))
         labelled = label(without, log.rows, None)
         judged = [log.rows[prompt.id].judged for prompt in asked]
     assert judge.asked == 12
