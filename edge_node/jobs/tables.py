@@ -10,9 +10,12 @@ jobs that have not ended, and of the bytes of requests and results:
 
 from __future__ import annotations
 
+import heapq
 import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
+from typing import get_args
 
 import msgspec
 
@@ -108,8 +111,9 @@ class OutboxTables:
             size = max(size, stats.bytes + job.body_bytes - config.max_bytes)
         victims: list[EdgeJob] = []
         if jobs > 0 or size > 0:
-            for row in db.execute(_OLDEST_BULK):
-                victims.append(_decode(row[0]))
+            by_lane = [db.execute(_OLDEST_BULK, (lane,)) for lane in get_args(Lane)]
+            for _, record in heapq.merge(*by_lane, key=itemgetter(0)):
+                victims.append(_decode(record))
                 jobs, size = jobs - 1, size - victims[-1].body_bytes
                 if jobs <= 0 and size <= 0:
                     break
@@ -321,8 +325,8 @@ class OutboxTables:
                 self._save(db, msgspec.structs.replace(job, state=next_state(job.state, JobEvent.RELEASE)))
 
 
-_BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ?"
-_OLDEST_BULK = f"SELECT record FROM jobs WHERE {_WAITING} AND rank = {RANK['bulk']} ORDER BY seq"
+_BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
+_OLDEST_BULK = f"SELECT seq, record FROM jobs WHERE {_WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 _LIST = "SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) ORDER BY seq DESC LIMIT ?"
 _DUE = (
     "SELECT record, body FROM jobs JOIN requests USING (seq) "
@@ -335,6 +339,8 @@ _COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), sum((ended IS NULL AND rank = ?) * bytes) "
     "FROM jobs"
 )
+QUERIES = (_BY_KEY, _OLDEST_BULK, _LIST, _DUE, _LATE, _OLD)
+"""What is asked again and again: each is found by an index, however many jobs there are."""
 _encoder = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(EdgeJob).decode
 
