@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +36,7 @@ CLASSES = ("interactive", "standard", "bulk")
 SHARES = (0.1, 0.6, 0.3)
 IN_FLIGHT = 128  # jobs that the daemon has in the cloud at a time
 _RUN_S = 0.3
+_START_S = 120.0
 _WINDOW_S = 5.0  # the rate is measured where jobs arrive, and a busy machine delivers them in bunches
 
 
@@ -66,11 +65,11 @@ class Daemon:
     def __init__(self, folder: Path, cloud: str, steady_per_s: float) -> None:
         policy = folder / "policy.yaml"
         policy.write_text(POLICY)
-        self.port = _free_port()
+        self.port = 0  # of the last start
         settings = {
             "policy": policy,
             "state_dir": folder / "state",
-            "server.port": self.port,
+            "server.port": 0,
             "engine.enabled": "false",
             "cloud.url": cloud,
             "cloud.probe_interval_s": 0.2,
@@ -81,19 +80,19 @@ class Daemon:
         }
         flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
         self._command = [sys.executable, "-m", "edge_node", "serve", *flags]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: asyncio.subprocess.Process | None = None
         self.kills = 0
 
     async def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)  # noqa: ASYNC220 -- killed at once
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-            except OSError:
-                await asyncio.sleep(0.02)
-                continue
-            writer.close()
-            return
+        """Return when it listens; on another port each time."""
+        self._process = await asyncio.create_subprocess_exec(*self._command, stdout=asyncio.subprocess.PIPE)
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_START_S):
+            async for line in self._process.stdout:
+                if line.startswith(b"ready url="):
+                    self.port = int(line.rpartition(b":")[2])
+                    return
+        raise RuntimeError("the daemon ended before it was ready")
 
     @property
     def cpu_s(self) -> float:
@@ -102,17 +101,17 @@ class Daemon:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def kill(self) -> None:
-        if self._process is not None:
+    async def kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
             self._process.kill()
-            self._process.wait()
+            await self._process.wait()
 
     async def kill_at(self, moments: list[int], count: Callable[[], int]) -> None:
         """Kill and restart whenever `count` reaches one of the moments."""
         for moment in moments:
             while count() < moment:
                 await asyncio.sleep(0.005)
-            self.kill()
+            await self.kill()
             self.kills += 1
             await self.start()
 
@@ -120,8 +119,8 @@ class Daemon:
 class Client:
     """One connection that submits jobs until each is acknowledged."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.latencies_s: list[float] = []
 
@@ -153,7 +152,7 @@ class Client:
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            self._streams = await asyncio.open_connection("127.0.0.1", self._daemon.port)
         reader, writer = self._streams
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -203,11 +202,10 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     chance = random.Random(arguments.seed)
     jobs = chance.choices(CLASSES, SHARES, k=arguments.jobs)
     cloud = TimedCloud()
-    await cloud.start()
-    await cloud.stop()
+    cloud.be_away()
     daemon = Daemon(folder, cloud.url, arguments.steady)
     await daemon.start()
-    clients = [Client(daemon.port) for _ in range(arguments.clients)]
+    clients = [Client(daemon) for _ in range(arguments.clients)]
     ids: dict[int, str] = {}
     offline = moments(chance, arguments.kills // 2, arguments.jobs)
     killer = asyncio.create_task(daemon.kill_at(offline, lambda: len(ids)))
@@ -223,9 +221,9 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
         }
         if arguments.accept:
             return figures | {"cpu_ms_per_job": (daemon.cpu_s - cpu_s) / len(ids) * 1000.0}
-        await cloud.start(cloud.port)
+        await cloud.come_back()
         await daemon.kill_at(moments(chance, arguments.kills - len(offline), arguments.jobs), lambda: len(cloud.order))
-        states = await all_states(Client(daemon.port), ids)
+        states = await all_states(Client(daemon), ids)
         return figures | {
             "kills": daemon.kills,
             "lost": sum(state != "succeeded" for state in states),
@@ -235,7 +233,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
             "sent_per_s": highest_rate(cloud.times),
         }
     finally:
-        daemon.kill()
+        await daemon.kill()
         await cloud.stop()
 
 
@@ -261,12 +259,6 @@ async def all_states(client: Client, ids: dict[int, str]) -> list[str]:
             await asyncio.sleep(0.1)
         states.append(state)
     return states
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ pytestmark = pytest.mark.slow
 
 
 async def test_jobs_of_a_killed_daemon_are_done_once(tmp_path: Path) -> None:
-    figures = await run(parse_arguments(["--jobs", "40", "--kills", "2", "--clients", "4"]), tmp_path)
+    async with asyncio.timeout(300.0):
+        figures = await run(parse_arguments(["--jobs", "40", "--kills", "2", "--clients", "4"]), tmp_path)
     assert (figures["kills"], figures["lost"], figures["doubled"]) == (2, 0, 0)
 
 

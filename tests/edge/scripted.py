@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Literal
 
@@ -145,12 +146,13 @@ class ScriptedCloud:
         assert self._runner.server is not None
         return self._runner.server.connections
 
-    async def start(self, port: int = 0) -> ScriptedCloud:
+    async def start(self, port: int = 0, sock: socket.socket | None = None) -> ScriptedCloud:
+        """Listen on `sock`, which is bound, or on a port."""
         app = web.Application()
         self.routes(app)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port)
+        site = web.TCPSite(self._runner, "127.0.0.1", port) if sock is None else web.SockSite(self._runner, sock)
         await site.start()
         self.port = int(self._runner.addresses[0][1])
         self.url = f"http://127.0.0.1:{self.port}/v1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from collections import Counter
 
 from aiohttp import web
@@ -22,6 +23,20 @@ class JobCloud(ScriptedCloud):
         self.order: list[str] = []
         self.submissions = 0
         self._jobs: dict[str, tuple[str, str]] = {}  # by key: the digest of the body, the question
+        self._reserved: socket.socket | None = None
+
+    def be_away(self) -> None:
+        """Take an address on which nothing listens until `come_back`."""
+        self._reserved = socket.socket()
+        self._reserved.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._reserved.getsockname()[1]}/v1"
+
+    async def come_back(self) -> None:
+        await self.start(sock=self._reserved)
+
+    def __del__(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
 
     def routes(self, app: web.Application) -> None:
         super().routes(app)

@@ -20,11 +20,10 @@ PROMPT = JobsConfig(jitter_s=0.0, steady_per_s=1000.0)
 ENDED = {"succeeded", "failed", "dead", "cancelled", "expired"}
 
 
-async def away() -> JobCloud:
+def away() -> JobCloud:
     """A cloud whose address is known, and which is not there."""
     cloud = JobCloud()
-    await cloud.start()
-    await cloud.stop()
+    cloud.be_away()
     return cloud
 
 

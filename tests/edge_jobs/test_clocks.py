@@ -76,7 +76,7 @@ async def test_after_a_month_offline_the_rest_arrives_once_and_what_expired_is_t
     """What was private never left, though the policy would have sent it."""
     passed_s = 0.0
     clock = Clock(lambda: time.monotonic() + passed_s, lambda: time.time() - passed_s, "one")
-    cloud = await away()
+    cloud = away()
     async with running(tmp_path, cloud=cloud, jobs=PROMPT, clock=clock, probe_interval_s=0.02) as box:
         box.engine.fault = "refuse"
         private = await accepted(box, "private", tags="cloud,private", deadline_ms=int(45 * DAY_S * 1000))
@@ -90,8 +90,8 @@ async def test_after_a_month_offline_the_rest_arrives_once_and_what_expired_is_t
         assert (expired["status"], expired["error"]["code"]) == ("expired", "deadline_exceeded")
         assert 'causeway_edge_jobs_ended_total{state="expired"} 1.0' in (await box.get("/metrics")).body.decode()
     async with running(tmp_path, cloud=cloud, jobs=PROMPT, clock=clock, probe_interval_s=0.02) as box:
-        assert {(await view(box, job))["status"] for job in (private, *long)} <= {"queued", "running"}
-        await cloud.start(cloud.port)
+        assert {(await view(box, job))["status"] for job in long} == {"queued"}
+        await cloud.come_back()
         for job in long:
             assert text_of(await ended(box, job)) == "cloud says so"
         assert text_of(await ended(box, private)) == "edge says so"
