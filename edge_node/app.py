@@ -98,7 +98,7 @@ def build(
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
     engines = None
     if config.engine.enabled:
-        engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs), weights_of(model_dirs))
+        engines = EnginePool(make_engine or _engine_maker(config.engine, model_dirs, state_dir), weights_of(model_dirs))
     metrics = Metrics(lambda: read_gauges(parts))
     connection, fleet_problem, credentials = _connect(config, state_dir, clock, metrics, has_fleet=fleet is not None)
     cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
@@ -317,7 +317,7 @@ def _cloud_timeouts(config: Config) -> Timeouts:
     return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
-def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path]) -> Callable[[str], Engine]:
+def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path], state_dir: Path | None) -> Callable[[str], Engine]:
     """Engines from artifacts: the configured folders are searched first, then the models that ship."""
 
     def make(model: str) -> Engine:
@@ -334,6 +334,8 @@ def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path]) -> Callable[
             answer_tokens=manifest.answer_tokens,
             answers=manifest.answers,
             name=artifact.name,
+            weights_sha256=manifest.sha256,
+            prompt_folder=None if state_dir is None else state_dir / "prompts" / artifact.name,
         )
 
     return make

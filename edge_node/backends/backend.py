@@ -61,6 +61,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     traceparent: str = ""
     policy: str = ""  # name@revision, for the upstream's records
     cacheable: bool = True  # False: the policy keeps the answer out of caches, the cloud's included
+    durable: bool = False  # False: nothing of it may reach a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
     job: JobTerms | None = None  # the request is a job
 

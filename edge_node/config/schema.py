@@ -59,6 +59,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: NonNegative = 0
     gpu_layers: Annotated[int, Meta(ge=-1)] = 0
     prompt_lookup: bool = True
+    stored_prompts_bytes: NonNegative = 0
     restrict_tool_arguments: bool = True
     enabled: bool = True
 
@@ -164,6 +165,8 @@ MEANING: Mapping[str, str] = {
     "engine.context_tokens": "maximum tokens of one request, prompt and answer; "
     "0: the model's own limit, bounded by memory",
     "engine.prompt_lookup": "draft tokens from text that repeats, where it pays; answers keep their distribution",
+    "engine.stored_prompts_bytes": "disk for decoded system prompts in `state_dir`, of each model, so that an "
+    "engine knows them after a restart; 0: none",
     "engine.threads": "CPU threads; 0: found by trying, as many as help",
     "engine.gpu_layers": "layers offloaded to the GPU; -1: all",
     "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "

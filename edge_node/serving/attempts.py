@@ -124,6 +124,7 @@ class AttemptRunner:
             traceparent=generation.outgoing_traceparent,
             policy=policy_label(generation.policy),
             cacheable=generation.cache_key is not None,
+            durable=not generation.on_device,
             report_upstream=generation.set_upstream,
             job=generation.job,
         )

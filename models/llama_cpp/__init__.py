@@ -9,6 +9,7 @@ Reading order:
     scheduling/kv_cache     KV cells and the sequences that share them; prefix_cache: prefixes kept for later prompts
     scheduling/speculation  draft tokens from text that repeats
     scheduling/thread_tuner threads of a step, found by trying
+    scheduling/prompt_store system prompts as files, for an engine that restarts
     sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
     prompts, embedding      prompts to tokens; embeddings
     native/                 ctypes: the model file, the context, the vocabulary, memory and threads

@@ -25,6 +25,7 @@ from .sampling.confidence import LogitsRow
 from .sampling.sampler import NO_TOKEN, TokenDataArray
 from .scheduling.kv_cache import KVCache
 from .scheduling.prefix_cache import PrefixCache
+from .scheduling.prompt_store import PromptStore
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
@@ -77,8 +78,18 @@ class EngineCore:
         self._decode_threads, self._prefill_threads = ThreadTuner(threads, most), ThreadTuner(threads, most)
         # A draft's rejected cells can be removed only where a prefix could be shared.
         self.planner = (planner or DraftPlanner()) if options.prompt_lookup and weights.shares_prefixes else None
+        self.prompt_store: PromptStore | None = None
+        if options.prompt_folder and options.prompt_bytes and self.prefix_cache is not None and options.weights_sha256:
+            identity = f"{options.weights_sha256} llama-cpp-python {bindings.VERSION} f16"
+            self.prompt_store = PromptStore(Path(options.prompt_folder), options.prompt_bytes, identity)
         self.scheduler = Scheduler(
-            context, self.kv_cache, self.prefix_cache, self.throughput, options.sequences, self.planner
+            context,
+            self.kv_cache,
+            self.prefix_cache,
+            self.throughput,
+            options.sequences,
+            self.planner,
+            self.prompt_store,
         )
         self.candidates = TokenDataArray(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
@@ -87,6 +98,8 @@ class EngineCore:
 
     def close(self) -> None:
         """Free what is native, in the order that llama.cpp requires."""
+        if self.prompt_store is not None:
+            self.prompt_store.flush()
         self.embedder.close()
         self._context.close()
         self._weights.close()

@@ -130,6 +130,11 @@ class Engine:
         """(waiting jobs, tokens/s of one sequence): cheap enough for every step."""
         return self._waiting, self._core.throughput.stream_tokens_per_s
 
+    def flush(self) -> None:
+        """Wait until the prompts that were stored so far are files."""
+        if self._core.prompt_store is not None:
+            self._core.prompt_store.flush()
+
     def close(self) -> None:
         """Stop after the current step; unfinished jobs end with an error."""
         self._closing = True
@@ -153,7 +158,8 @@ class Engine:
             )
         sampler = None if job.embed else self._make_sampler(job, prompt)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
-        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline)
+        stored = core.prompts.system_tokens(job.prompt) if job.store_prompt and core.prompt_store is not None else 0
+        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, stored)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""

@@ -6,17 +6,21 @@ that one tokenisation.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import OrderedDict
 
 from router.errors import ContextLengthExceeded, InvalidRequest
+from router.types import Message
 
 from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
+from .scheduling.prefix_cache import common_prefix
 
 _CACHE_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # cost of a cached prompt: its objects; each token, with its text
+_SYSTEM_ROLES = ("system", "developer")
 SHORTEN = "Shorten it, or ask a model with more context."
 _LONG = 1024 * 1024  # characters; tokenising more takes long enough to delay other callers
 
@@ -69,6 +73,21 @@ class PromptEncoder:
         tokens.flags.writeable = False
         self._store(prompt, tokens)
         return tokens
+
+    def system_tokens(self, prompt: Prompt) -> int:
+        """Return how many first tokens of a chat follow from its system messages and tools alone."""
+        system = tuple(itertools.takewhile(lambda message: message.role in _SYSTEM_ROLES, prompt.messages))
+        if not system or len(system) == len(prompt.messages):
+            return 0
+        try:
+            # Nothing in what two unlike users have in common is a user's.
+            one, other = (
+                self.tokens(Prompt(messages=(*system, Message("user", text)), tools=prompt.tools))
+                for text in ("A?", "7.")
+            )
+        except InvalidRequest:
+            return 0
+        return min(common_prefix(one, other), common_prefix(one, self.tokens(prompt)))
 
     def _encode(self, prompt: Prompt) -> Tokens:
         if prompt.messages:

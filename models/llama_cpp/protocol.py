@@ -23,6 +23,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     gpu_layers: int = 0
     prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
     prompt_lookup: bool = True  # draft tokens from text that repeats, where it pays
+    prompt_folder: str = ""  # for files of system prompts; "": none
+    prompt_bytes: int = 0  # limit of these files
+    weights_sha256: str = ""  # from the model's manifest; files of other weights are not used
     refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence
     temperature: float | None = None  # of a job that names none; None: 1
     answer_tokens: int = 0  # token limit of a job that names none; 0: the rest of the context
@@ -77,6 +80,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # text (`call_grammar`); the refusal token may come first. None: unconstrained, and so is a job with `ignore_eos`.
     copy_source: str | None = None
     copy_from_prompt: bool = False  # `copy_source` is the last user message of the prompt
+    store_prompt: bool = False  # the system prompt may be kept as a file
     answer_prefix: str = ""  # the answer so far, where a truncated answer continues: the prompt ends in it
     thinking: Thinking = ""  # how the model thinks before its answer to this prompt
     thinking_tokens: int | None = None  # after so many a thought is ended; None: the model ends it

@@ -44,6 +44,8 @@ class EngineBackend:
         answer_tokens: int = 0,
         answers: Answers = "text",
         name: str = "",
+        weights_sha256: str = "",
+        prompt_folder: Path | None = None,
         stuck_s: float = 30.0,
         backoff: RestartBackoff | None = None,
     ) -> None:
@@ -53,6 +55,8 @@ class EngineBackend:
             model_path: of the GGUF file.
             refuse_token, temperature, answer_tokens, answers: of the model's manifest.
             name: of the model, for messages.
+            weights_sha256: of the model's manifest.
+            prompt_folder: for files of system prompts, where `config.stored_prompts_bytes` allows any.
             stuck_s: a child with jobs that makes no step for so many seconds is restarted.
             backoff: the pauses before restarts.
         """
@@ -64,6 +68,9 @@ class EngineBackend:
             threads=config.threads,
             gpu_layers=config.gpu_layers,
             prompt_lookup=config.prompt_lookup,
+            prompt_folder="" if prompt_folder is None else str(prompt_folder.absolute()),
+            prompt_bytes=config.stored_prompts_bytes,
+            weights_sha256=weights_sha256,
             refuse_token=refuse_token,
             temperature=temperature,
             answer_tokens=answer_tokens,
@@ -226,6 +233,7 @@ class EngineBackend:
                 confidence_tokens=call.confidence_tokens if index == 0 else 0,
                 deadline_s=deadline_s,
                 echo=request.echo,
+                store_prompt=call.durable,
                 # With a handoff possible, a refusal ends the answer and the next target takes over; otherwise the
                 # model's best guess is the only answer.
                 refusal="end" if call.confidence_tokens > 0 else "skip",

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
+import llama_cpp
 import llama_cpp.llama_cpp as native
 
 _log = logging.getLogger("models.llama_cpp.native")
@@ -21,6 +22,7 @@ _ERROR = 4
 _CONTINUED = 5
 _errors: deque[str] = deque(maxlen=6)  # the last error lines of llama.cpp's log
 
+VERSION: str = llama_cpp.__version__
 Pointer = int
 Token = int
 

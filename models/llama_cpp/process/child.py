@@ -53,6 +53,8 @@ class EngineChild:
             for message in messages:
                 if not self._handle(message):
                     return EXIT_ENGINE_FAILED
+        if self._engine is not None:
+            self._engine.flush()
         return 0
 
     def _handle(self, message: frames.DaemonMessage) -> bool:

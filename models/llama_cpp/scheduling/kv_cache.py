@@ -94,7 +94,7 @@ class KVCache:
         self.used += tokens
 
     def remove_from(self, slot: SequenceSlot, position: int) -> None:
-        """Free decoded cells that were never counted: those from `position` on."""
+        """Free the cells from `position` on: decoded ones that were never counted, or of a slot that is released."""
         bindings.sequence_remove(self._memory, slot.id, position, -1)
 
     def release(self, slot: SequenceSlot) -> None:

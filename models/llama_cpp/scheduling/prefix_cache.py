@@ -91,9 +91,17 @@ class PrefixCache:
         size = bindings.state_size(self._context, slot.id)
         if not 0 < size <= self._limit:
             return
-        state = _allocate_pages(size)
-        if state is None or bindings.state_get(self._context, state.ctypes.data, size, slot.id) != size:
-            return
+        if (state := copy_state(self._context, slot)) is not None:
+            self._add(tokens, state, keys)
+
+    def insert(self, tokens: Tokens, state: NDArray[np.uint8]) -> bool:
+        """Add a state from elsewhere; False when it is larger than the cache."""
+        fits = len(state) <= self._limit
+        if fits:
+            self._add(tokens, state, tuple(_block_keys(tokens)))
+        return fits
+
+    def _add(self, tokens: Tokens, state: NDArray[np.uint8], keys: tuple[int, ...]) -> None:
         # A saved prefix of this one is of no more use.
         for shorter in {id(saved): saved for key in keys for saved in self._by_key.get(key, ())}.values():
             if shorter.keys[-1] in keys:
@@ -102,7 +110,7 @@ class PrefixCache:
         self._saved[keys[-1]] = saved
         for key in keys:
             self._by_key.setdefault(key, []).append(saved)
-        self.bytes += size
+        self.bytes += len(state)
         while self.bytes > self._limit:
             self._evict(next(iter(self._saved.values())))
 
@@ -115,7 +123,16 @@ class PrefixCache:
                 del self._by_key[key]
 
 
-def _allocate_pages(size: int) -> NDArray[np.uint8] | None:
+def copy_state(context: bindings.Pointer, slot: SequenceSlot) -> NDArray[np.uint8] | None:
+    """Return llama.cpp's copy of a slot's cells; None without memory for it."""
+    size = bindings.state_size(context, slot.id)
+    state = allocate_pages(size)
+    if state is None or bindings.state_get(context, state.ctypes.data, size, slot.id) != size:
+        return None
+    return state
+
+
+def allocate_pages(size: int) -> NDArray[np.uint8] | None:
     """Map `size` bytes of anonymous memory; None when the system has no more."""
     try:
         return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)

@@ -11,8 +11,10 @@ from collections import deque
 import msgspec
 
 from ..native.context import Context
+from ..native.vocabulary import Tokens
 from .kv_cache import KVCache, SequenceSlot
-from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix
+from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix, copy_state
+from .prompt_store import PromptStore
 from .sequence import Sequence
 from .speculation import Draft, DraftPlanner
 from .throughput import Throughput
@@ -39,6 +41,7 @@ class Scheduler:
         throughput: Throughput,
         sequences: int,
         planner: DraftPlanner | None = None,
+        prompt_store: PromptStore | None = None,
     ) -> None:
         """Schedule sequences.
 
@@ -47,6 +50,7 @@ class Scheduler:
             prefix_cache: None: this model cannot share prefixes.
             sequences: the maximal number of sequences together.
             planner: None: no speculation.
+            prompt_store: system prompts as files; None: none.
         """
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -55,6 +59,7 @@ class Scheduler:
         self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence
         self.draft_rows = 0
         self._planner = planner
+        self._prompt_store = prompt_store
         self._context = context
         self._kv_cache = kv_cache
         self._prefix_cache = prefix_cache
@@ -151,9 +156,20 @@ class Scheduler:
             self._leave_batch(sequence)
             if self._prefix_cache is not None:
                 self._prefix_cache.save(_slot(sequence), sequence.tokens_in_slot())
+            if self._prompt_store is not None:
+                self._store_prompt(sequence, self._prompt_store)
             self._kv_cache.release(_slot(sequence))
             sequence.slot = None
         sequence.close()
+
+    def _store_prompt(self, sequence: Sequence, store: PromptStore) -> None:
+        """Store the system prompt of a sequence that leaves: its slot's other cells are of no more use."""
+        slot, tokens = _slot(sequence), sequence.prompt[: sequence.system_tokens]
+        if slot.length < len(tokens) or not store.wants(tokens):
+            return
+        self._kv_cache.remove_from(slot, len(tokens))
+        if (state := copy_state(self._context.pointer, slot)) is not None:
+            store.save(tokens, state)
 
     def preempt(self) -> bool:
         """Free the cells of the newest running sequence and requeue it first; False when it is the only one."""
@@ -234,6 +250,9 @@ class Scheduler:
             return PrefixSource()
         tokens, limit = sequence.pending_tokens, len(sequence.pending_tokens) - 1
         saved, saved_tokens = self._prefix_cache.find(tokens)
+        if self._prompt_store is not None and saved_tokens < sequence.system_tokens:
+            self._load_prompt(tokens, saved_tokens, self._prompt_store, self._prefix_cache)
+            saved, saved_tokens = self._prefix_cache.find(tokens)
         best = PrefixSource(min(saved_tokens, limit), saved=saved)
         for other in (*self.decoding, *self.prefilling):
             slot = _slot(other)
@@ -241,6 +260,15 @@ class Scheduler:
             if common >= max(best.tokens, BLOCK):
                 best = PrefixSource(common, slot=slot)
         return best
+
+    def _load_prompt(self, tokens: Tokens, better_than: int, store: PromptStore, cache: PrefixCache) -> None:
+        """Put the stored beginning of a prompt into the prefix cache, if it is longer than what is there."""
+        stored = store.find(tokens)
+        if stored is None or len(stored.tokens) <= better_than:
+            return
+        state = store.load(stored)
+        if state is not None and not cache.insert(stored.tokens, state):
+            store.forget(stored)
 
     def _prefix_in_prefill(self, sequence: Sequence) -> int:
         """Return how many of its first tokens another sequence is prefilling."""

@@ -44,6 +44,7 @@ class Sequence:
         "refused",
         "sampler",
         "slot",
+        "system_tokens",
     )
 
     def __init__(
@@ -54,6 +55,7 @@ class Sequence:
         sampler: TokenSampler | None,
         vocabulary: Vocabulary,
         deadline: float,
+        system_tokens: int = 0,
     ) -> None:
         """Begin a job.
 
@@ -64,7 +66,9 @@ class Sequence:
             sampler: None for plain greedy decoding.
             vocabulary: the model's tokens.
             deadline: monotonic seconds.
+            system_tokens: first tokens of the prompt that may be stored as a file.
         """
+        self.system_tokens = system_tokens
         self.job = job
         self.id = job.id
         self.prompt = prompt

@@ -12,6 +12,7 @@ import asyncio
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,10 +125,12 @@ async def _first_tokens(ours: OurEngine, system: int) -> float:
 
 
 async def _after_restart(path: Path, system: int) -> tuple[float, float]:
-    async with our_engine(path, EngineConfig()) as ours:
-        first = await _first_tokens(ours, system)
-    async with our_engine(path, EngineConfig()) as ours:
-        return first, await _first_tokens(ours, system)
+    config = EngineConfig(stored_prompts_bytes=256 * 2**20)
+    with tempfile.TemporaryDirectory() as folder:
+        async with our_engine(path, config, Path(folder), MODEL) as ours:
+            first = await _first_tokens(ours, system)
+        async with our_engine(path, config, Path(folder), MODEL) as ours:
+            return first, await _first_tokens(ours, system)
 
 
 def _ratio(name: str, rounds: list[Speeds], ratio: Callable[[Speeds], float], limit: float) -> Row:

@@ -87,9 +87,11 @@ class LlamaServer(Client):
 
 
 @contextlib.asynccontextmanager
-async def our_engine(path: Path, config: EngineConfig) -> AsyncIterator[OurEngine]:
+async def our_engine(
+    path: Path, config: EngineConfig, prompt_folder: Path | None = None, weights_sha256: str = ""
+) -> AsyncIterator[OurEngine]:
     """Run the engine in its child process."""
-    backend = EngineBackend(path, config)
+    backend = EngineBackend(path, config, prompt_folder=prompt_folder, weights_sha256=weights_sha256)
     await backend.start()
     try:
         await backend.ready(asyncio.get_running_loop().time() + START_S)
@@ -123,7 +125,7 @@ async def llama_server(path: Path, threads: int) -> AsyncIterator[LlamaServer]:
 def _call(request: Request) -> BackendRequest:
     target = Target(name="small", at="edge", model="small")
     deadline = asyncio.get_running_loop().time() + START_S
-    return BackendRequest(id="bench", request=request, target=target, deadline=deadline)
+    return BackendRequest(id="bench", request=request, target=target, deadline=deadline, durable=True)
 
 
 async def _reachable(session: aiohttp.ClientSession, url: str, server: subprocess.Popen[bytes]) -> None:
