@@ -26,7 +26,7 @@ import msgspec
 import psutil
 
 from edge_node.app import App, build
-from edge_node.config.schema import Config, ServerConfig
+from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
 from models.function_calls.call import score_answer
 from models.function_calls.dataset import Row, is_validation_row, read_rows
 from models.function_calls.intents import is_device_row
@@ -110,7 +110,7 @@ def leaving_connections() -> list[str]:
         str(connection.raddr)
         for process in (me, *me.children(recursive=True))
         for connection in process.net_connections("inet")
-        if connection.raddr and not connection.raddr.ip.startswith(("127.", "::1"))
+        if connection.raddr != () and not connection.raddr.ip.startswith(("127.", "::1"))
     ]
 
 
@@ -121,7 +121,8 @@ async def run(arguments: argparse.Namespace) -> None:
     rows = sorted(rows, key=lambda row: row.text)[:: max(1, len(rows) // arguments.rows)][: arguments.rows]
     voices = arguments.voices.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        app = build(Config(state_dir=folder, server=ServerConfig(port=0)), environ={})
+        patient = ModalitiesConfig(audio_timeout_s=110.0)
+        app = build(Config(state_dir=folder, server=ServerConfig(port=0), modalities=patient), environ={})
         if app.parts.encoders is None or "audio" not in app.parts.encoders.kinds:
             sys.exit("no speech: pip install 'causeway[voice]' and causeway-models pull speech")
         await app.start()

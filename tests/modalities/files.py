@@ -60,6 +60,7 @@ HOSTILE_SOUNDS: dict[str, bytes] = {
     "unknown code": header(code=0x1234, data=bytes(64)),
     "a million empty chunks": b"RIFF\xff\xff\xff\xffWAVE" + b"junk\0\0\0\0" * 200_000,
     "a list of files to open": b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n",
+    "a list of chunks that ends behind the file": wav(tone(0.01))[:12] + b"LIST\xff\xff\xff\x7f" + wav(tone(0.01))[12:],
     "hours": header(rate=4_000, bits=8, data=bytes(4_000 * 3_600)),
 }
 

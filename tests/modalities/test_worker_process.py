@@ -6,11 +6,12 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
 
-from models.modalities.process.messages import DecodeSound, Refusal, Sound, WorkerSpec
+from models.modalities.process.messages import DecodeSound, Found, Refusal, Sound, WorkerSpec
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
 
 WAIT_S = 60.0
@@ -83,6 +84,25 @@ async def test_a_cancelled_job_leaves_its_result_to_nobody_and_its_child_alive()
         assert await waiting == Sound(b"next")
     assert worker.starts == 1
     await worker.close()
+
+
+async def test_a_child_goes_on_loading_for_the_next_job_when_the_first_one_is_late(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    options = {"gate": str(gate), "text": "hello", "fault": ""}
+    worker = WorkerProcess(WorkerSpec("tests.modalities.workers:SlowToLoad", options=options))
+    with pytest.raises(WorkerTimeout):
+        await worker.run(Sound(bytes(8)), asyncio.get_running_loop().time() + 0.1)
+    gate.touch()
+    assert isinstance(await worker.run(Sound(bytes(8)), soon()), Found)
+    assert worker.starts == 1
+    await worker.close()
+    never = WorkerProcess(
+        WorkerSpec("tests.modalities.workers:SlowToLoad", options=options | {"gate": str(tmp_path / "never")}),
+        load_s=0.1,
+    )
+    with pytest.raises(WorkerFailed, match="did not load"):
+        await never.run(Sound(bytes(8)), soon())
+    assert never.pid is None
 
 
 async def test_ten_jobs_at_once_share_one_child_and_each_gets_its_own_result(worker: WorkerProcess) -> None:

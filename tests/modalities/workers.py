@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 import time
+from pathlib import Path
 
 from models.modalities.process.child import Link
 from models.modalities.process.messages import (
@@ -62,6 +63,15 @@ class TinyEncoder:
                 time.sleep(0.01)
         silent = isinstance(job, Sound) and not any(job.samples)
         return Found(Fact("" if silent else self._options["text"], 0.875, "en"))
+
+
+class SlowToLoad(TinyEncoder):
+    """Loads until its file `gate` is there."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        while not Path(spec.options["gate"]).exists():
+            time.sleep(0.01)
+        super().__init__(spec)
 
 
 class Broken:

@@ -62,7 +62,7 @@ def _decode_wav(data: bytes, max_s: float) -> tuple[Samples, int]:
         if "unknown format" in str(error):  # floats, compressed, or an extensible header
             return _by_pyav(data, max_s)
         raise Refusal(f"its WAV header is invalid ({error}). {_SEND}") from None
-    except (EOFError, ValueError, OverflowError, struct.error):
+    except (EOFError, ValueError, OverflowError, RuntimeError, struct.error):  # RuntimeError: a seek past the end
         raise Refusal(f"its WAV header is cut off or invalid. {_SEND}") from None
     if width not in _WIDTHS:
         raise Refusal(f"its samples have {8 * width} bits. {_SEND}")

@@ -54,8 +54,8 @@ class Link:
             raise EOFError("a frame that is too long")
         return self._exactly(size)
 
-    def send(self, result: messages.WorkerResult) -> None:
-        self._link.sendall(messages.encode(result))
+    def send(self, reply: messages.ChildReply) -> None:
+        self._link.sendall(messages.encode(reply))
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()
@@ -73,6 +73,7 @@ def serve(link: Link) -> None:
     _confine(spec.memory_bytes)
     module, _, name = spec.worker.partition(":")
     worker: Worker = getattr(importlib.import_module(module), name)(spec)
+    link.send(messages.Ready())
     decoder = msgspec.msgpack.Decoder(messages.WorkerJob)
     while True:
         job = decoder.decode(link.receive())

@@ -69,6 +69,10 @@ class Picture(msgspec.Struct, frozen=True, tag="picture"):
     height: int
 
 
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The worker is constructed, its model loaded. The first message of a child."""
+
+
 class Segment(msgspec.Struct, frozen=True):
     """A part of what was said, or a line of a picture's text. Times are seconds; 0.0 in a picture."""
 
@@ -96,6 +100,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 WorkerJob = DecodeSound | DecodePicture | Sound | Picture | CancelJob
 WorkerResult = Sound | Picture | Found | Refused
+ChildReply = WorkerResult | Ready
 
 
 class Refusal(Exception):
@@ -105,7 +110,7 @@ class Refusal(Exception):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: WorkerSpec | WorkerJob | WorkerResult) -> bytes:
+def encode(message: WorkerSpec | WorkerJob | ChildReply) -> bytes:
     """Encode a message as a whole frame."""
     frame = bytearray(LENGTH.size)
     _encoder.encode_into(message, frame, LENGTH.size)

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from . import messages
-from .messages import Refusal, Refused, WorkerJob, WorkerResult, WorkerSpec
+from .messages import ChildReply, Refusal, Refused, WorkerJob, WorkerResult, WorkerSpec
 
 _ROOT = Path(__file__).parents[3]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-_decoder: msgspec.msgpack.Decoder[WorkerResult] = msgspec.msgpack.Decoder(WorkerResult)
+_decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildReply)
 
 
 class WorkerFailed(Exception):
@@ -32,11 +32,16 @@ class WorkerProcess:
 
     Args:
         settle_s: time for a cancelled job to end by itself; after it the child is killed.
+        load_s: time for the child to load its model, whatever the deadlines of the jobs that wait for it; after it the
+            child is replaced.
     """
 
-    def __init__(self, spec: WorkerSpec, settle_s: float = 2.0) -> None:
+    def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, load_s: float = 120.0) -> None:
         self._spec = spec
         self._settle_s = settle_s
+        self._load_s = load_s
+        self._load_by = 0.0  # loop time
+        self._ready = False
         self._turn = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: asyncio.StreamReader | None = None
@@ -80,6 +85,11 @@ class WorkerProcess:
         await self._turn.acquire()
         try:
             await self._ensure_child()
+            await self._wait_until_ready()  # cancelled meanwhile: the child goes on loading, for the next job
+        except BaseException:
+            self._turn.release()
+            raise
+        try:
             result = await self._ask(job)
         except asyncio.CancelledError:
             # The next job must not get this one's result, and the caller does not wait until that is certain.
@@ -96,12 +106,29 @@ class WorkerProcess:
         try:
             self._writer.write(messages.encode(job))
             await self._writer.drain()
-            return await self._receive()
+            result = await self._receive()
         except (OSError, EOFError, msgspec.DecodeError) as error:
             await self._end_child()
             raise WorkerFailed("its process died") from error
+        assert not isinstance(result, messages.Ready)
+        return result
 
-    async def _receive(self) -> WorkerResult:
+    async def _wait_until_ready(self) -> None:
+        """Raises WorkerFailed: the child died, or takes too long to load."""
+        if self._ready:
+            return
+        try:
+            async with asyncio.timeout_at(self._load_by):
+                await self._receive()
+        except TimeoutError:
+            await self._end_child()
+            raise WorkerFailed(f"its process did not load within {self._load_s:g} s") from None
+        except (OSError, EOFError, msgspec.DecodeError) as error:
+            await self._end_child()
+            raise WorkerFailed("its process died while it loaded") from error
+        self._ready = True
+
+    async def _receive(self) -> ChildReply:
         assert self._reader is not None
         (size,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
         if size > messages.MAX_BYTES:
@@ -142,6 +169,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self.starts += 1
+        self._load_by = asyncio.get_running_loop().time() + self._load_s
         ours.setblocking(False)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
@@ -153,6 +181,7 @@ class WorkerProcess:
     async def _end_child(self) -> None:
         process, writer = self._process, self._writer
         self._process = self._reader = self._writer = None
+        self._ready = False
         if writer is not None:
             writer.transport.abort()
         if process is not None:
