@@ -6,7 +6,7 @@ Finding them imports nothing of them: that happens in their children, with the f
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,25 +18,26 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL = "speech"
 _GIB = 2**30
-_PACKAGES = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
+_PACKAGES: Mapping[Modality, tuple[str, ...]] = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
 
 
 def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
     """Return the encoders of this box by kind of part."""
     found: dict[Modality, WorkerSpec] = {}
-    if _installed("audio"):
+    if is_installed("audio"):
         try:
             speech = find_artifact(SPEECH_MODEL, model_dirs)
         except ArtifactError:
             pass  # `doctor` says so
         else:
             found["audio"] = _spec("models.modalities.encoders.speech:SpeechEncoder", {"model": str(speech.folder)})
-    if _installed("image"):
+    if is_installed("image"):
         found["image"] = _spec("models.modalities.encoders.reader:TextReader", {})
     return found
 
 
-def _installed(kind: str) -> bool:
+def is_installed(kind: Modality) -> bool:
+    """Whether the packages that encode this kind of part are there; imports none of them."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES[kind])
 
 

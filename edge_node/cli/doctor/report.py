@@ -15,6 +15,7 @@ from ...config.schema import Config
 from ...signals.probes.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import host, network, packages, policy_and_models
+from .encoders import check_encoders
 from .finding import Finding, Level, worst
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -57,6 +58,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
         yield from findings
         yield from policy_and_models.check_memory(artifacts, config.engine, device)
         yield from policy_and_models.check_signals(policy, config.engine)
+    yield from check_encoders(config)
     yield from host.check_state_dir(Path(config.state_dir), config.cache)
     yield host.check_threads(config.engine)
     yield from host.check_sensors(policy, device)

@@ -1,0 +1,39 @@
+"""Check what turns sound and pictures into text. A box without the extras has none, which is no finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, verify_artifact
+from router.types import Modality
+
+from ...config.schema import Config
+from ...modalities.boxed import SPEECH_MODEL, is_installed
+from .finding import Finding, fail, ok, warn
+
+
+def check_encoders(config: Config, installed: Callable[[Modality], bool] = is_installed) -> Iterator[Finding]:
+    """Check the model of each installed package.
+
+    Args:
+        installed: whether the packages for this kind of part are there.
+    """
+    if not config.modalities.enabled:
+        return
+    if installed("audio"):
+        yield _check_speech([Path(folder) for folder in config.engine.model_dirs])
+    if installed("image"):
+        yield ok("pictures", "text in pictures is read; the models are in the package")
+
+
+def _check_speech(folders: list[Path]) -> Finding:
+    pull = f"`causeway-models pull {SPEECH_MODEL}`"
+    try:
+        speech = find_artifact(SPEECH_MODEL, folders)
+        verify_artifact(speech)
+    except ArtifactNotFound:
+        return warn("speech", "the extra `voice` is installed, its model is not: sound is refused", pull)
+    except ArtifactError as error:
+        return fail("speech", str(error), f"delete the folder, then {pull}")
+    return ok("speech", f"{speech.manifest.note}, SHA-256 matches ({speech.path})")
