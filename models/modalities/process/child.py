@@ -73,7 +73,7 @@ def serve(link: Link) -> None:
     _confine(spec.memory_bytes)
     module, _, name = spec.worker.partition(":")
     worker: Worker = getattr(importlib.import_module(module), name)(spec)
-    link.send(messages.Ready())
+    link.send(messages.WorkerReady())
     decoder = msgspec.msgpack.Decoder(messages.WorkerJob)
     while True:
         job = decoder.decode(link.receive())

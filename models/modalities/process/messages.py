@@ -69,7 +69,7 @@ class Picture(msgspec.Struct, frozen=True, tag="picture"):
     height: int
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker is constructed, its model loaded. The first message of a child."""
 
 
@@ -100,7 +100,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 WorkerJob = DecodeSound | DecodePicture | Sound | Picture | CancelJob
 WorkerResult = Sound | Picture | Found | Refused
-ChildReply = WorkerResult | Ready
+ChildReply = WorkerResult | WorkerReady
 
 
 class Refusal(Exception):

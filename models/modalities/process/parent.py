@@ -110,7 +110,7 @@ class WorkerProcess:
         except (OSError, EOFError, msgspec.DecodeError) as error:
             await self._end_child()
             raise WorkerFailed("its process died") from error
-        assert not isinstance(result, messages.Ready)
+        assert not isinstance(result, messages.WorkerReady)
         return result
 
     async def _wait_until_ready(self) -> None:
