@@ -170,6 +170,12 @@ def _summary(file: str) -> str:
     return paragraph.partition(". ")[0].rstrip(".:").replace("|", "\\|")
 
 
+def listed_files(page: Path) -> list[str]:
+    """Return the files of the page's table."""
+    rows = page.read_text().partition(BEGIN)[2].partition(END)[0].splitlines()
+    return [row.split("`")[1] for row in rows if row.count("`") >= 2]
+
+
 def write(page: Path, hops: Hops) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     page.write_text(f"{before}{BEGIN}{table(hops)}{END}{rest.partition(END)[2]}")
