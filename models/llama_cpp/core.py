@@ -74,7 +74,7 @@ class EngineCore:
         )
         self.throughput = Throughput(context.capacity)
         # An answer's step reads every weight for a few rows, a prompt's calculates: threads help each differently.
-        most = 1 if options.threads else max(1, int(allowed_cores()))
+        most = None if options.threads else allowed_cores
         self._decode_threads, self._prefill_threads = ThreadTuner(threads, most), ThreadTuner(threads, most)
         # A draft's rejected cells can be removed only where a prefix could be shared.
         self.planner = (planner or DraftPlanner()) if options.prompt_lookup and weights.shares_prefixes else None

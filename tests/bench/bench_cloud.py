@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -43,6 +44,7 @@ LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
 HELD = {"guided_decoding": msgspec.json.encode({"copy_source": TEXT}).decode()}  # as the gateway asks for it
 FIRST = b'"delta":{"content":'  # the event before it has the role only
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
 Ask = Callable[[], Awaitable[float]]
 
@@ -171,34 +173,38 @@ class TokenCosts(msgspec.Struct, frozen=True):
 
 
 async def _token_costs(triton: tritonclient.InferenceServerClient, http: aiohttp.ClientSession, bed: Bed) -> TokenCosts:
-    """The difference of a long and a short stream, so that the cost per request cancels. The two paths take turns."""
+    """The difference of a long and a short stream, so that the cost per request cancels. The two paths take turns.
+
+    Tokens are counted, not events: an event holds several tokens where a draft was right.
+    """
+    usage = {"stream_options": {"include_usage": True}}
 
     async def gateway(tokens: int) -> int:
-        return (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT})).events
+        return (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT, **usage})).tokens
 
     async def direct(tokens: int) -> int:
-        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT, **HELD})).events
+        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT, **HELD})).tokens
 
     ways = {"gateway": (gateway, psutil.Process(bed.gateway_pid)), "direct": (direct, psutil.Process())}
     cpu_s: dict[tuple[str, int], float] = dict.fromkeys(((way, n) for way in ways for n in (8, LONG_TOKENS)), 0.0)
-    events = dict.fromkeys(cpu_s, 0)
+    answered = dict.fromkeys(cpu_s, 0)
     wall_s: dict[tuple[str, int], list[float]] = {key: [] for key in cpu_s}
     for _ in range(LONG_ROUNDS):
         for way, tokens in cpu_s:
             ask, process = ways[way]
             before, started = process.cpu_times(), time.perf_counter()
-            events[way, tokens] += await ask(tokens)
+            answered[way, tokens] += await ask(tokens)
             wall_s[way, tokens].append(time.perf_counter() - started)
             after = process.cpu_times()
             cpu_s[way, tokens] += after.user + after.system - before.user - before.system
 
     def cpu_us(way: str) -> float:
-        more = events[way, LONG_TOKENS] - events[way, 8]
+        more = answered[way, LONG_TOKENS] - answered[way, 8]
         return 1e6 * (cpu_s[way, LONG_TOKENS] - cpu_s[way, 8]) / more
 
     def interval_us(way: str) -> float:
         more_s = statistics.median(wall_s[way, LONG_TOKENS]) - statistics.median(wall_s[way, 8])
-        return 1e6 * more_s * LONG_ROUNDS / (events[way, LONG_TOKENS] - events[way, 8])
+        return 1e6 * more_s * LONG_ROUNDS / (answered[way, LONG_TOKENS] - answered[way, 8])
 
     return TokenCosts(cpu_us("gateway"), cpu_us("direct"), interval_us("gateway"), interval_us("direct"))
 
@@ -222,14 +228,14 @@ async def _direct_stream(
     triton: tritonclient.InferenceServerClient, more: Mapping[str, object] | None = None
 ) -> Streamed:
     started = time.perf_counter()
-    first_s, events = 0.0, 0
+    first_s, tokens = 0.0, 0
     async for result, error in triton.stream_infer(_inputs({**SAMPLING, **(more or {})})):
         if error is not None:
             raise error
+        tokens += int(result.as_numpy("num_output_tokens")[0])
         if result.as_numpy("text_output")[0]:
-            events += 1
             first_s = first_s or time.perf_counter() - started
-    return Streamed(first_s, events)
+    return Streamed(first_s, tokens)
 
 
 @cache
@@ -249,7 +255,7 @@ async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, obj
     for name, text in texts.items():
         made.append(tritonclient.InferInput(name, [1], "BYTES"))
         made[-1].set_data_from_numpy(np.array([text], dtype=np.object_))
-    for name in ("stream", "exclude_input_in_output"):
+    for name in ("stream", "exclude_input_in_output", "return_num_output_tokens"):
         made.append(tritonclient.InferInput(name, [1], "BOOL"))
         made[-1].set_data_from_numpy(np.array([True]))
     yield {"model_name": MODEL, "inputs": made}
@@ -257,7 +263,7 @@ async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, obj
 
 class Streamed(msgspec.Struct, frozen=True):
     first_s: float
-    events: int  # with text
+    tokens: int  # 0: the gateway was not asked for usage
 
 
 async def _over_http(http: aiohttp.ClientSession, url: str, model: str) -> float:
@@ -310,7 +316,8 @@ async def _stream(
                 first_s = time.perf_counter() - started
     if not seen.endswith(b"data: [DONE]\n\n"):
         raise RuntimeError(f"{url}: {seen[-500:]!r}")
-    return Streamed(first_s, seen.count(FIRST))
+    usage = _COMPLETION_TOKENS.search(seen)
+    return Streamed(first_s, int(usage[1]) if usage else 0)
 
 
 @contextlib.contextmanager

@@ -31,17 +31,17 @@ def hurts(threads: int) -> float:
 
 
 def test_cores_that_help_are_used() -> None:
-    tuner = ThreadTuner(1, 6)
+    tuner = ThreadTuner(1, lambda: 6)
     run(tuner, helps, 20)
     assert run(tuner, helps, 60) < 0.05
 
 
 def test_trying_costs_little_where_threads_hurt() -> None:
-    assert run(ThreadTuner(1, 6), hurts, 100) < 0.03
+    assert run(ThreadTuner(1, lambda: 6), hurts, 100) < 0.03
 
 
 def test_threads_leave_when_load_arrives_and_return_when_it_ends() -> None:
-    tuner = ThreadTuner(1, 2)
+    tuner = ThreadTuner(1, lambda: 2)
     run(tuner, helps, 10)
     run(tuner, hurts, 15)
     assert run(tuner, hurts, 60) < 0.03
@@ -50,14 +50,14 @@ def test_threads_leave_when_load_arrives_and_return_when_it_ends() -> None:
 
 
 def test_a_gain_of_nothing_keeps_one_thread() -> None:
-    tuner = ThreadTuner(2, 2)
+    tuner = ThreadTuner(2, lambda: 2)
     run(tuner, lambda threads: 0.04, 5)
     assert run(tuner, lambda threads: 0.04 * threads, 60) < 0.03
 
 
 def test_steps_of_other_sizes_are_not_compared() -> None:
     """Each change of the batch ends the trial: the count stays."""
-    tuner = ThreadTuner(1, 2)
+    tuner = ThreadTuner(1, lambda: 2)
     for step in range(1000):
         rows = 1 + step % 2
         tuner.record(rows, 0.01, 0.01 * rows)
@@ -65,6 +65,21 @@ def test_steps_of_other_sizes_are_not_compared() -> None:
 
 
 def test_a_fixed_count_stays() -> None:
-    tuner = ThreadTuner(3, 1)
+    tuner = ThreadTuner(3, None)
     run(tuner, helps, 10)
     assert tuner.threads == 3
+
+
+def test_cores_that_are_taken_away_are_not_tried() -> None:
+    """A container's cores may change while it runs."""
+    cores = [2]
+    tuner = ThreadTuner(1, lambda: cores[0])
+    run(tuner, helps, 20)
+    assert tuner.threads == 2
+    cores[0] = 1
+    run(tuner, helps, 60)
+    counts = set[int]()
+    for _ in range(5000):
+        counts.add(tuner.threads)
+        tuner.record(1, 0.04, 0.04)
+    assert counts == {1}

@@ -7,6 +7,7 @@ other load, where a thread too many can cost many times a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 _STEPS = 4  # on each side of a trial
@@ -17,13 +18,19 @@ _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # of work between trials
 
 
 class ThreadTuner:
-    """Chooses from 1 to `most` threads for steps of one kind. `threads`: for the next step."""
+    """Chooses the number of threads for steps of one kind. `threads`: for the next step."""
 
-    def __init__(self, first: int, most: int) -> None:
-        """Begin with `first` threads; `most` 1: there is nothing to choose."""
+    def __init__(self, first: int, most: Callable[[], float] | None) -> None:
+        """Begin with `first` threads.
+
+        Args:
+            first: the count to begin with.
+            most: returns the cores, asked before each trial since a process may lose cores while it runs; None: the
+                count stays.
+        """
         self.threads = self._best = first
         self._most = most
-        self._upwards = first < most
+        self._upwards = True
         self._rows = -1
         self._reference = 0.0  # cost of a step with the best count
         self._costs: list[float] = []  # of this side of the trial
@@ -37,7 +44,7 @@ class ThreadTuner:
             cost: what is compared, for example seconds for each row.
             step_s: the step's duration in seconds.
         """
-        if self._most == 1:
+        if self._most is None:
             return
         if rows != self._rows:
             self._rows = rows
@@ -48,20 +55,24 @@ class ThreadTuner:
         self._costs.append(cost)
         if self.threads == self._best:
             if len(self._costs) == _STEPS:
-                self._reference = median(self._costs)
-                self._costs.clear()
-                self.threads = self._neighbour()
+                self._begin_trial(median(self._costs), max(1, int(self._most())))
             return
         self._trial_s += step_s
         if len(self._costs) == _STEPS or cost > _HOPELESS * self._reference:
             self._decide(median(self._costs))
 
-    def _neighbour(self) -> int:
-        if self._best == self._most:
+    def _begin_trial(self, reference: float, most: int) -> None:
+        self._costs.clear()
+        if self._best > most or most == 1:
+            self.threads = self._best = min(self._best, most)
+            self._pause_s = _PAUSE_S
+            return
+        self._reference = reference
+        if self._best == most:
             self._upwards = False
         elif self._best == 1:
             self._upwards = True
-        return min(self._most, self._best * 2) if self._upwards else max(1, self._best // 2)
+        self.threads = min(most, self._best * 2) if self._upwards else max(1, self._best // 2)
 
     def _decide(self, cost: float) -> None:
         won = cost * _GAIN < self._reference if self._upwards else cost <= self._reference * _GAIN
