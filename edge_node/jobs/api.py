@@ -13,6 +13,7 @@ from router.decision.attempts import no_route
 from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull, UnsupportedFeature
 from router.jobs.submission import Endpoint, Priority, key_digest, parse_job_request, split_body
 from router.openai import check_media_type, error_event
+from router.policy.signals import modalities
 from router.types import RoutingHints
 
 from ..config.schema import JobsConfig
@@ -122,6 +123,9 @@ class JobApi:
         if fields.webhook:
             raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
         request = parse_job_request(fields.endpoint, plain, hints)
+        if modalities(request) != ["text"]:
+            message = "a job waits on the disk, where sound, pictures and files are never kept: send it plainly"
+            raise UnsupportedFeature(message, param="messages")
         if endpoint is not None and request.stream:
             message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
             raise InvalidRequest(message, param="stream")

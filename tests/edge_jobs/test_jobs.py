@@ -14,6 +14,7 @@ from .cloud import JobCloud
 from .support import PROMPT, accepted, all_events, away, delta_of, ended, read_event, request, submit, text_of, view
 
 BOUND = POLICY.replace('"private" in request.tags', '"private" in request.tags || "cloud" in request.tags')
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": "urgent"}, "invalid_value"),
     ({"deadline_ms": 5, "not_before_ms": 10}, "invalid_value"),
@@ -23,6 +24,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"endpoint": "/v1/embeddings"}, "invalid_value"),
     ({"webhook": "https://example.com"}, "unsupported_feature"),
     ({"messages": 7}, "invalid_value"),
+    ({"messages": [{"role": "user", "content": [PICTURE]}]}, "unsupported_feature"),
 ]
 pytestmark = pytest.mark.slow
 
