@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Meta
@@ -74,8 +75,9 @@ def with_url(address: RedisAddress, url: str) -> RedisAddress:
 
 def shown_address(address: RedisAddress) -> str:
     """Return the URL for messages: without a password."""
-    parts = urlsplit(address if isinstance(address, str) else address.url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()
+    url = address if isinstance(address, str) else address.url
+    netloc, path = _netloc_and_path(url)
+    return f"{_scheme(url)}://{netloc.rpartition('@')[2]}{path}"
 
 
 def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
@@ -95,11 +97,11 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
     _check_files(config, topology, tls, where)
     if topology == "server":
         return RedisTarget(config, topology, tls)
-    parts = urlsplit(config.url)
-    if "@" in parts.netloc:
+    netloc, path = _netloc_and_path(config.url)
+    if "@" in netloc:
         raise ConfigError("write user and password as `username` and `password_file`, not in this URL", where=where)
-    hosts = tuple(_host(text, topology, where) for text in parts.netloc.split(","))
-    master, _, database = parts.path.strip("/").partition("/")
+    hosts = tuple(_host(text, topology, where) for text in netloc.split(","))
+    master, _, database = path.strip("/").partition("/")
     if topology == "cluster":
         if master:
             raise ConfigError("a cluster has no databases: end the URL after the hosts", where=where)
@@ -111,6 +113,16 @@ def parse_redis(address: RedisAddress, where: str) -> RedisTarget:
 
 def _scheme(address: RedisAddress) -> str:
     return (address if isinstance(address, str) else address.url).partition("://")[0]
+
+
+def _netloc_and_path(url: str) -> tuple[str, str]:
+    """Return what follows the scheme: up to the first slash, and from there up to a query or a fragment.
+
+    Not `urlsplit`: newer versions of Python refuse a list of hosts with an IPv6 address in it.
+    """
+    rest = re.split(r"[?#]", url.partition("://")[2], maxsplit=1)[0]
+    netloc, slash, path = rest.partition("/")
+    return netloc, slash + path
 
 
 def _host(text: str, topology: Topology, where: str) -> tuple[str, int]:

@@ -165,5 +165,8 @@ async def collect(
         async with asyncio.TaskGroup() as group:
             for _ in range(parallel):
                 group.create_task(ask())
-    except* BackendError as gone:
-        raise gone.exceptions[0] from gone
+    except BaseExceptionGroup as failed:  # not `except*`: before Python 3.11.4 it wraps what it raises in a group
+        gone, others = failed.split(BackendError)
+        if gone is None or others is not None:
+            raise
+        raise gone.exceptions[0] from failed

@@ -7,7 +7,7 @@ import io
 import os
 import random
 import subprocess
-import tarfile
+import zipfile
 from pathlib import Path
 
 import aiohttp
@@ -54,8 +54,8 @@ def introduced() -> str:
 def old_root(tmp_path: Path) -> Path:
     """The source tree of that commit."""
     root = tmp_path / "old"
-    with tarfile.open(fileobj=io.BytesIO(git("archive", introduced()))) as archive:
-        archive.extractall(root, filter="data")
+    with zipfile.ZipFile(io.BytesIO(git("archive", "--format=zip", introduced()))) as archive:
+        archive.extractall(root)
     return root
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import JobsConfig, with_shared_redis
-from cloud_pool.redis.config import RedisConfig, parse_redis, with_url
+from cloud_pool.redis.config import RedisConfig, parse_redis, shown_address, with_url
 from router.errors import ConfigError
 
 SENTINELS = "redis+sentinel://a:1,b/causeway/2"
@@ -46,6 +46,18 @@ def test_a_wrong_address_names_its_key_and_what_to_write(address: str | RedisCon
         parse_redis(address, "redis")
     assert raised.value.where == key
     assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://me:secret@a:1/0?password=secret", "redis://a:1/0"),
+        (f"{CLUSTER}/", f"{CLUSTER}/"),
+        ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock"),
+    ],
+)
+def test_a_message_shows_no_password(url: str, shown: str) -> None:
+    assert shown_address(RedisConfig(url=url)) == shown_address(url) == shown
 
 
 @pytest.mark.parametrize("address", ["redis+cluster://a:1", "{url: 'redis+cluster://a:1'}"])
