@@ -87,6 +87,7 @@ class MixedLoad:
         self._token = bed.token("acme")
         self.results: list[RequestResult] = []
         self._stopped = asyncio.Event()
+        self._began = {url: asyncio.Event() for url in bed.urls}
 
     async def run(self, *, streams_per_s: float, jobs_per_s: float) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -95,6 +96,11 @@ class MixedLoad:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    async def next_stream(self, url: str) -> None:
+        """Wait until a stream is sent to the gateway: a kill then interrupts it, since an answer takes 2 s."""
+        self._began[url].clear()
+        await self._began[url].wait()
 
     async def _start_at_rate(
         self, tasks: asyncio.TaskGroup, per_s: float, start: Callable[[], Awaitable[None]]
@@ -109,6 +115,7 @@ class MixedLoad:
 
     async def _stream(self) -> None:
         url, tier = self._rng.choice(self._bed.urls), self._rng.choice(TIERS)
+        self._began[url].set()
         result = await send(self._session, url, profile="stream", tier=tier, token=self._token, tokens=TOKENS)
         self.results.append(result)
 
@@ -119,8 +126,9 @@ class MixedLoad:
 class Killer:
     """Kills processes. A kill returns once the bed has restarted the process, or its own supervisor will."""
 
-    def __init__(self, bed: Bed, rng: random.Random) -> None:
+    def __init__(self, bed: Bed, load: MixedLoad, rng: random.Random) -> None:
         self._bed = bed
+        self._load = load
         self._rng = rng
 
     async def run(self, victims: list[str], within_s: float) -> None:
@@ -131,7 +139,10 @@ class Killer:
 
     async def _kill(self, victim: str) -> None:
         if victim in ("gateway", "worker"):
-            await self._bed.crash(f"{victim}-{self._rng.randint(1, 2)}")
+            number = self._rng.randint(1, 2)
+            if victim == "gateway":
+                await self._load.next_stream(self._bed.urls[number - 1])
+            await self._bed.crash(f"{victim}-{number}")
         elif victim == "redis":
             await self._bed.crash_redis(self._rng.uniform(0.0, 1.0))
         elif victim == "stub":
@@ -172,7 +183,7 @@ class KillMatrix:
         load = MixedLoad(self._bed, self._session, self._jobs, self._rng)
         running = asyncio.ensure_future(load.run(streams_per_s=streams_per_s, jobs_per_s=jobs_per_s))
         batch = asyncio.ensure_future(self._batches.submit(self._rng.choice(TIERS), TOKENS))
-        await Killer(self._bed, self._rng).run(victims, within_s)
+        await Killer(self._bed, load, self._rng).run(victims, within_s)
         await self._wait_until_ready()
         load.stop()
         await running
