@@ -107,10 +107,19 @@ class SentinelDeployment:
         server.start("--replicaof", f"127.0.0.1 {self.master.port}")
         wait_until(lambda: _link_is_up(server), "the old master does not follow the new one")
 
-    def kill(self) -> None:
+    def stop_asking_servers(self) -> None:
+        """Let the Sentinels believe what they know: they read no more roles and offsets, and change no roles."""
+        for port in self._sentinel_ports:
+            with self._sentinel(port) as sentinel:
+                sentinel.execute_command("SENTINEL", "DEBUG", "info-period", 86_400_000)
+
+    def kill_sentinels(self) -> None:
         for sentinel in self._sentinels:
             sentinel.kill()
             sentinel.wait()
+
+    def kill(self) -> None:
+        self.kill_sentinels()
         for server in self.servers:
             server.kill()
 

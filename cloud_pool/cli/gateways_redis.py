@@ -30,7 +30,7 @@ def open_gateways_redis(config: Path | None, url: str | None) -> redis.asyncio.R
 
 
 def replication_of_gateways_redis(config: Path | None, url: str | None) -> tuple[int, float]:
-    """Return how many replicas must confirm a write, and in how many seconds: as for an accepted job.
+    """Return how many replicas must at least confirm a write, and in how many seconds: as for an accepted job.
 
     Raises:
         ConfigError: the file or the URL is unusable.

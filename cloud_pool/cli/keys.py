@@ -25,6 +25,7 @@ from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..admission import RANK, Priority
+from ..redis.replicas import PromotableReplicas
 from .gateways_redis import open_gateways_redis, replication_of_gateways_redis
 from .process import report_errors
 
@@ -176,9 +177,10 @@ async def _revoke(path: Path | None, url: str | None, token_id: str | None, devi
             await revoke_token(client, token_id, now + MAX_TOKEN_LIFETIME_S, now)
         elif device is not None:
             await revoke_device(client, device, now)
-        if replicas and not await is_replicated(client, replicas, timeout_s):
+        required = await PromotableReplicas(client).required(replicas)
+        if required and not await is_replicated(client, required, timeout_s):
             raise click.ClickException(
-                f"it is revoked, but fewer than {replicas} replicas have confirmed it in {timeout_s:g} s: a failover "
+                f"it is revoked, but fewer than {required} replicas have confirmed it in {timeout_s:g} s: a failover "
                 "could lose it. Run the command again."
             )
 

@@ -14,12 +14,10 @@ Every claim increments the job's `fence`. A worker that was taken for dead, or w
 fence, and its report is refused: a second run of a job never has a second effect.
 
 Accepted means: the gateway sends 202 after Redis has answered, and with `appendonly yes, appendfsync always` Redis
-answers after the record is on disk. `store/durability` refuses jobs on a Redis with weaker settings. A Redis that fails
-over to a replica may lose what the replica had not received yet. WAIT is not used: a write that too few replicas
-confirm is not undone by it.
+answers after the record is on disk. `store/durability` refuses jobs on a Redis with weaker settings. Behind Sentinels
+the gateway waits longer (WAIT): until each replica that could be promoted has the record. A write that too few replicas
+confirm is not undone by that: the caller gets 503 and repeats it.
 
 When the connection breaks while a job is being accepted, the caller gets 503 and cannot know the outcome. With an
 `Idempotency-Key` it sends the same request again and gets the same job; without one it may get a second job.
-
-All keys share one hash tag (`{causeway}`), so that the scripts run on Redis Cluster, in one slot.
 """

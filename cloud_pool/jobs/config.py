@@ -71,7 +71,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     # as `redis` above, but no cluster: jobs need all their keys on one server; empty: `redis`, unless that is a cluster
     redis: RedisAddress = ""
-    # replicas that must have a job, file or batch before it is accepted (WAIT); empty: 1 with Sentinels, else 0
+    # replicas that must at least have a job, file or batch before it is accepted (WAIT); with Sentinels all that are up
+    # must; 0: none; empty: 1 with Sentinels, else 0
     replicas: Annotated[int, Meta(ge=0)] | None = None
     replica_timeout_s: Annotated[float, Meta(gt=0, le=4)] = 1.0  # then 503; the job may exist all the same
     durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
@@ -104,7 +105,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def replicas_to_wait_for(self) -> int:
-        """Replicas that must confirm what is accepted."""
+        """Replicas that must at least confirm what is accepted; 0: none."""
         return int(is_sentinel(self.redis)) if self.replicas is None else self.replicas
 
     def check(self) -> None:

@@ -151,8 +151,6 @@ class Bed:
             "max_attempts": 1000,
             "webhooks": {"allowed_networks": ["127.0.0.0/8"], "allow_http": True, "timeout_s": 3},
         }
-        if self.sentinels is not None:
-            jobs["replicas"] = len(self.sentinels.replicas)
         identity = {"key_file": "keys.json"}
         redis_url = self.redis.url if self.sentinels is None else self.sentinels.url
         config = {"server": server, "tiers": tiers, "redis": redis_url, "identity": identity, "jobs": jobs}
@@ -218,16 +216,6 @@ class Bed:
         path.write_text(json.dumps(config, indent=1))
         for process in self._processes.values():
             process.popen.send_signal(signal.SIGHUP)
-
-    async def wait_for_replicas(self, replicas: int) -> None:
-        """Restart the gateways: each acceptance waits for so many replicas of Redis, at first for all."""
-        path = self.folder / "gateway.yaml"
-        config = json.loads(path.read_text())
-        config["jobs"]["replicas"] = replicas
-        path.write_text(json.dumps(config, indent=1))
-        for name in self.names:
-            if name.startswith("gateway"):
-                await self.replace(name, self._root)
 
     def _launch(self, name: str) -> Process:
         kind, _, number = name.partition("-")

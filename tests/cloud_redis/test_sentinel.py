@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from router.jobs.states import JobState
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.jobs.test_api import TIER
-from tests.redis_deployments import SentinelDeployment, running
+from tests.redis_deployments import SentinelDeployment, running, wait_until
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 PATIENCE_S = 60.0
@@ -146,6 +147,46 @@ async def test_the_number_of_replicas_and_the_time_are_configured(sentinels: Sen
         await two.close()
 
 
+@pytest.fixture
+def two_replicas(tmp_path: Path) -> Iterator[SentinelDeployment]:
+    with running(SentinelDeployment(tmp_path, replicas=2)) as deployment:
+        yield deployment
+
+
+async def test_the_confirmation_of_one_of_two_replicas_is_not_enough(two_replicas: SentinelDeployment) -> None:
+    """The Sentinels promote one while the master goes on after it hung: the other one still confirms what is lost."""
+    two_replicas.stop_asking_servers()
+    stores = JobStores.open(config_of(two_replicas, replica_timeout_s=0.05))
+    promoted, other = two_replicas.replicas
+    with promoted.client() as client:
+        client.replicaof("NO", "ONE")
+    with pytest.raises(JobStoreNotReplicated, match="of 2 replicas"):
+        await stores.jobs.accept(job(1))
+    record = stores.database.key("job", "job_1")
+    with other.client() as client:
+        await asyncio.to_thread(wait_until, lambda: client.exists(record), "the other replica does not have it")
+    with promoted.client() as client:
+        assert not client.exists(record)
+    await stores.close()
+
+
+async def test_a_replica_that_is_down_or_a_silent_sentinel_delays_no_acceptance_for_long(
+    two_replicas: SentinelDeployment,
+) -> None:
+    stores = JobStores.open(config_of(two_replicas))
+    lost, _ = two_replicas.replicas
+    assert await accept(stores.jobs, job(1)) == "job_1"
+    lost.kill()
+    assert await accept(stores.jobs, job(2)) == "job_2"
+    two_replicas.kill_sentinels()
+    assert await accept(stores.jobs, job(3)) == "job_3"
+    unaware = JobStores.open(config_of(two_replicas))
+    with pytest.raises(JobStoreUnavailable):
+        await unaware.jobs.accept(job(4))
+    for each in (stores, unaware):
+        await each.close()
+
+
 async def test_a_sentinel_that_names_a_replica_is_not_believed(
     sentinels: SentinelDeployment, stores: JobStores
 ) -> None:
@@ -199,7 +240,7 @@ async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path)
                 assert master.wait(2, 60_000) == 2
             laggard = deployment.replicas[0]
             laggard.kill()
-            lost = [await submit(http) for _ in range(7)]
+            lost = [await submit(http) for _ in range(7)]  # once the Sentinels have noticed
             for server in await asyncio.to_thread(deployment.fail_over_to, laggard):
                 await asyncio.to_thread(deployment.rejoin, server)
             stores = JobStores.open(config)
@@ -214,6 +255,11 @@ async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path)
 
 
 async def submit(http: aiohttp.ClientSession) -> str:
-    async with http.post("/v1/jobs", json=CHAT) as response:
-        assert response.status == 202, await response.text()
-        return str((await response.json())["id"])
+    """Send a job until it is accepted."""
+    key, ends = {"idempotency-key": uuid.uuid4().hex}, time.monotonic() + PATIENCE_S
+    while True:
+        async with http.post("/v1/jobs", json=CHAT, headers=key) as response:
+            if response.status == 202:
+                return str((await response.json())["id"])
+            assert response.status == 503, await response.text()
+        assert time.monotonic() < ends

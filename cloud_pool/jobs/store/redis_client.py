@@ -15,6 +15,7 @@ from router.errors import JobStoreUnavailable
 from ...redis.config import RedisAddress
 from ...redis.connect import ConnectionOptions, open_redis
 from ...redis.layout import JOBS_LAYOUT, layout_fault
+from ...redis.replicas import PromotableReplicas, ReplicasUnknown
 from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
 
 Reply = bytes | int | None | list["Reply"]
@@ -38,7 +39,7 @@ class RedisClient:
         address: no cluster's
         prefix: of all keys; each script gets it as KEYS[1]
         scripts: Lua by name
-        replicas: how many must confirm the effect of a script of `replicated`
+        replicas: how many must at least confirm the effect of a script of `replicated`; 0: none
         replica_timeout_s: how long that may take
         replicated: names of scripts
     """
@@ -61,7 +62,8 @@ class RedisClient:
         self._redis = open_redis(address, "jobs.redis", options)
         self.prefix = prefix
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
-        self._replicas = replicas
+        self._min_replicas = replicas
+        self._replicas = PromotableReplicas(self._redis)
         self._replica_timeout_s = replica_timeout_s
         self._replicated = replicated
 
@@ -84,7 +86,7 @@ class RedisClient:
             JobStoreUnavailable: Redis does not answer, or refuses
         """
         try:
-            if self._replicas and script in self._replicated:
+            if self._min_replicas and script in self._replicated:
                 return await self._run_replicated(self._scripts[script], arguments)
             return cast("Reply", await self._scripts[script](keys=[self.prefix], args=list(arguments)))
         except (RedisError, OSError) as error:
@@ -92,7 +94,7 @@ class RedisClient:
 
     async def replicate(self) -> None:
         """Wait until enough replicas have all that was written so far. Raises JobStoreUnavailable."""
-        if not self._replicas:
+        if not self._min_replicas:
             return
         try:
             await self._wait_for_replicas(())
@@ -112,19 +114,20 @@ class RedisClient:
 
         A repeated call may have written nothing, and then WAIT would wait for nothing; hence the small write before it.
         """
+        required = await self._replicas.required(self._min_replicas)
         pipeline = self._redis.pipeline(transaction=False)
         if command:
             pipeline.execute_command(*command)
         pipeline.execute_command("SET", self.key("replicated"), "")
-        pipeline.execute_command("WAIT", self._replicas, int(self._replica_timeout_s * 1000))
+        pipeline.execute_command("WAIT", required, int(self._replica_timeout_s * 1000))
         replies = await pipeline.execute(raise_on_error=False)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
         confirmed = as_int(replies[-1])
-        if confirmed < self._replicas:
+        if confirmed < required:
             raise JobStoreNotReplicated(
-                f"{confirmed} of {self._replicas} replicas confirmed in {self._replica_timeout_s:g} s: the request may "
+                f"{confirmed} of {required} replicas confirmed in {self._replica_timeout_s:g} s: the request may "
                 "be accepted all the same. Send it again with the same Idempotency-Key.",
                 retry_after_s=2.0,
             )
@@ -168,6 +171,8 @@ def _translate(error: Exception) -> JobStoreUnavailable:
         if code == _LAYOUT_ERROR:
             return _layout_mismatch(rest.partition(" ")[0])
         return JobStoreRefused(f"the job store refuses ({code[:32]})", retry_after_s=2.0)
+    if isinstance(error, ReplicasUnknown):
+        return JobStoreUnavailable(f"jobs wait for the Sentinels: {error}", retry_after_s=2.0)
     return JobStoreUnavailable(f"the job store does not answer ({type(error).__name__})", retry_after_s=2.0)
 
 
