@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -22,16 +23,19 @@ from .cache.caching_service import CachingService
 from .config.schema import Config
 from .config.tiers import Tier, by_name, load_tiers
 from .http.body_memory import BodyMemory
+from .http.generation_routes import GenerationRoutes
+from .http.info_routes import InfoRoutes
 from .http.listener import Listener
 from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
+from .http.request_admission import RequestAdmission
 from .http.server import Server
 from .jobs.config import with_shared_redis
 from .jobs.gateway import JobsGateway
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
-from .serving.service import nothing_stale
+from .serving.service import Service, nothing_stale
 
 _log = logging.getLogger("causeway.cloud")
 
@@ -137,19 +141,17 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
-    server = Server(
-        config.server,
+    server = build_server(
+        config,
         by_name(tiers),
         serving.service,
         readiness,
-        accounts.authenticator,
-        accounts.ledger,
+        accounts,
         metrics,
+        bodies,
         caching_service=caching_service,
-        critical_tenants=config.degradation.critical_tenants,
-        jobs=(lambda _: None) if jobs is None else jobs.api.handler,
+        jobs=jobs,
         tracing=tracing,
-        bodies=bodies,
     )
     routes = OperatorRoutes(
         accounts.operators,
@@ -161,6 +163,38 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     )
     operator = operator_listener(config, routes)
     return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks)
+
+
+def build_server(
+    config: Config,
+    tiers: Mapping[str, Tier],
+    service: Service,
+    readiness: Readiness,
+    accounts: Accounts,
+    metrics: Metrics,
+    bodies: BodyMemory,
+    *,
+    caching_service: CachingService,
+    jobs: JobsGateway | None = None,
+    tracing: Tracing | None = None,
+) -> Server:
+    """Wire the handlers of the public address. `tiers` are by name and alias."""
+    admission = RequestAdmission(
+        config.server,
+        tiers,
+        accounts.authenticator,
+        accounts.ledger,
+        bodies,
+        critical_tenants=config.degradation.critical_tenants,
+        tracing=tracing,
+    )
+    return Server(
+        admission,
+        GenerationRoutes(admission, service, caching_service, accounts.ledger, metrics),
+        InfoRoutes(tiers, readiness, created=int(time.time())),
+        bodies,
+        jobs=(lambda _: None) if jobs is None else jobs.api.handler,
+    )
 
 
 def build_jobs(

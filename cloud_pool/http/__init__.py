@@ -1,7 +1,8 @@
 """HTTP at the gateway: OpenAI's surface before the service.
 
-Reading order: `listener` (socket and connections), `server` (routes and one outcome per request), `request_reader`
-(headers and body), `body_memory` (bound of the bodies in memory), `responses` (chunks to bytes), `request_metrics`,
-`info_routes` (models, health) with `readiness`, `operator` (metrics and operators' calls, on an address of their own),
-`aiohttp_internals` (what this package uses of aiohttp beyond its documented interface).
+Reading order: `listener` (socket and connections), `server` (paths and errors), `generation_routes` (one outcome per
+request), `request_admission` with `request_reader` (headers and body), `body_memory` (bound of the bodies in memory),
+`responses` (chunks to bytes), `request_metrics`, `info_routes` (models, health) with `readiness`, `operator` (metrics
+and operators' calls, on an address of their own), `aiohttp_internals` (what this package uses of aiohttp beyond its
+documented interface).
 """

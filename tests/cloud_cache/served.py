@@ -17,15 +17,16 @@ import aiohttp
 import anyio
 import msgspec
 
+from cloud_pool.app import build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
-from cloud_pool.http.server import Server
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.serving.request_context import answer_head
 from cloud_pool.serving.service import Service
@@ -90,15 +91,8 @@ async def _serve(
     caching_service = CachingService(cache, script)
     service = cast("Service", SimpleNamespace(answer=script))
     ready = Readiness({}, 1.0)
-    server = Server(
-        config.server,
-        by_name(tiers),
-        service,
-        ready,
-        accounts.authenticator,
-        accounts.ledger,
-        metrics,
-        caching_service=caching_service,
+    server = build_server(
+        config, by_name(tiers), service, ready, accounts, metrics, BodyMemory(), caching_service=caching_service
     )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:

@@ -2,7 +2,9 @@
 
 app                  composition root of `causeway-cloud worker`
 runtime              worker, batch processor and webhook sender over one Redis
-worker               claims, leases, reports, drain
+worker               claims, leases, drain
+slots                how many jobs of a tier may run now
+reports              outcome of a run -> the job store
 weighted_priorities  which priority a free slot prefers
 execution            one run: stored request -> OpenAI's body
 runner               what answers: the service behind the shared cache

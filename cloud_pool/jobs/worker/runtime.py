@@ -24,7 +24,8 @@ from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
 from .runner import JobRunner
-from .worker import SharedLimit, StopSignal, Worker
+from .slots import SharedLimit
+from .worker import StopSignal, Worker
 
 _FLUSH_S = 3.0
 

@@ -17,35 +17,29 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, JobStoreUnavailable, RateLimited
+from router.errors import CausewayError, JobStoreUnavailable
 
 from ...observability.tracing import JobTrace
-from ..backoff import job_retry_delay_s
 from ..config import JobsConfig
 from ..metrics import JobMetrics
-from ..record import JobRecord, RunBill
+from ..record import JobRecord
 from ..store.job_store import JobStore
 from ..store.replies import ExpiredJob
-from .execution import JobResult, execute
-from .failure_policy import FailureAction, classify_failure, is_tier_unavailable
+from .execution import execute
+from .failure_policy import is_tier_unavailable
+from .reports import JobLease, RunReports
 from .runner import JobRunner, RunReceipt
-from .weighted_priorities import WeightedRoundRobin
+from .slots import SharedLimit, WorkerSlots
 
 _log = logging.getLogger("causeway.cloud.worker")
 _STORE_DELAY_S = 0.2
 _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
-_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
-_FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]] = {
-    "failed": "fail",
-    "expired": "expire",
-    "cancelled": "cancel",
-}
 _MAX_CLAIM = 32  # jobs per claim
 _GAUGES_S = 5.0
 
@@ -54,76 +48,6 @@ class StopSignal(Protocol):
     """An event of anyio or asyncio."""
 
     async def wait(self) -> object: ...
-
-
-class SharedLimit(Protocol):
-    """This worker's part of a tier's permits: `admission.AdmissionController`."""
-
-    wants_more: bool
-
-    @property
-    def limit(self) -> int:
-        """Sequences that may run."""
-
-    @property
-    def demand(self) -> int:
-        """Sequences that run or wait."""
-
-
-class WorkerSlots:
-    """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
-
-    def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
-        self.tier = tier
-        self._count = count
-        self._shared_limit = shared_limit
-        self._used = 0
-        self.priorities = WeightedRoundRobin()
-        self.tier_unavailable = False
-        self._slot_released = anyio.Event()
-
-    @property
-    def free(self) -> int:
-        free = self._count - self._used
-        if self._shared_limit is None:
-            return free
-        # A job may be of several sequences, and it is not in admission from its first moment on.
-        return min(free, self._shared_limit.limit - max(self._used, self._shared_limit.demand))
-
-    def set_wants_more(self, more: bool) -> None:
-        """Record whether more jobs may be queued than were claimed."""
-        if self._shared_limit is not None:
-            self._shared_limit.wants_more = more
-
-    def acquire(self) -> None:
-        """Take a slot."""
-        self._used += 1
-
-    def release(self) -> None:
-        """Return a slot."""
-        self._used -= 1
-        self._slot_released.set()
-        self._slot_released = anyio.Event()
-
-    async def wait_for_slot(self) -> None:
-        """Wait until a slot is free."""
-        while self.free <= 0:
-            with anyio.move_on_after(_LIMIT_POLL_S):
-                await self._slot_released.wait()
-
-
-class JobLease:
-    """A job that this worker runs. `now` is monotonic time, s.
-
-    The deadline is counted from the claim, whose time comes from Redis: this process's wall clock may be wrong.
-    """
-
-    def __init__(self, record: JobRecord, now: float) -> None:
-        self.record = record
-        self.claimed_ms = record.created if record.started is None else record.started  # unix
-        self.deadline = now + (record.deadline - self.claimed_ms) / 1000.0  # monotonic, s
-        self.scope = anyio.CancelScope()
-        self.release_on_exit = False
 
 
 class Worker:
@@ -154,6 +78,7 @@ class Worker:
         self.name = name or f"worker-{secrets.token_hex(6)}"
         self._store = store
         self._runner = runner
+        self._reports = RunReports(store, config, clock=clock, rng=rng)
         self._slots = [WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()]
         self._config = config
         self._metrics = metrics
@@ -287,39 +212,7 @@ class Worker:
         )
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
-        return await self._report_with_retry(lease, result, receipt.bill)
-
-    async def _report_with_retry(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Report, waiting for an unavailable Redis: the answer is worth more than the slot."""
-        while True:
-            try:
-                # Shielded: a report that is cut off may have been accepted all the same.
-                with anyio.CancelScope(shield=True):
-                    return await self._report(lease, result, bill)
-            except JobStoreUnavailable as error:
-                _log.warning("%s: the report waits for Redis: %s", lease.record.id, error.message)
-                await anyio.sleep(_STORE_DELAY_S * (1.0 + self._rng()))
-
-    async def _report(self, lease: JobLease, result: JobResult | CausewayError, bill: RunBill | None) -> str:
-        """Report a result and return the run's outcome. Can be repeated. Raises JobStoreUnavailable."""
-        record = lease.record
-        job, fence = record.id, record.fence
-        if isinstance(result, JobResult):
-            accepted = await self._store.succeed(job, fence, result.body, result.cache, bill=bill)
-            return "succeeded" if accepted else "superseded"
-        action = classify_failure(result, late=self._clock() >= lease.deadline)
-        if action in _FINAL_EVENTS:
-            accepted = await self._store.fail(job, fence, result, _FINAL_EVENTS[action], bill=bill)
-        else:
-            counts = action == "retried"
-            attempts = record.attempts if counts else record.postponed + 1
-            config = self._config
-            delay_s = job_retry_delay_s(attempts, self._rng(), base_s=config.backoff_s, max_s=config.backoff_max_s)
-            park = isinstance(result, RateLimited) and result.retry_after_s is not None
-            if isinstance(result, RateLimited) and result.retry_after_s is not None:
-                delay_s = min(result.retry_after_s, config.limit_retry_s)
-            accepted = await self._store.postpone(job, fence, result, delay_s, counts=counts, park=park, bill=bill)
-        return action if accepted else "superseded"
+        return await self._reports.report(lease, result, receipt.bill)
 
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
 

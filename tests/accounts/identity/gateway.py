@@ -12,9 +12,12 @@ import anyio
 import msgspec
 
 from cloud_pool.accounts.accounts import Accounts
+from cloud_pool.app import build_server
 from cloud_pool.assembly import build_accounts
+from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config, ServerConfig
 from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.server import Server
@@ -75,21 +78,19 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running(config: Config, **settings: Any) -> AsyncIterator[Gateway]:
-    """`settings` go to the Server."""
+async def running(config: Config, caching_service: CachingService | None = None) -> AsyncIterator[Gateway]:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics, service = load_tiers(config), Metrics(), ScriptedService()
     accounts = build_accounts(config, metrics)
-    readiness = Readiness({}, 1.0)
-    server = Server(
-        config.server,
+    server = build_server(
+        config,
         by_name(tiers),
         cast("Service", service),
-        readiness,
-        accounts.authenticator,
-        accounts.ledger,
+        Readiness({}, 1.0),
+        accounts,
         metrics,
-        **settings,
+        BodyMemory(),
+        caching_service=caching_service or CachingService(None, service.answer),
     )
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:

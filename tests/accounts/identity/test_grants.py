@@ -16,6 +16,7 @@ from cloud_pool.accounts.model_access import allowed_tiers
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.degradation.config import DegradationConfig
 from router.errors import ConfigError
 from tests.cloud.unreachable import unreachable_tier
 
@@ -86,7 +87,8 @@ async def test_a_gateway_without_tokens_gives_what_headers_ask_for() -> None:
 
 
 async def test_a_critical_tenant_needs_no_grant(issuer: Issuer) -> None:
-    async with running(config(issuer), critical_tenants=("acme",)) as gateway:
+    critical = DegradationConfig(tiers=("assistant-large",), critical_tenants=("acme",))
+    async with running(config(issuer, degradation=critical)) as gateway:
         await gateway.post(token(issuer))
         assert gateway.service.calls[-1].critical
 

@@ -1,0 +1,113 @@
+"""A request's way in: authentication, headers and body, and the limits of its tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from aiohttp import hdrs, web
+
+from router.errors import Draining
+from router.types import Request, RoutingHints
+
+from ..accounts.identity.authenticator import Authenticator
+from ..accounts.identity.principal import Principal
+from ..accounts.ledger import Ledger, LedgerEntry
+from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
+from ..accounts.tenants.accounting import BYTES_PER_TOKEN
+from ..config.schema import ServerConfig
+from ..config.tiers import Tier
+from ..observability.tracing import Tracing
+from ..serving.request_context import RequestContext
+from .body_memory import BodyMemory
+from .request_reader import read_body, read_headers
+
+Parse = Callable[[bytes, RoutingHints], Request]
+
+
+class RequestAdmission:
+    """Turns HTTP requests into requests that may be served.
+
+    Args:
+        config: the `server` section.
+        tiers: by name and alias.
+        authenticator: authenticates clients.
+        ledger: limits of tenants.
+        bodies: bounds the bodies in memory; the server releases them.
+        critical_tenants: tenants whose requests are all critical.
+        tracing: None without a collector.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        tiers: Mapping[str, Tier],
+        authenticator: Authenticator,
+        ledger: Ledger,
+        bodies: BodyMemory,
+        *,
+        critical_tenants: Collection[str] = (),
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._config = config
+        self._tiers = tiers
+        self._authenticator = authenticator
+        self._ledger = ledger
+        self._bodies = bodies
+        self._critical_tenants = critical_tenants
+        self._tracing = tracing
+        self.draining = False
+
+    def principal(self, http: web.BaseRequest) -> Principal:
+        """Raises AuthenticationFailed or IdentityUnavailable."""
+        return self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+
+    def allowed(self, principal: Principal) -> AllowedTiers:
+        """Return the tiers that the caller may use."""
+        return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
+
+    async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
+        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
+        principal = entry.principal = self.principal(http)
+        principal.require("chat")
+        if self.draining:
+            raise Draining("this gateway is shutting down", retry_after_s=1.0)
+        inbound = read_headers(http.headers, entry.id)
+        limits = self._ledger.limits(principal)
+        max_bytes, timeout_s = limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s
+        body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)
+        parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
+        allowed = self.allowed(principal)
+        tier = find_tier(self._tiers, parsed.model, allowed)
+        principal.grants.require_modalities(parsed)
+        limits.check_request(parsed)
+        request = limits.bounded(parsed)
+        entry.tier = tier.name
+        tier.check_sequences(request)
+        deadline_s = self._deadline_s(request)
+        await self._ledger.admit(
+            entry, principal, request, len(body), max_tokens=tier.max_tokens, lifetime_s=deadline_s
+        )
+        return RequestContext(
+            id=inbound.id,
+            request=request,
+            tier=tier,
+            deadline=arrived_at + deadline_s,
+            priority=principal.grants.bounded_priority(inbound.priority),
+            traceparent=inbound.traceparent,
+            trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
+            tenant=principal.tenant,
+            weight=limits.weight,
+            tokens=len(body) / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
+            critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
+            allowed_tiers=allowed,
+        )
+
+    def _deadline_s(self, request: Request) -> float:
+        if request.hints.deadline_ms is None:
+            return self._config.default_deadline_s
+        return min(request.hints.deadline_ms / 1000.0, self._config.default_deadline_s)
+
+
+def _answer_tokens(request: Request, tier: Tier) -> int:
+    """The most tokens that the answer may have."""
+    return 0 if request.kind == "embedding" else request.max_tokens or tier.max_tokens

@@ -1,0 +1,67 @@
+"""The slots of a worker: how many jobs of a tier it may run now."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import anyio
+
+from .weighted_priorities import WeightedRoundRobin
+
+_LIMIT_POLL_S = 0.25  # the shared limit changes twice a second
+
+
+class SharedLimit(Protocol):
+    """This worker's part of a tier's permits: `admission.AdmissionController`."""
+
+    wants_more: bool
+
+    @property
+    def limit(self) -> int:
+        """Sequences that may run."""
+
+    @property
+    def demand(self) -> int:
+        """Sequences that run or wait."""
+
+
+class WorkerSlots:
+    """The slots of one tier in this worker: `count`, or fewer where its part of the tier's permits is smaller."""
+
+    def __init__(self, tier: str, count: int, shared_limit: SharedLimit | None = None) -> None:
+        self.tier = tier
+        self._count = count
+        self._shared_limit = shared_limit
+        self._used = 0
+        self.priorities = WeightedRoundRobin()
+        self.tier_unavailable = False
+        self._slot_released = anyio.Event()
+
+    @property
+    def free(self) -> int:
+        free = self._count - self._used
+        if self._shared_limit is None:
+            return free
+        # A job may be of several sequences, and it is not in admission from its first moment on.
+        return min(free, self._shared_limit.limit - max(self._used, self._shared_limit.demand))
+
+    def set_wants_more(self, more: bool) -> None:
+        """Record whether more jobs may be queued than were claimed."""
+        if self._shared_limit is not None:
+            self._shared_limit.wants_more = more
+
+    def acquire(self) -> None:
+        """Take a slot."""
+        self._used += 1
+
+    def release(self) -> None:
+        """Return a slot."""
+        self._used -= 1
+        self._slot_released.set()
+        self._slot_released = anyio.Event()
+
+    async def wait_for_slot(self) -> None:
+        """Wait until a slot is free."""
+        while self.free <= 0:
+            with anyio.move_on_after(_LIMIT_POLL_S):
+                await self._slot_released.wait()
