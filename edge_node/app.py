@@ -29,13 +29,14 @@ from .console.routes import Console
 from .console.state import read_state
 from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
-from .daemon.manifests import cache_scope, model_temperatures, weights_of
+from .daemon.manifests import cache_scope, model_temperatures, transcripts_of, weights_of
 from .daemon.systemd import SystemdNotifier
 from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
 from .jobs.entry import JobEntry
 from .modalities.boxed import find_encoders
+from .modalities.entry import AudioEntry
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from .jobs.api import JobApi
     from .jobs.runner import JobRunner
     from .jobs.store import JobStore
+    from .modalities.api import AudioApi
     from .modalities.graph import EncoderGraph
     from .observability.tracing import RequestTracer
 
@@ -85,7 +87,7 @@ def build(
     Args:
         make_engine: creates the engine of an edge target's model; by default from the model's artifact.
         clock: for tests.
-        environ: for systemd's variables.
+        environ: for systemd's variables, and the programs of `PATH`.
         fleet: the fleet whose plan the daemon follows; by default the one that the box joined. Without one it runs
             the last bundle that it verified, if any.
         encoders: what turns sounds and pictures into text; by default the installed packages, with their models.
@@ -209,6 +211,25 @@ def build(
         )
         return store, runner, JobApi(config.jobs, store, runner, service, reader)
 
+    def make_audio() -> AudioApi:
+        # Imported only when needed: most boxes have no microphone.
+        from .modalities.api import AudioApi
+        from .modalities.audio import AudioService
+        from .modalities.speaker import Speaker
+
+        audio = AudioService(
+            graph,
+            Speaker(environ),
+            admission=admission,
+            decisions=decisions,
+            metrics=metrics,
+            signals=signals,
+            policy=lambda: policies.active,
+            clock=clock,
+            default_deadline_s=config.server.default_deadline_s,
+        )
+        return AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
+
     reader = RequestReader(config.server)
     parts = Components(
         started=clock.monotonic(),
@@ -245,7 +266,7 @@ def build(
         clock=clock,
         readiness=parts.readiness,
         tracing=parts.tracing,
-        more_paths={**console.paths(), **parts.jobs.paths()},
+        more_paths={**console.paths(), **parts.jobs.paths(), **AudioEntry(make_audio).paths()},
         more_prefixes=parts.jobs.prefixes(),
         as_job=parts.jobs.as_job,
     )
@@ -300,7 +321,7 @@ def _encoders(
         return None
     from .modalities.graph import EncoderGraph
 
-    return EncoderGraph(found, config.modalities, clock)
+    return EncoderGraph(found, config.modalities, clock, transcripts_of(model_dirs))
 
 
 def _tracing(config: Config) -> RequestTracer | None:

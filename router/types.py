@@ -14,6 +14,8 @@ import msgspec
 from .reasoning import Effort
 
 Kind = Literal["chat", "completion", "embedding"]
+SoundKind = Literal["transcription", "speech"]
+"""A request that no target answers: this box understands and makes sound itself."""
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Location = Literal["edge", "cloud"]
 Route = Literal["edge", "cloud", "cache", "none"]
@@ -21,6 +23,8 @@ CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
 Modality = Literal["text", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+Transcripts = Literal["written", "spoken"]
+"""How a model reads what was said: as a speech model writes it, or in lower case, without punctuation and digits."""
 PartStatus = Literal["ok", "timeout", "failed"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"
@@ -149,7 +153,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class RequestFeatures(msgspec.Struct, frozen=True):
     """What routing reads of a request: every `request.*` signal but the costly ones, and what else `decide` needs."""
 
-    kind: Kind
+    kind: Kind | SoundKind
     model: str
     client: str
     tags: tuple[str, ...]

@@ -59,13 +59,13 @@ def ask(
             answer = (
                 causeway.chat(text, stream=True, **arguments).answer() if stream else causeway.chat(text, **arguments)
             )
-            out.write(_json(answer))
+            out.write(json.dumps(answer_document(answer), ensure_ascii=False) + "\n")
         elif stream:
             _write_stream(causeway, text, arguments, out, console)
         else:
-            _write_whole(causeway.chat(text, **arguments), out, console)
+            write_answer(causeway.chat(text, **arguments), out, console)
 
-    return _run(send, console)
+    return run(send, console)
 
 
 def route(
@@ -81,7 +81,7 @@ def route(
         for line in explain(msgspec.convert(document, RouteExplanation)):
             out.print(Text.assemble(*line), soft_wrap=True)
 
-    return _run(send, console)
+    return run(send, console)
 
 
 def _write_stream(causeway: Causeway, text: str, arguments: RequestOptions, out: TextIO, console: Console) -> None:
@@ -98,7 +98,8 @@ def _write_stream(causeway: Causeway, text: str, arguments: RequestOptions, out:
     console.print(_summary(answer), soft_wrap=True)
 
 
-def _write_whole(answer: Answer, out: TextIO, console: Console) -> None:
+def write_answer(answer: Answer, out: TextIO, console: Console) -> None:
+    """Write a whole answer to `out`, its route, reason and times to the console."""
     out.write(answer.text + "\n")
     _write_tool_calls(answer, out)
     console.print(_summary(answer), soft_wrap=True)
@@ -126,8 +127,9 @@ def _summary(answer: Answer) -> Text:
     return Text(" · ".join(part for part in parts if part), style="dim")
 
 
-def _json(answer: Answer) -> str:
-    document = {
+def answer_document(answer: Answer) -> dict[str, object]:
+    """Return what ``--json`` prints of an answer."""
+    return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
         "tool_calls": [asdict(call) for call in answer.tool_calls],
@@ -136,10 +138,9 @@ def _json(answer: Answer) -> str:
         "decision": asdict(answer.decision),
         "total_ms": round(answer.total_ms, 3),
     }
-    return json.dumps(document, ensure_ascii=False) + "\n"
 
 
-def _run(send: Callable[[], None], console: Console) -> int:
+def run(send: Callable[[], None], console: Console) -> int:
     """Call `send`; print an error that it raises and return the exit code."""
     try:
         send()

@@ -52,6 +52,7 @@ def serve(config_path: Path | None, settings: tuple[str, ...], **flags: str | No
 
 
 @main.command()
+@click.argument("text")
 @request_options
 @click.option("--no-stream", is_flag=True, help="Wait for the whole answer.")
 def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **flags: Any) -> None:
@@ -74,6 +75,7 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
 
 
 @main.command()
+@click.argument("text")
 @request_options
 @click.option("--policy", "policy_path", type=PATH, help="Try this policy file instead of asking the daemon.")
 @click.option(
@@ -109,6 +111,35 @@ def route(
 
     with Causeway(url, api_key=api_key) as causeway:
         sys.exit(run_route(causeway, prompt, request_arguments(flags), as_json=as_json, out=out, console=console))
+
+
+@main.command()
+@click.argument("sound", default="")
+@request_options
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=120.0),
+    default=5.0,
+    show_default=True,
+    help="Length of the recording, without SOUND.",
+)
+def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
+    """Send a spoken request to the running daemon: the file SOUND, stdin for `-`, else the microphone.
+
+    The answer goes to stdout; what was heard, its route and times to stderr. Exit codes as for ask.
+    """
+    from rich.console import Console
+
+    from causeway import Causeway
+
+    from .listen import listen as run_listen
+    from .listen import read_sound
+
+    data = read_sound(sound, seconds)
+    with Causeway(url, api_key=api_key) as causeway:
+        console = Console(stderr=True)
+        arguments = request_arguments(flags)
+        sys.exit(run_listen(causeway, data, arguments, as_json=as_json, out=sys.stdout, console=console))
 
 
 @main.command()

@@ -92,7 +92,6 @@ def command_line(config_path: Path | None, settings: tuple[str, ...], flags: Map
 def request_options(command: F) -> F:
     """Add the flags of the commands that send one request to a running daemon."""
     options = [
-        click.argument("text"),
         click.option(
             "--model", default="auto", show_default=True, help="auto: the policy decides; or the name of a target."
         ),

@@ -11,6 +11,7 @@ from pathlib import Path
 from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
 from router.policy.compiled import ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
+from router.types import Transcripts
 
 from ..config.schema import EngineConfig
 
@@ -39,6 +40,18 @@ def model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
         return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
 
     return temperature
+
+
+def transcripts_of(model_dirs: Sequence[Path]) -> Callable[[str], Transcripts]:
+    """Return the function from a model to the form in which it reads transcripts."""
+
+    def transcripts(model: str) -> Transcripts:
+        try:
+            return find_artifact(model, model_dirs).manifest.transcripts
+        except ArtifactError:
+            return "written"
+
+    return transcripts
 
 
 def weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:

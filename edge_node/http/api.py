@@ -5,6 +5,7 @@ POST /v1/responses                                           the same, as a Resp
 POST /v1/route                                               the decision for such a request, without running it
 GET  /v1/models[/{id}]  /v1/decisions[/{id}]                 model names; records of past requests
 GET  /healthz /readyz /metrics                               liveness, readiness, Prometheus; these need no API key
+POST /v1/audio/transcriptions /v1/audio/speech               see `modalities.api`
 POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
 GET  /console…                                               the page, see `console.routes`
 GET  /health                                                 the same as /healthz, the name that vLLM uses
@@ -44,7 +45,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ANSWER_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"})
+_ANSWER_PATHS = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+        *("/v1/audio/transcriptions", "/v1/audio/speech"),
+    }
+)
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
 _encoder = msgspec.json.Encoder()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,13 +26,15 @@ from models.modalities.process.messages import (
     Picture,
     Refusal,
     Sound,
+    Transcribe,
     WorkerSpec,
 )
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
 from router.errors import InvalidRequest
+from router.openai.audio import TranscriptionRequest
 from router.parts.fusion import fuse
 from router.parts.reading import FoundPart, find_parts, has_parts
-from router.types import Fact, Modality, PartRecord, PartStatus, Request
+from router.types import Fact, Modality, PartRecord, PartStatus, Request, Transcripts
 
 from ..clock import Clock
 from ..config.schema import ModalitiesConfig
@@ -74,13 +76,23 @@ class _Branch:
         self.encoder = WorkerProcess(encoder)
         self.timeout_s = timeout_s
 
-    async def run(self, job: DecodeSound | DecodePicture, deadline: float) -> Fact:
+    async def run(self, job: DecodeSound | DecodePicture, deadline: float, *, spell_numbers: bool) -> Fact:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
         assert isinstance(decoded, Sound | Picture)
-        found = await self.encoder.run(decoded, deadline)
+        encoded = Transcribe(decoded, spell_numbers=spell_numbers) if isinstance(decoded, Sound) else decoded
+        found = await self.encoder.run(encoded, deadline)
         assert isinstance(found, Found)
         return found.fact
+
+    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Sound, Found]:
+        """Raises as `run`."""
+        sound = await self.decoder.run(DecodeSound(request.data), deadline)
+        assert isinstance(sound, Sound)
+        job = Transcribe(sound, request.language, request.prompt, request.temperature)
+        found = await self.encoder.run(job, deadline)
+        assert isinstance(found, Found)
+        return sound, found
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -92,9 +104,16 @@ class EncoderGraph:
 
     Args:
         encoders: what to run, by kind of part.
+        transcripts: the form in which a model reads what was said.
     """
 
-    def __init__(self, encoders: Mapping[Modality, WorkerSpec], config: ModalitiesConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        encoders: Mapping[Modality, WorkerSpec],
+        config: ModalitiesConfig,
+        clock: Clock,
+        transcripts: Callable[[str], Transcripts] = lambda _: "written",
+    ) -> None:
         limits = PartLimits(config.max_audio_s, config.max_pixels)
         timeouts: dict[Modality, float] = {"audio": config.audio_timeout_s, "image": config.image_timeout_s}
         self.kinds: tuple[Modality, ...] = tuple(sorted(encoders))
@@ -103,35 +122,41 @@ class EncoderGraph:
         }
         self._config = config
         self._clock = clock
-        self._remembered: OrderedDict[tuple[Modality, str], Fact] = OrderedDict()
+        self._transcripts = transcripts
+        self._remembered: OrderedDict[tuple[Modality, str, bool], Fact] = OrderedDict()
+        self.running = 0  # branches in progress
 
     def concerns(self, request: Request) -> bool:
         """Whether the request has a part that an encoder of this box reads."""
         return request.kind == "chat" and has_parts(request, self.kinds)
 
-    async def fuse(self, generation: Generation, kinds: Sequence[Modality]) -> Request:
-        """Return the generation's request with its parts of these kinds as text; its branches run once.
+    async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
+        """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
 
         Raises:
             InvalidRequest: a part is invalid, or nobody speaks in a request that is one sound.
             EncoderFailed: nothing is left of the request's last message.
         """
         if generation.facts is None:
-            generation.facts = await self.facts(generation.request, generation.deadline)
-        return fuse(generation.request, generation.facts.facts, kinds)
+            # One transcript for all targets: a model that reads it as written reads numbers in words as well.
+            models = [target.model for target in generation.policy.targets if target.at == "edge"]
+            spoken = any(self._transcripts(one) == "spoken" for one in models)
+            generation.facts = await self.facts(generation.request, generation.deadline, spell_numbers=spoken)
+        return fuse(generation.request, generation.facts.facts, kinds, self._transcripts(model))
 
-    async def facts(self, request: Request, deadline: float) -> RequestFacts:
+    async def facts(self, request: Request, deadline: float, *, spell_numbers: bool = False) -> RequestFacts:
         """Run all branches of the request and return what they found in time.
 
         Args:
             deadline: monotonic seconds; each branch also has its own.
+            spell_numbers: what is said has numbers in words, not in digits.
 
         Raises:
             InvalidRequest: a part is invalid; the message names it.
         """
         parts = find_parts(request, self.kinds, self._config.max_parts)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._branch(part, deadline)) for part in parts]
+            running = [tasks.create_task(self._branch(part, deadline, spell_numbers)) for part in parts]
         outcomes = [task.result() for task in running]
         for outcome in outcomes:
             if isinstance(outcome, InvalidRequest):
@@ -140,18 +165,22 @@ class EncoderGraph:
         facts = {(part.message, part.index): fact for part, (fact, _) in zip(parts, found, strict=True)}
         return RequestFacts(facts, tuple(record for _, record in found))
 
-    async def _branch(self, part: FoundPart, deadline: float) -> tuple[Fact | None, PartRecord] | InvalidRequest:
+    async def _branch(
+        self, part: FoundPart, deadline: float, spell_numbers: bool
+    ) -> tuple[Fact | None, PartRecord] | InvalidRequest:
         """Never raises but when it is cancelled: one branch does not end the others."""
-        key = (part.modality, part.sha256)
+        key = (part.modality, part.sha256, spell_numbers)
         started = self._clock.monotonic()
         branch = self._branches[part.modality]
         status: PartStatus = "ok"
         fact = self._remembered.get(key)
         cached = fact is not None
         if fact is None:
+            self.running += 1
             try:
                 job = DecodeSound(part.data) if part.modality == "audio" else DecodePicture(part.data)
-                fact = await branch.run(job, min(deadline, started + branch.timeout_s))
+                until = min(deadline, started + branch.timeout_s)
+                fact = await branch.run(job, until, spell_numbers=spell_numbers)
                 self._remember(key, fact)
             except Refusal as refusal:
                 return InvalidRequest(f"`{part.path}`: {refusal}.", param=part.path)
@@ -160,6 +189,8 @@ class EncoderGraph:
             except WorkerFailed as failure:
                 log.warning("a part could not be read: %s (%s, sha256 %s)", failure, part.modality, part.sha256[:16])
                 status = "failed"
+            finally:
+                self.running -= 1
         return fact, PartRecord(
             part=part.path,
             modality=part.modality,
@@ -171,7 +202,24 @@ class EncoderGraph:
             confidence=None if fact is None else fact.confidence,
         )
 
-    def _remember(self, key: tuple[Modality, str], fact: Fact) -> None:
+    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Sound, Found]:
+        """Return a sound and what is said in it.
+
+        Args:
+            deadline: monotonic seconds; the branch also has its own.
+
+        Raises:
+            Refusal: the sound is invalid.
+            WorkerFailed: it was not read in time, or its child died.
+        """
+        branch = self._branches["audio"]
+        self.running += 1
+        try:
+            return await branch.hear(request, min(deadline, self._clock.monotonic() + branch.timeout_s))
+        finally:
+            self.running -= 1
+
+    def _remember(self, key: tuple[Modality, str, bool], fact: Fact) -> None:
         self._remembered[key] = fact
         if len(self._remembered) > self._config.remembered:
             self._remembered.popitem(last=False)

@@ -56,8 +56,9 @@ class Timeouts(msgspec.Struct, frozen=True):
     whole_s: float | None = None
 
 
-# A backend request, a chunk of its answer, `edge.quality` if known → the chunk with its confidence as a probability.
-ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None], Chunk]
+# A backend request, a chunk of its answer, `edge.quality` if known, the confidence of the transcript if the request was
+# spoken → the chunk with its confidence as a probability.
+ConfidenceCalibrator = Callable[[BackendRequest, Chunk, float | None, float | None], Chunk]
 
 
 class AttemptRunner:
@@ -108,7 +109,7 @@ class AttemptRunner:
             raise _no_backend(target)
         request = generation.request
         if attempt.plan.facts and self._encoders is not None:
-            request = await self._encoders.fuse(generation, attempt.plan.facts)
+            request = await self._encoders.fuse(generation, attempt.plan.facts, target.model)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
         now = _now()
@@ -151,7 +152,8 @@ class AttemptRunner:
                         first = False
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
-                        chunk = self._calibrate(call, chunk, generation.estimates.quality)  # noqa: PLW2901
+                        quality, heard = generation.estimates.quality, generation.heard
+                        chunk = self._calibrate(call, chunk, quality, heard)  # noqa: PLW2901
                     if pieces := attempt.receive(chunk, now()):
                         await _deliver(generation, pieces, sink)
                 ended = True

@@ -23,7 +23,18 @@ from router.decision.attempts import AttemptSequence
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
-from router.types import AttemptRecord, CachePlan, Chunk, Decision, Estimates, Request, Snapshot, Target, Usage
+from router.types import (
+    AttemptRecord,
+    AudioPart,
+    CachePlan,
+    Chunk,
+    Decision,
+    Estimates,
+    Request,
+    Snapshot,
+    Target,
+    Usage,
+)
 
 from ..backends.backend import JobTerms, UpstreamInfo
 from ..observability.logs import redacted
@@ -105,6 +116,18 @@ class Generation:
     def answers_from_facts(self) -> bool:
         """Whether the target of the current, or last, attempt gets parts of the request as text."""
         return self.sequence is not None and bool(self.sequence.attempts and self.sequence.attempts[-1].plan.facts)
+
+    @property
+    def heard(self) -> float | None:
+        """Confidence of the transcript, if the last message is one sound; None: it was typed."""
+        if self.facts is None:
+            return None
+        last = len(self.request.messages) - 1
+        content = self.request.messages[last].content
+        if type(content) is not tuple or len(content) != 1 or not isinstance(content[0], AudioPart):
+            return None
+        fact = self.facts.facts.get((last, 0))
+        return None if fact is None else fact.confidence
 
     @property
     def reason(self) -> str:

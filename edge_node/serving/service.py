@@ -419,7 +419,8 @@ class Service:
         if self._encoders is None or not self._encoders.concerns(generation.request):
             return generation.request
         try:
-            return await self._encoders.fuse(generation, self._encoders.kinds)
+            model = next((target.model for target in generation.policy.targets if target.at == "edge"), "")
+            return await self._encoders.fuse(generation, self._encoders.kinds, model)
         except EncoderFailed:
             return generation.request  # a target that takes the parts themselves may still answer
 

@@ -75,13 +75,14 @@ class LearnedEstimators:
         text = _prompt_text(request)
         return None if estimator is None or text is None else estimator(text)
 
-    def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None) -> Chunk:
+    def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None, heard: float | None = None) -> Chunk:
         """Return the chunk with its confidence score as a probability, if the model has a calibrator.
 
         Args:
             call: The attempt's request, which names the model.
             chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
+            heard: Confidence of the transcript that the request consists of; None: it was typed.
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
         pair, calibrator = self._pairs.get(call.target.model), self._calibrators.get(call.target.model)
@@ -90,7 +91,7 @@ class LearnedEstimators:
         if pair is not None and (text := _prompt_text(call.request)) is not None:
             score = pair(confidence, after, text, pair.quality(text), ended=ended)
         elif calibrator is not None:
-            score = calibrator(confidence, after, quality, ended=ended)
+            score = calibrator(confidence, after, quality, ended=ended, heard=heard)
         else:
             return chunk
         return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(confidence, score=score))

@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from router.types import Transcripts
+
 SHIPPED = Path(__file__).parents[1] / "artifacts"
 MANIFEST = "manifest.json"
 _READ_BYTES = 1 << 20
@@ -51,7 +53,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     (`student/snips/exact_match`). `refuse_token` is the special token whose probability at the first position is the
     probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
     from the user's message (models/function_calls/call.py); the engines then constrain each answer by `call_grammar`,
-    unless the request constrains it. `text`: unconstrained.
+    unless the request constrains it. `text`: unconstrained. `transcripts`: how the model reads what was said to it;
+    `spoken` is in lower case, without punctuation, numbers in words (router/parts/spoken_form.py), `written` is as the
+    speech model writes.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     temperature: float | None = None  # of a request that names none; None: OpenAI's 1
     answer_tokens: int = 0  # limit of an answer whose request names none; 0: the rest of the context
     answers: Answers = "text"
+    transcripts: Transcripts = "written"
     files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import click
+import msgspec
 
 from ..catalog.artifact import Artifact, DataSource, find_artifact
 from ..function_calls.dataset import Row
@@ -175,6 +176,70 @@ def train_quality(
     _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
 
 
+@click.command("train-spoken")
+@data_option
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Model that answers, and has a calibrator.")
+@to_option
+@click.option("--speech", default="speech", show_default=True, help="Speech model, see `pull speech`.")
+@click.option("--voices", default="en-us,en-gb,en-gb-scotland", show_default=True, help="Voices of espeak-ng.")
+@click.option("--espeak", default="espeak-ng", show_default=True, help="Command of espeak-ng, with its options.")
+@click.option("--below", type=click.FloatRange(0.0, 1.0), default=0.55, show_default=True, help="Handoff to measure.")
+@click.option("--tokens", type=click.IntRange(1, 16), default=8, show_default=True, help="Tokens before the handoff.")
+@limit_option
+@threads_option(1)
+def train_spoken(
+    data: Path,
+    run: Path,
+    model: str,
+    to: Path,
+    speech: str,
+    voices: str,
+    espeak: str,
+    below: float,
+    tokens: int,
+    limit: int | None,
+    threads: int,
+) -> None:
+    """Teach the calibrator what a transcript's confidence says, on held-back commands that espeak-ng speaks."""
+    from ..signals.calibration import CalibrationParameters, ConfidenceCalibrator
+    from ..signals.lookup import find_signal
+    from ..train.data.corpus import Corpus
+    from ..train.data.transcripts import spoken_commands, transcribe_rows
+    from ..train.signals.graded_answers import answer_rows
+    from ..train.signals.spoken import fit_spoken, grade_heard, measure_spoken
+
+    judged = find_artifact(model, (to,))
+    typed = find_signal("confidence", judged, (to,))
+    run.mkdir(parents=True, exist_ok=True)
+    transcribed = transcribe_rows(
+        spread_evenly(spoken_commands(Corpus.read(data)), limit),
+        voices.split(","),
+        run / "transcripts.jsonl",
+        find_artifact(speech, (to,)).folder,
+        espeak=espeak.split(),
+        progress=click.echo,
+    )
+    answers = answer_rows(judged, [one.as_heard for one in transcribed], run, threads=threads, progress=click.echo)
+    fitted_on, measured_on = grade_heard(transcribed, answers)
+    parameters = msgspec.json.decode(typed.path.read_bytes(), type=CalibrationParameters)
+    stage = fit_spoken(fitted_on, ConfidenceCalibrator(parameters), tokens)
+    parameters = msgspec.structs.replace(parameters, spoken=stage)
+    figures = measure_spoken(measured_on, ConfidenceCalibrator(parameters), tokens, below)
+    file = run / "calibrator.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))
+    metadata = SignalMetadata(
+        kind="confidence",
+        architecture=typed.manifest.architecture,
+        quantisation=typed.manifest.quantisation,
+        command=f"{typed.manifest.command}; train-spoken --model {model} --voices {voices} --tokens {tokens}",
+        note=typed.manifest.note,
+        metrics={**typed.manifest.metrics, **figures.metrics()},
+        seed=typed.manifest.seed,
+    )
+    _print_metrics(publish_signal(file, typed.name, to, metadata, judged=judged, appendix=ROUTING_LINK))
+
+
 @click.command("train-scope")
 @data_option
 @_run
@@ -219,4 +284,4 @@ def _print_metrics(artifact: Artifact) -> None:
     click.echo(f"{artifact.path}: {figures}")
 
 
-COMMANDS: tuple[click.Command, ...] = (convert_bert, train_encoder, train_quality, train_scope)
+COMMANDS: tuple[click.Command, ...] = (convert_bert, train_encoder, train_quality, train_spoken, train_scope)

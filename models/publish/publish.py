@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.types import Transcripts
+
 from ..catalog.artifact import (
     Answers,
     Artifact,
@@ -65,6 +67,7 @@ def publish_gguf(
     temperature: float | None = None,
     answer_tokens: int = 0,
     answers: Answers = "text",
+    transcripts: Transcripts = "written",
     placing: Placing = "copy",
 ) -> Artifact:
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
@@ -100,6 +103,7 @@ def publish_gguf(
         temperature=temperature,
         answer_tokens=answer_tokens,
         answers=answers,
+        transcripts=transcripts,
         catalog_sha256=catalog_sha256,
         command=command,
         seed=seed,
@@ -146,6 +150,7 @@ def publish_assistant(
         temperature=0.0,
         answer_tokens=ANSWER_TOKENS,
         answers="calls",
+        transcripts="spoken",
     )
     write_card(artifact)
     return artifact

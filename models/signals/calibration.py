@@ -1,7 +1,8 @@
 """The probability that the device's answer is right, from the confidence of its first tokens.
 
 The file is JSON: one logistic regression for each number of tokens that a handoff may wait for, and another one with
-`edge.quality` as an additional input. A call takes about two microseconds and needs no ONNX. Like `edge.quality`, a
+`edge.quality` as an additional input; and one that lowers the probability of a request whose words were heard, not
+typed, by how sure the transcript is. A call takes about two microseconds and needs no ONNX. Like `edge.quality`, a
 calibrator belongs to one version of a model.
 """
 
@@ -46,9 +47,14 @@ class CalibrationStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CalibrationParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file: at least one stage, in ascending order of `tokens`."""
+    """Content of the file: at least one stage, in ascending order of `tokens`.
+
+    `spoken`: of a request that was heard; its inputs are the log odds of the probability for a typed one, and of the
+    transcript's confidence. None: heard requests count as typed ones.
+    """
 
     stages: tuple[CalibrationStage, ...]
+    spoken: LinearLogit | None = None
 
 
 class ConfidenceCalibrator:
@@ -66,7 +72,10 @@ class ConfidenceCalibrator:
         )
         if not parameters.stages or not fits:
             raise ArtifactError(f"a calibrator has stages of {INPUT_COUNT} and {INPUT_COUNT + 1} weights")
+        if parameters.spoken is not None and len(parameters.spoken.weights) != SPOKEN_INPUTS:
+            raise ArtifactError(f"a calibrator's stage for spoken requests has {SPOKEN_INPUTS} weights")
         self._stages = parameters.stages
+        self._spoken = parameters.spoken
 
     @classmethod
     def load(cls, path: Path) -> ConfidenceCalibrator:
@@ -92,7 +101,15 @@ class ConfidenceCalibrator:
             raise ArtifactError(f"{calibrator.path}: made for another version of {model.name} (sha256 {fitted_on})")
         return cls.load(calibrator.path)
 
-    def __call__(self, confidence: Confidence, after: int, quality: float | None = None, *, ended: bool) -> float:
+    def __call__(
+        self,
+        confidence: Confidence,
+        after: int,
+        quality: float | None = None,
+        *,
+        ended: bool,
+        heard: float | None = None,
+    ) -> float:
         """Return the probability, 0 to 1, that the answer is right.
 
         Args:
@@ -100,12 +117,14 @@ class ConfidenceCalibrator:
             after: the number of tokens that the handoff waits for; selects the stage.
             quality: `edge.quality` of the prompt, where it is known.
             ended: `confidence` covers all tokens of the answer.
+            heard: confidence of the transcript, of a request that was spoken.
         """
         stage = self._stage(after)
         values = calibration_inputs(confidence, ended)
-        if quality is None:
-            return stage.alone(values)
-        return stage.joined((*values, log_odds(quality)))
+        probability = stage.alone(values) if quality is None else stage.joined((*values, log_odds(quality)))
+        if heard is None or self._spoken is None:
+            return probability
+        return self._spoken((log_odds(probability), log_odds(heard)))
 
     def _stage(self, after: int) -> CalibrationStage:
         """Select the last stage that needs at most `after` tokens, or else the first one."""
@@ -132,4 +151,5 @@ def log_odds(probability: float) -> float:
     return math.log(clipped / (1 - clipped))
 
 
+SPOKEN_INPUTS = 2
 INPUT_COUNT = len(calibration_inputs(Confidence(1, 1.0, 0.0, 1.0, 0.0), ended=False))

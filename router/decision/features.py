@@ -12,6 +12,7 @@ from ..types import (
     AudioPart,
     FilePart,
     ImagePart,
+    Kind,
     Message,
     Modality,
     Part,
@@ -33,13 +34,17 @@ _PARTS: Final[dict[Modality, Part]] = {
     "file": FilePart(""),
 }
 _NO_PROMPT: Final = ("",)
+_DECIDED: Final[dict[str, Kind]] = {"chat": "chat", "completion": "completion", "embedding": "embedding"}
 
 
 def request_of(features: RequestFeatures) -> Request:
     """Return a request without content that is routed as the recorded one was."""
-    chat = features.kind == "chat"
+    kind = _DECIDED.get(features.kind)
+    if kind is None:
+        return Request(kind="chat", model="")  # of sound: it had no decision, and no target has this model
+    chat = kind == "chat"
     return Request(
-        kind=features.kind,
+        kind=kind,
         model=features.model,
         messages=(Message("user", tuple([_PARTS[name] for name in features.modalities])),) if chat else (),
         prompts=_NO_PROMPT * features.prompts,

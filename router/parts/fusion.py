@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..errors import EncoderFailed, InvalidRequest
-from ..types import AudioPart, Fact, Message, Modality, Part, Request, TextPart
+from ..types import AudioPart, Fact, Message, Modality, Part, Request, TextPart, Transcripts
 from .reading import modality_of
+from .spoken_form import spoken_form
 
 Facts = Mapping[tuple[int, int], Fact | None]
 """By message and index of the part; None: its encoder found nothing in time."""
@@ -20,8 +21,11 @@ Facts = Mapping[tuple[int, int], Fact | None]
 _WORDS: Mapping[Modality, tuple[str, str]] = {"image": ("picture", "text in it"), "audio": ("sound", "words in it")}
 
 
-def fuse(request: Request, facts: Facts, kinds: Sequence[Modality]) -> Request:
+def fuse(request: Request, facts: Facts, kinds: Sequence[Modality], transcripts: Transcripts = "written") -> Request:
     """Return the request with its parts of these kinds as text.
+
+    Args:
+        transcripts: the form of a message that is one sound.
 
     Raises:
         InvalidRequest: the last message is one sound, in which nobody speaks.
@@ -32,7 +36,9 @@ def fuse(request: Request, facts: Facts, kinds: Sequence[Modality]) -> Request:
     if type(content) is tuple:
         _check_last(last, content, facts, kinds)
     messages = tuple(
-        message if type(message.content) is not tuple else _fused(message, at, message.content, facts, kinds)
+        message
+        if type(message.content) is not tuple
+        else _fused(message, at, message.content, facts, kinds, transcripts)
         for at, message in enumerate(request.messages)
     )
     return msgspec.structs.replace(request, messages=messages)
@@ -52,10 +58,18 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
             raise InvalidRequest(f"`{path}`: nobody speaks in it. Send speech, or text beside it.", param=path)
 
 
-def _fused(message: Message, at: int, parts: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality]) -> Message:
+def _fused(
+    message: Message,
+    at: int,
+    parts: tuple[Part, ...],
+    facts: Facts,
+    kinds: Sequence[Modality],
+    transcripts: Transcripts,
+) -> Message:
     fact = facts.get((at, 0))
     if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact is not None and fact.text:
-        return msgspec.structs.replace(message, content=fact.text)
+        words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
+        return msgspec.structs.replace(message, content=words)
     content = tuple(
         TextPart(_in_words(modality, facts.get((at, index)))) if (modality := modality_of(part)) in kinds else part
         for index, part in enumerate(parts)

@@ -27,7 +27,7 @@ EXTRAS = {
     "router": (),
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
-    "edge_node": ("edge", "engine", "cpu"),
+    "edge_node": ("edge", "engine", "cpu", "microphone"),
     "cloud_pool": ("cloud", "engine", "cpu"),
 }
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.

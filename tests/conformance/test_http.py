@@ -32,7 +32,7 @@ POSTED = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
         "/v1/chat/completions/some-id",
         "/V1/chat/completions",
         "/v1/responses/some-id",
-        "/v1/audio/speech",
+        "/v1/audio/translations",
         "/v1/engines/small/completions",
         "/v1/%00",
     ],

@@ -251,6 +251,7 @@ async def running(
     probe_interval_s: float = 5.0,
     encoders: Mapping[Modality, WorkerSpec] | None = None,
     parts: ModalitiesConfig | None = None,
+    environ: Mapping[str, str] = {},
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -266,7 +267,7 @@ async def running(
         jobs=jobs or JobsConfig(),
         modalities=parts or ModalitiesConfig(),
     )
-    app = build(settings, make_engine=lambda _: engine, environ={}, clock=clock, encoders=encoders or {})
+    app = build(settings, make_engine=lambda _: engine, environ=environ, clock=clock, encoders=encoders or {})
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

@@ -15,23 +15,11 @@ from edge_node.backends.backend import BackendRequest
 from router.errors import EngineCrashed
 from router.types import Chunk, Usage
 
+from ..jumping_loop import JumpingLoop, run_jumping
 from .box import running
 from .scripted import EDGE_WORDS, ScriptedEngine, until
 
 TEXT = "".join(EDGE_WORDS)
-LATER_S = 61.0  # past every request's deadline
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose time `jump` moves."""
-
-    _ahead_s = 0.0
-
-    def time(self) -> float:
-        return super().time() + self._ahead_s
-
-    def jump(self) -> None:
-        self._ahead_s += LATER_S
 
 
 class EndlessEngine(ScriptedEngine):
@@ -62,10 +50,11 @@ class EndlessEngine(ScriptedEngine):
 def test_a_fault_after_the_finish_reason_is_no_second_end(
     tmp_path: Path, error: Exception | None, temperature: int, counts: bool
 ) -> None:
-    loop = JumpingLoop()
-    engine = EndlessEngine(counts=counts, error=error, later=loop.jump)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(assert_one_end(tmp_path, engine, temperature))
+    async def test(loop: JumpingLoop) -> None:
+        engine = EndlessEngine(counts=counts, error=error, later=loop.jump)
+        await assert_one_end(tmp_path, engine, temperature)
+
+    run_jumping(test)
 
 
 async def assert_one_end(folder: Path, engine: EndlessEngine, temperature: int) -> None:

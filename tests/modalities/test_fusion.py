@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import json
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_node.clock import Clock
 from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
 from router.types import Message, Modality, TextPart
 
 from ..edge.box import POLICY, Answer, Box, running
 from ..edge.scripted import ScriptedEngine, until
+from ..jumping_loop import JumpingLoop, run_jumping
 from .files import png, tone, wav
 from .test_decoding import WAIT_S, needs_pillow
 
+PATIENT = ModalitiesConfig(audio_timeout_s=WAIT_S, image_timeout_s=WAIT_S)
 COMMAND = "turn on the kitchen lights"
 INVOICE = "Invoice 4711\nTotal 99.50 EUR"
 SPEECH = wav(tone(0.2))
@@ -93,6 +99,16 @@ async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record
         box.assert_nothing_leaks()
 
 
+async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_said(tmp_path: Path) -> None:
+    policy = POLICY.replace("m-small", "assistant")  # its manifest says `transcripts: spoken`
+    async with running(tmp_path, policy=policy, encoders={"audio": encoder("Wake me up at 6 a.m., please!")}) as box:
+        assert (await ask(box, sound())).status == 200
+        assert prompt(box.engine).content == "wake me up at six am please"
+        assert (await ask(box, sound(), tags="cloud")).headers["x-causeway-target"] == "large"
+        messages = box.cloud.bodies[-1]["messages"]
+        assert messages == [{"role": "user", "content": "Wake me up at six a.m., please!"}]
+
+
 @needs_pillow
 async def test_typed_text_a_sound_and_a_picture_are_fused_in_their_order_with_their_confidence(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH) as box:
@@ -114,24 +130,42 @@ async def test_a_sound_in_which_nobody_speaks_is_a_clear_error_alone_and_a_fact_
         assert texts(prompt(box.engine))[1] == "[A sound without words in it.]"
 
 
-@pytest.mark.parametrize("fault", ["hang", "die"])
-async def test_a_branch_that_hangs_or_dies_is_left_out_and_said_so(tmp_path: Path, fault: str) -> None:
-    parts = ModalitiesConfig(audio_timeout_s=1.0 if fault == "hang" else 60.0)
-    status = "timeout" if fault == "hang" else "failed"
-    async with running(tmp_path, encoders={"audio": encoder("", fault)}, parts=parts) as box:
-        answer = await ask(box, text("hello"), sound(), temperature=0)
-        assert answer.status == 200
-        assert answer.headers["x-causeway-modalities"] == f"audio={status}"
-        assert answer.headers["x-causeway-degraded"] == "true"
-        assert texts(prompt(box.engine)) == ["hello", "[A sound that could not be read.]"]
-        assert (await box.record(answer)).parts[0].status == status
-        again = await ask(box, text("hello"), sound(), temperature=0)
-        assert again.headers["x-causeway-cache"] == "miss"  # such an answer is not kept
-        alone = await ask(box, sound(), tags="edge")
-        assert alone.status == 503
-        assert "could be read in time" in alone.message
-        assert (await box.ask("hello")).status == 200
-        box.assert_nothing_leaks()
+def test_a_branch_that_hangs_is_left_out_and_said_so(tmp_path: Path) -> None:
+    async def hang(loop: JumpingLoop) -> None:
+        clock = Clock(monotonic=loop.time)
+        async with running(tmp_path, encoders={"audio": encoder("", "hang")}, clock=clock) as box:
+
+            async def late(*parts: dict[str, object], **body: Any) -> Answer:
+                asking = asyncio.create_task(ask(box, *parts, **body))
+                graph = box.parts.encoders
+                await until(lambda: graph is not None and graph.running)
+                loop.jump(ModalitiesConfig().audio_timeout_s)
+                return await asking
+
+            await assert_left_out(box, late, "timeout")
+
+    run_jumping(hang)
+
+
+async def test_a_branch_that_dies_is_left_out_and_said_so(tmp_path: Path) -> None:
+    async with running(tmp_path, encoders={"audio": encoder("", "die")}, parts=PATIENT) as box:
+        await assert_left_out(box, functools.partial(ask, box), "failed")
+
+
+async def assert_left_out(box: Box, send: Callable[..., Awaitable[Answer]], status: str) -> None:
+    answer = await send(text("hello"), sound(), temperature=0)
+    assert answer.status == 200
+    assert answer.headers["x-causeway-modalities"] == f"audio={status}"
+    assert answer.headers["x-causeway-degraded"] == "true"
+    assert texts(prompt(box.engine)) == ["hello", "[A sound that could not be read.]"]
+    assert (await box.record(answer)).parts[0].status == status
+    again = await send(text("hello"), sound(), temperature=0)
+    assert again.headers["x-causeway-cache"] == "miss"  # such an answer is not kept
+    alone = await send(sound(), tags="edge")
+    assert alone.status == 503
+    assert "could be read in time" in alone.message
+    assert (await box.ask("hello")).status == 200
+    box.assert_nothing_leaks()
 
 
 async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp_path: Path) -> None:

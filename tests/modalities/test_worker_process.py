@@ -11,17 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from models.modalities.process.messages import DecodeSound, Found, Refusal, Sound, WorkerSpec
+from models.modalities.process.messages import DecodeSound, Found, Refusal, Sound, Transcribe, WorkerSpec
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+
+from ..edge.scripted import until
+from ..jumping_loop import JumpingLoop, run_jumping
 
 WAIT_S = 60.0
 
 
 @pytest.fixture
 async def worker() -> AsyncIterator[WorkerProcess]:
-    process = WorkerProcess(
-        WorkerSpec("tests.modalities.workers:Scripted", memory_bytes=128 * 1024 * 1024), settle_s=0.1
-    )
+    process = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted", memory_bytes=128 * 1024 * 1024))
     yield process
     await process.close()
 
@@ -61,17 +62,26 @@ async def test_a_child_that_was_killed_between_jobs_is_replaced(worker: WorkerPr
     assert worker.starts == 2
 
 
-async def test_a_job_that_hangs_ends_at_its_deadline_with_its_child(worker: WorkerProcess) -> None:
-    assert await answers(worker)
-    pid = worker.pid
-    assert pid is not None
-    with pytest.raises(WorkerTimeout):
-        await worker.run(DecodeSound(b"hang"), asyncio.get_running_loop().time() + 0.1)
-    assert await answers(worker)
-    assert not psutil.pid_exists(pid)
+def test_a_job_that_hangs_ends_at_its_deadline_with_its_child() -> None:
+    async def hang(loop: JumpingLoop) -> None:
+        worker = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted"))
+        assert await answers(worker)
+        pid = worker.pid
+        assert pid is not None
+        job = asyncio.create_task(worker.run(DecodeSound(b"hang"), soon()))
+        await asyncio.sleep(0)  # the child has it
+        loop.jump()
+        with pytest.raises(WorkerTimeout):
+            await job
+        loop.jump()  # and does not end by itself
+        assert await answers(worker)
+        assert not psutil.pid_exists(pid)
+        await worker.close()
+
+    run_jumping(hang)
 
 
-async def test_a_cancelled_job_leaves_its_result_to_nobody_and_its_child_alive() -> None:
+async def test_a_cancelled_job_drops_its_result_and_keeps_its_child() -> None:
     worker = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted"), settle_s=WAIT_S)
     assert await answers(worker)
     for _ in range(3):
@@ -86,23 +96,45 @@ async def test_a_cancelled_job_leaves_its_result_to_nobody_and_its_child_alive()
     await worker.close()
 
 
-async def test_a_child_goes_on_loading_for_the_next_job_when_the_first_one_is_late(tmp_path: Path) -> None:
+def test_a_child_goes_on_loading_for_the_next_job_when_the_first_one_is_late(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    async def load(loop: JumpingLoop) -> None:
+        worker = slow_to_load(gate)
+        first = asyncio.create_task(worker.run(Transcribe(Sound(bytes(8))), soon()))
+        await until(lambda: worker.pid)
+        loop.jump()
+        with pytest.raises(WorkerTimeout):
+            await first
+        next_one = asyncio.create_task(worker.run(Transcribe(Sound(bytes(8))), soon()))
+        await asyncio.to_thread(gate.write_bytes, b"x")
+        assert isinstance(await next_one, Found)
+        assert worker.starts == 1
+        await worker.close()
+
+    run_jumping(load)
+
+
+def test_a_child_that_never_loads_is_replaced(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    async def load(loop: JumpingLoop) -> None:
+        never = slow_to_load(gate)
+        job = asyncio.create_task(never.run(Transcribe(Sound(bytes(8))), loop.time() + 10 * WAIT_S))
+        await until(lambda: never.pid)
+        loop.jump(2 * WAIT_S)
+        with pytest.raises(WorkerFailed, match="did not load"):
+            await job
+        assert never.pid is None
+
+    run_jumping(load)
+
+
+def slow_to_load(gate: Path) -> WorkerProcess:
     options = {"gate": str(gate), "text": "hello", "fault": ""}
-    worker = WorkerProcess(WorkerSpec("tests.modalities.workers:SlowToLoad", options=options))
-    with pytest.raises(WorkerTimeout):
-        await worker.run(Sound(bytes(8)), asyncio.get_running_loop().time() + 0.1)
-    gate.touch()
-    assert isinstance(await worker.run(Sound(bytes(8)), soon()), Found)
-    assert worker.starts == 1
-    await worker.close()
-    never = WorkerProcess(
-        WorkerSpec("tests.modalities.workers:SlowToLoad", options=options | {"gate": str(tmp_path / "never")}),
-        load_s=0.1,
-    )
-    with pytest.raises(WorkerFailed, match="did not load"):
-        await never.run(Sound(bytes(8)), soon())
-    assert never.pid is None
+    return WorkerProcess(WorkerSpec("tests.modalities.workers:SlowToLoad", options=options))
 
 
 async def test_ten_jobs_at_once_share_one_child_and_each_gets_its_own_result(worker: WorkerProcess) -> None:

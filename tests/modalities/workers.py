@@ -14,7 +14,9 @@ from models.modalities.process.messages import (
     Found,
     Picture,
     Refusal,
+    Segment,
     Sound,
+    Transcribe,
     WorkerJob,
     WorkerResult,
     WorkerSpec,
@@ -48,29 +50,33 @@ class Scripted:
 
 
 class TinyEncoder:
-    """Hears and reads what `options` say, or hangs or dies; a sound without amplitude is silence."""
+    """Hears and reads what `options` say, or dies, or hangs until the file `until` is there; zeros are silence."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._options = spec.options
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
-        assert isinstance(job, Sound | Picture)
+        assert isinstance(job, Transcribe | Picture)
         fault = self._options.get("fault")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "hang":
-            while not link.cancelled:
+            awake = self._options.get("until")
+            while not link.cancelled and not (awake and Path(awake).exists()):
                 time.sleep(0.01)
-        silent = isinstance(job, Sound) and not any(job.samples)
-        return Found(Fact("" if silent else self._options["text"], 0.875, "en"))
+        if isinstance(job, Transcribe) and not any(job.sound.samples):
+            return Found(Fact("", 1.0))
+        text = self._options["text"]
+        if isinstance(job, Transcribe) and job.spell_numbers:
+            text = text.replace("6", "six")
+        return Found(Fact(text, 0.875, "en"), (Segment(text, 0.875, 0.0, 0.2, 0.125),))
 
 
 class SlowToLoad(TinyEncoder):
-    """Loads until its file `gate` is there."""
+    """Loads until something is written to its pipe `gate`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        while not Path(spec.options["gate"]).exists():
-            time.sleep(0.01)
+        Path(spec.options["gate"]).read_bytes()
         super().__init__(spec)
 
 

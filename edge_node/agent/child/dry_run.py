@@ -163,6 +163,7 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
         temperature=old.temperature,
         answer_tokens=old.answer_tokens,
         answers=old.answers,
+        transcripts=old.transcripts,
     )
 
 

@@ -38,15 +38,15 @@ def decode_sound(data: bytes, max_s: float) -> Sound:
     return Sound(np.ascontiguousarray(resample(samples, rate), "<f4").tobytes())
 
 
-def resample(samples: Samples, rate: int) -> Samples:
-    """Convert from `rate` to `SAMPLE_RATE`: a windowed-sinc low-pass filter if the rate falls, then interpolation."""
-    if rate == SAMPLE_RATE or samples.size < 2:
+def resample(samples: Samples, rate: int, to: int = SAMPLE_RATE) -> Samples:
+    """Convert from `rate` to `to` Hz: a windowed-sinc low-pass filter if the rate falls, then interpolation."""
+    if rate == to or samples.size < 2:
         return samples
-    if rate > SAMPLE_RATE and samples.size > _TAPS:
-        cutoff = 0.45 * SAMPLE_RATE / rate  # of the sample rate
+    if rate > to and samples.size > _TAPS:
+        cutoff = 0.45 * to / rate  # of the sample rate
         window = np.sinc(2 * cutoff * (np.arange(_TAPS) - _TAPS // 2)) * np.hamming(_TAPS)
         samples = np.convolve(samples, window / window.sum(), mode="same")
-    at = np.arange(int(samples.size * SAMPLE_RATE / rate)) * (rate / SAMPLE_RATE)
+    at = np.arange(int(samples.size * to / rate)) * (rate / to)
     interpolated: Samples = np.interp(at, np.arange(samples.size), samples).astype(np.float32)
     return interpolated
 

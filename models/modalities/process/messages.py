@@ -69,6 +69,20 @@ class Picture(msgspec.Struct, frozen=True, tag="picture"):
     height: int
 
 
+class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
+    """Find the words of a sound.
+
+    `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow.
+    `spell_numbers`: write no digits, but numbers as they are spoken.
+    """
+
+    sound: Sound
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    spell_numbers: bool = False
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker is constructed, its model loaded. The first message of a child."""
 
@@ -80,6 +94,7 @@ class Segment(msgspec.Struct, frozen=True):
     confidence: float
     start_s: float = 0.0
     end_s: float = 0.0
+    no_speech: float = 0.0  # probability that nobody speaks
 
 
 # --- child → daemon --------------------------------------------------------------------------------------------------
@@ -98,7 +113,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-WorkerJob = DecodeSound | DecodePicture | Sound | Picture | CancelJob
+WorkerJob = DecodeSound | DecodePicture | Transcribe | Picture | CancelJob
 WorkerResult = Sound | Picture | Found | Refused
 ChildReply = WorkerResult | WorkerReady
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from ...types import Kind
+from ...types import Kind, SoundKind
 from .latency import Interval
 
 Cause = Literal["leaves", "may_leave", "unknown"]
@@ -24,7 +24,7 @@ class LeavingRequest(msgspec.Struct, frozen=True):
     position: int  # of its record, from 0
     id: str
     created: float  # Unix time, s
-    kind: Kind
+    kind: Kind | SoundKind
     client: str
     tags: tuple[str, ...]
     cause: Cause

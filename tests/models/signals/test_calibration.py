@@ -52,6 +52,18 @@ def test_a_calibrated_score_is_a_probability() -> None:
         assert 0.0 < calibrator(confidence(score), 4, ended=True) < 1.0
 
 
+def test_a_doubtful_transcript_lowers_the_probability_of_a_spoken_request_alone() -> None:
+    typed = ConfidenceCalibrator(CalibrationParameters((stage(4),)))
+    spoken = ConfidenceCalibrator(CalibrationParameters((stage(4),), LinearLogit((1.0, 0.5), 0.0)))
+    answer = confidence(0.8)
+    assert typed(answer, 4, ended=False, heard=0.1) == spoken(answer, 4, ended=False) == pytest.approx(0.8)
+    doubtful, even, clear = (spoken(answer, 4, ended=False, heard=heard) for heard in (0.1, 0.5, 0.9))
+    assert doubtful < even < clear
+    assert even == pytest.approx(0.8)
+    with pytest.raises(ArtifactError, match="spoken"):
+        ConfidenceCalibrator(CalibrationParameters((stage(4),), LinearLogit((1.0,), 0.0)))
+
+
 def test_the_stage_follows_the_handoff_s_tokens() -> None:
     """Before the first stage the first, after the last the last."""
     calibrator = ConfidenceCalibrator(CalibrationParameters((stage(4, -9.0), stage(8, 0.0), stage(12, 9.0))))

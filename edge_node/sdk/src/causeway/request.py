@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Union
@@ -59,13 +60,16 @@ class Request:
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     verb: str = ""
+    form: bytes = b""  # instead of `body`
 
     @property
     def method(self) -> str:
-        return self.verb or ("GET" if self.body is None else "POST")
+        return self.verb or ("POST" if self.form or self.body is not None else "GET")
 
     def content(self, left_s: float | None) -> bytes | None:
         """The body's bytes. `left_s` is what is left of the deadline, in seconds."""
+        if self.form:
+            return self.form
         if self.body is None:
             return None
         hints = dict(self.hints)
@@ -91,6 +95,20 @@ def build_request(path: str, content: JSON, options: RequestOptions, *, stream: 
 def build_chat_request(path: str, messages: Messages, options: RequestOptions, *, stream: bool = False) -> Request:
     turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else [dict(turn) for turn in messages]
     return build_request(path, {"messages": turns}, options, stream=stream)
+
+
+def build_transcription_request(sound: bytes, language: str) -> Request:
+    """A form (RFC 7578) with the sound as its file."""
+    boundary = uuid.uuid4().hex
+    fields = {"model": "auto", "response_format": "text", **({"language": language} if language else {})}
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    ]
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="sound"\r\n\r\n'
+    form = b"".join([*parts, head.encode(), sound, f"\r\n--{boundary}--\r\n".encode()])
+    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
+    return Request("/v1/audio/transcriptions", headers=headers, form=form)
 
 
 def build_job_request(

@@ -41,6 +41,7 @@ from ..request import (
     build_chat_request,
     build_job_request,
     build_request,
+    build_transcription_request,
 )
 
 if TYPE_CHECKING:
@@ -197,6 +198,18 @@ class Causeway:
         """
         content = texts if isinstance(texts, str) else list(texts)
         return decode_embeddings(self._fetch(build_request("/v1/embeddings", {"input": content}, options)))
+
+    def transcribe(self, sound: bytes, *, language: str = "") -> str:
+        """Return the words of a sound (``POST /v1/audio/transcriptions``); nothing leaves the device.
+
+        Args:
+            sound: The bytes of a WAV file, or of another kind that the device decodes.
+            language: ISO 639-1, such as ``en``; default: it is detected.
+
+        Returns:
+            The words; "" if nobody speaks.
+        """
+        return (self._fetch(build_transcription_request(sound, language))).text.rstrip("\n")
 
     def route(self, messages: Messages, **options: Unpack[RequestOptions]) -> JSON:
         """Explain what would happen to a chat request, without running it (``POST /v1/route``).

@@ -1,0 +1,94 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/speech` in OpenAI's form; imported with the first such request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import hdrs, web
+
+from router.errors import CausewayError, ClientGone
+from router.openai import check_media_type
+from router.openai.audio import encode_transcript, parse_speech, parse_transcription
+from router.policy.compiled import Policy
+
+from ..clock import Clock
+from ..http.form import check_form, read_form
+from ..http.request_reader import RequestReader, routing_hints
+from ..http.responses import JSON, SERVER, error_response
+from ..serving.generation import policy_label
+from .audio import AudioCall, AudioService
+
+_PCM_HZ = 24_000  # of OpenAI's `pcm`, which has no header to say so
+
+
+class AudioApi:
+    """The handlers.
+
+    Args:
+        policy: the active one.
+        new_id: makes the id of a decision record.
+    """
+
+    def __init__(
+        self,
+        service: AudioService,
+        reader: RequestReader,
+        clock: Clock,
+        *,
+        policy: Callable[[], Policy],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._service = service
+        self._reader = reader
+        self._clock = clock
+        self._policy = policy
+        self._new_id = new_id
+
+    async def transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/audio/transcriptions. Raises CausewayError for what is refused before it has an id."""
+        call = self._call(http)
+        media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
+        check_form(media_type)
+        check_media_type(None, http.headers.get(hdrs.CONTENT_ENCODING))
+        request = parse_transcription(await read_form(await self._reader.body(http), media_type))
+
+        async def answer() -> tuple[bytes, str]:
+            transcript = await self._service.transcribe(call, request)
+            body = encode_transcript(transcript, request.format, request.temperature)
+            return body, "text/plain; charset=utf-8" if request.format == "text" else JSON
+
+        return await self._answer(call, answer)
+
+    async def speech(self, http: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/audio/speech. Raises CausewayError for what is refused before it has an id."""
+        call = self._call(http)
+        check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        request = parse_speech(await self._reader.body(http))
+
+        async def answer() -> tuple[bytes, str]:
+            spoken = await self._service.speak(call, request)
+            if request.format == "wav":
+                return spoken.wav(), "audio/wav"
+            return await asyncio.to_thread(spoken.pcm, _PCM_HZ), f"audio/pcm; rate={_PCM_HZ}"
+
+        return await self._answer(call, answer)
+
+    def _call(self, http: web.BaseRequest) -> AudioCall:
+        hints = routing_hints(http.headers, self._reader.caller(http))
+        return AudioCall(self._new_id(), hints, self._clock.monotonic())
+
+    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> web.Response:
+        ids = {
+            "x-request-id": call.id,
+            "x-causeway-decision": call.id,
+            "x-causeway-policy": policy_label(self._policy()),
+        }
+        try:
+            body, media_type = await answer()
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            return error_response(error, ids)
+        headers = {"Content-Type": media_type, "Server": SERVER, "x-causeway-route": "edge", **ids}
+        return web.Response(body=body, headers=headers)

@@ -1,0 +1,231 @@
+"""Sound → words and words → sound for `/v1/audio/*`: admitted, bounded and recorded as any request.
+
+Both run on this box and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
+they could break. The decision record of such a request has no decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from models.modalities.process.messages import Refusal
+from models.modalities.process.parent import WorkerFailed
+from router.decision.decide import features_of
+from router.errors import (
+    CausewayError,
+    ClientGone,
+    Draining,
+    EncoderFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NoRoute,
+    UnsupportedFeature,
+)
+from router.openai.audio import SpeechRequest, Transcript, TranscriptionRequest, TranscriptSegment
+from router.policy.compiled import Policy
+from router.policy.signals import COSTLY
+from router.types import (
+    AUTO,
+    AudioPart,
+    DecisionRecord,
+    Estimates,
+    Message,
+    Outcome,
+    Part,
+    PartRecord,
+    Request,
+    RequestFeatures,
+    RoutingHints,
+    SoundKind,
+    TextPart,
+)
+
+from ..clock import Clock
+from ..observability.logs import redacted
+from ..observability.metrics import Metrics
+from ..serving.admission import Admission
+from ..serving.request_context import Status
+from ..signals.collector import SignalCollector
+from ..storage.decisions import DecisionStore
+from .boxed import SPEECH_MODEL
+from .graph import EncoderGraph
+from .speaker import PROGRAM, Speaker, SpokenText
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_MODELS: Final[Mapping[SoundKind, str]] = {"transcription": SPEECH_MODEL, "speech": PROGRAM}
+_NO_SPEECH = (
+    "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
+    f"{SPEECH_MODEL}`, then restart the daemon."
+)
+
+
+class AudioCall(msgspec.Struct, frozen=True):
+    """One request of a client. `id`: of its decision record; `arrived`: monotonic seconds."""
+
+    id: str
+    hints: RoutingHints
+    arrived: float
+
+
+class AudioService:
+    """Transcribes and speaks.
+
+    Args:
+        graph: the encoders of this box; None: it has none.
+        policy: the active one.
+        default_deadline_s: time of a request that names no deadline.
+    """
+
+    def __init__(
+        self,
+        graph: EncoderGraph | None,
+        speaker: Speaker,
+        *,
+        admission: Admission,
+        decisions: DecisionStore,
+        metrics: Metrics,
+        signals: SignalCollector,
+        policy: Callable[[], Policy],
+        clock: Clock,
+        default_deadline_s: float,
+    ) -> None:
+        self._graph = graph
+        self._speaker = speaker
+        self._admission = admission
+        self._decisions = decisions
+        self._metrics = metrics
+        self._signals = signals
+        self._policy = policy
+        self._clock = clock
+        self._default_deadline_s = default_deadline_s
+
+    async def transcribe(self, call: AudioCall, request: TranscriptionRequest) -> Transcript:
+        """Return the words of a sound; none if nobody speaks.
+
+        Raises:
+            CausewayError: the error for the client.
+        """
+        parts: list[PartRecord] = []
+        work = partial(self._transcribe, request, parts)
+        return await self._run(call, "transcription", request.model, work, parts)
+
+    async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
+        """Return the sound of a text.
+
+        Raises:
+            CausewayError: the error for the client.
+        """
+        work = partial(self._speaker.speak, request.text, request.voice, request.speed)
+        return await self._run(call, "speech", request.model, work, [])
+
+    async def _transcribe(self, request: TranscriptionRequest, parts: list[PartRecord], deadline: float) -> Transcript:
+        if self._graph is None or "audio" not in self._graph.kinds:
+            raise UnsupportedFeature(_NO_SPEECH)
+        started = self._clock.monotonic()
+        try:
+            sound, found = await self._graph.hear(request, deadline)
+        except Refusal as refusal:
+            raise InvalidRequest(f"`file`: {refusal}.", param="file") from None
+        except WorkerFailed as error:
+            log.warning("a sound could not be read: %s", error)
+            raise EncoderFailed(f"the sound could not be read: {error}. Send it again.") from None
+        fact = found.fact
+        parts.append(
+            PartRecord(
+                part="file",
+                modality="audio",
+                sha256=hashlib.sha256(request.data).hexdigest(),
+                size_bytes=len(request.data),
+                status="ok",
+                duration_ms=round((self._clock.monotonic() - started) * 1000.0, 3),
+                confidence=fact.confidence,
+            )
+        )
+        segments = tuple(
+            TranscriptSegment(one.text, one.start_s, one.end_s, math.log(max(one.confidence, 1e-9)), one.no_speech)
+            for one in found.segments
+        )
+        return Transcript(fact.text, fact.language, sound.seconds, segments)
+
+    async def _run(
+        self,
+        call: AudioCall,
+        kind: SoundKind,
+        requested: str,
+        work: Callable[[float], Awaitable[_T]],
+        parts: list[PartRecord],
+    ) -> _T:
+        """Do the work within admission and deadline, and record what became of it, with the `parts` that it noted."""
+        failure: CausewayError | None = None
+        try:
+            self._admission.admit(call.hints.client, call.arrived)
+            _check(requested, _MODELS[kind], call.hints)
+            deadline = call.arrived + self._time_s(call.hints)
+            async with self._admission.permit(deadline):
+                return await work(deadline)
+        except CausewayError as error:
+            failure = error
+            raise
+        except asyncio.CancelledError:
+            failure = ClientGone("the client disconnected")
+            if self._admission.ending:
+                failure = Draining("this server shut down before the answer was complete", retry_after_s=1.0)
+                raise failure from None
+            raise
+        except Exception as error:
+            log.error("a sound failed unexpectedly: %s", redacted(error))
+            failure = CausewayError("internal error")
+            raise failure from error
+        finally:
+            record = DecisionRecord(
+                id=call.id,
+                created=self._clock.unix(),
+                request=_features(kind, requested, call.hints),
+                estimates=Estimates(),
+                unrecorded=COSTLY,
+                snapshot=self._signals.recent_snapshot(self._policy()),
+                decision=None,
+                outcome=_outcome(kind, failure, self._clock.monotonic() - call.arrived),
+                parts=tuple(parts),
+            )
+            self._decisions.add(record)
+            self._metrics.request_finished(record.outcome)
+
+    def _time_s(self, hints: RoutingHints) -> float:
+        if hints.deadline_ms is None:
+            return self._default_deadline_s
+        return min(self._default_deadline_s, hints.deadline_ms / 1000.0)
+
+
+def _check(requested: str, model: str, hints: RoutingHints) -> None:
+    """Raises ModelNotFound or NoRoute."""
+    if requested not in (AUTO, model):
+        names = f"{AUTO}, {model}"
+        raise ModelNotFound(f"the model `{requested[:64]}` does not exist here; available: {names}", param="model")
+    if hints.prefer == "only_cloud":
+        raise NoRoute("only_cloud excludes this box, and sound is understood and spoken nowhere else")
+
+
+def _outcome(kind: SoundKind, failure: CausewayError | None, seconds: float) -> Outcome:
+    if failure is None:
+        return Outcome("ok", 200, "edge", model=_MODELS[kind], reason=kind, total_ms=seconds * 1000.0)
+    status: Status = "rejected" if failure.status < 500 or isinstance(failure, Draining) else "error"
+    if isinstance(failure, ClientGone):
+        status = "cancelled"
+    return Outcome(status, failure.status, "none", reason=kind, total_ms=seconds * 1000.0, error=failure.code)
+
+
+def _features(kind: SoundKind, requested: str, hints: RoutingHints) -> RequestFeatures:
+    part: Part = AudioPart("", "wav") if kind == "transcription" else TextPart("")
+    request = Request(kind="chat", model=requested, messages=(Message("user", (part,)),), hints=hints)
+    return msgspec.structs.replace(features_of(request), kind=kind)

@@ -1,0 +1,14 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/speech`: bodies → values, and a transcript → bytes."""
+
+from .speech import SpeechRequest, parse_speech
+from .transcription import Transcript, TranscriptionRequest, TranscriptSegment, encode_transcript, parse_transcription
+
+__all__ = [
+    "SpeechRequest",
+    "Transcript",
+    "TranscriptSegment",
+    "TranscriptionRequest",
+    "encode_transcript",
+    "parse_speech",
+    "parse_transcription",
+]

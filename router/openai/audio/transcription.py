@@ -1,0 +1,155 @@
+"""`POST /v1/audio/transcriptions`: the fields of its form → `TranscriptionRequest`, and a transcript → bytes."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from ...errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature
+
+TranscriptFormat = Literal["json", "text", "verbose_json"]
+_FORMATS: Final[dict[str, TranscriptFormat]] = {"json": "json", "text": "text", "verbose_json": "verbose_json"}
+_FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
+_GRANULARITIES: Final = "timestamp_granularities[]"
+_LANGUAGE = re.compile(r"[a-z]{2,3}")
+_MAX_PROMPT = 1000  # characters; Whisper reads the last 224 tokens
+_MAX_NAME = 64
+_encoder = msgspec.json.Encoder()
+
+
+class TranscriptionRequest(msgspec.Struct, frozen=True):
+    """A sound whose words are asked for. `prompt`: text before it, whose style and names the words follow."""
+
+    data: bytes
+    model: str
+    language: str = ""  # ISO 639-1; "": detect it
+    prompt: str = ""
+    format: TranscriptFormat = "json"
+    temperature: float = 0.0
+
+
+class TranscriptSegment(msgspec.Struct, frozen=True):
+    """`logprob`: mean over the tokens, natural log; `no_speech`: probability that nobody speaks."""
+
+    text: str
+    start_s: float
+    end_s: float
+    logprob: float
+    no_speech: float
+
+
+class Transcript(msgspec.Struct, frozen=True):
+    """The words of a sound. `language`: ISO 639-1, "" if nobody speaks; `duration_s`: of the whole sound."""
+
+    text: str
+    language: str
+    duration_s: float
+    segments: tuple[TranscriptSegment, ...] = ()
+
+
+def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionRequest:
+    """Check the fields of the form, names with their values.
+
+    Raises:
+        InvalidRequest: names the field that is missing, unknown, repeated or wrong.
+        UnsupportedFeature: what it asks for is valid, but not made here.
+    """
+    values: dict[str, bytes] = {}
+    for name, value in fields:
+        if name == _GRANULARITIES:
+            if value != b"segment":
+                raise UnsupportedFeature(f"`{name}`: only `segment` is made here. Leave it out.", param=name)
+        elif name not in _FIELDS:
+            raise UnknownField(f"`{name[:64]}` is not a known field. Remove it or correct its name.", param=name[:64])
+        elif name in values:
+            raise InvalidRequest(f"`{name}` is in the form twice. Send it once.", param=name)
+        else:
+            values[name] = value
+    for name, advice in (("file", "Send the sound as a file."), ("model", "Send `speech` or `auto`.")):
+        if name not in values:
+            raise MissingField(f"`{name}` is missing. {advice}", param=name)
+    if values.get("stream", b"false").lower() not in (b"false", b"0", b""):
+        raise UnsupportedFeature("`stream`: a transcript comes whole. Leave it out.", param="stream")
+    return TranscriptionRequest(
+        data=values["file"],
+        model=_text(values, "model", _MAX_NAME),
+        language=_language(_text(values, "language", _MAX_NAME)),
+        prompt=_text(values, "prompt", _MAX_PROMPT),
+        format=_format(_text(values, "response_format", _MAX_NAME)),
+        temperature=_temperature(_text(values, "temperature", _MAX_NAME)),
+    )
+
+
+def encode_transcript(transcript: Transcript, form: TranscriptFormat, temperature: float = 0.0) -> bytes:
+    """Return the body of the answer: JSON, or the words alone with a line's end."""
+    if form == "text":
+        return (transcript.text + "\n").encode()
+    usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
+    if form == "json":
+        return _encoder.encode({"text": transcript.text, "usage": usage})
+    return _encoder.encode(
+        {
+            "task": "transcribe",
+            "language": transcript.language,
+            "duration": round(transcript.duration_s, 3),
+            "text": transcript.text,
+            "segments": [_segment(at, one, temperature) for at, one in enumerate(transcript.segments)],
+            "usage": usage,
+        }
+    )
+
+
+def _segment(at: int, segment: TranscriptSegment, temperature: float) -> dict[str, object]:
+    words = segment.text.encode()
+    return {
+        "id": at,
+        "seek": 0,
+        "start": round(segment.start_s, 3),
+        "end": round(segment.end_s, 3),
+        "text": segment.text,
+        "tokens": [],
+        "temperature": temperature,
+        "avg_logprob": round(segment.logprob, 6),
+        "compression_ratio": round(len(words) / len(zlib.compress(words)), 6),
+        "no_speech_prob": round(segment.no_speech, 6),
+    }
+
+
+def _text(values: dict[str, bytes], name: str, longest: int) -> str:
+    try:
+        text = values.get(name, b"").decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"`{name}` is no UTF-8 text.", param=name) from None
+    if len(text) > longest or "\0" in text:
+        raise InvalidRequest(f"`{name}` must be text of at most {longest} characters.", param=name)
+    return text
+
+
+def _language(text: str) -> str:
+    if text and not _LANGUAGE.fullmatch(text.lower()):
+        raise InvalidRequest("`language` must be a code of ISO 639-1, such as `en`.", param="language")
+    return text.lower()
+
+
+def _format(text: str) -> TranscriptFormat:
+    form = _FORMATS.get(text or "json")
+    if form is None:
+        names = ", ".join(_FORMATS)
+        raise UnsupportedFeature(
+            f"`response_format`: {text!r:.32} is not made here. Send one of {names}.", param="response_format"
+        )
+    return form
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text or 0.0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise InvalidRequest("`temperature` must be a number from 0 to 1.", param="temperature")
+    return value

@@ -1,0 +1,81 @@
+"""Bad days of sound on a whole daemon: odd and hostile files, little memory, and an encoder that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from edge_node.config.schema import ModalitiesConfig
+from models.modalities.process.messages import WorkerSpec
+from models.modalities.process.parent import WorkerProcess
+
+from ..edge.box import POLICY, running
+from ..edge.scripted import until
+from .files import HOSTILE_SOUNDS, header, tone, wav
+from .test_decoding import WAIT_S
+from .test_fusion import COMMAND, PATIENT, SILENCE, ask, encoder, prompt, sound, text
+
+ROOMY = POLICY.replace("concurrent: 4", "concurrent: 16")
+ODD_SOUNDS = {
+    "8 bits": wav(tone(0.2), width=1),
+    "24 bits in stereo": wav(tone(0.2, 44_100), 44_100, width=3, channels=2),
+    "a telephone's rate": wav(tone(0.2, 8_000), 8_000),
+    "a studio's rate": wav(tone(0.2, 192_000), 192_000, width=4),
+    "a header that promises 4 GB": header(data=wav(tone(0.2))[44:]),
+    "half a sample too much": wav(tone(0.2)) + b"\0",
+}
+
+
+async def test_odd_sounds_are_heard_and_hostile_ones_refused_by_name(tmp_path: Path) -> None:
+    async with running(tmp_path, encoders={"audio": encoder(COMMAND)}, parts=PATIENT) as box:
+        for name, data in ODD_SOUNDS.items():
+            assert (await ask(box, sound(data))).status == 200, name
+            assert prompt(box.engine).content == COMMAND, name
+        hostile = {name: data for name, data in HOSTILE_SOUNDS.items() if name != "hours"}  # larger than a body may be
+        for name, data in {**hostile, "silence": SILENCE}.items():
+            answer = await ask(box, sound(data))
+            assert answer.status == 400, name
+            assert "messages[0].content[0].input_audio.data" in answer.message, name
+            assert "Send" in answer.message, name
+        assert (await ask(box, sound(wav(tone(0.3))))).status == 200
+        box.assert_nothing_leaks()
+
+
+async def test_ten_sounds_at_once_with_little_memory_are_each_answered_or_refused(tmp_path: Path) -> None:
+    """The large ones need more than the decoder may have; the others and the daemon do not notice."""
+    little = ModalitiesConfig(decoder_memory_bytes=160 * 1024 * 1024, audio_timeout_s=WAIT_S, max_audio_s=600.0)
+    large = wav(np.zeros(5_000_000), 16_001, width=1)  # 320 MB while it is resampled
+    async with running(tmp_path, policy=ROOMY, encoders={"audio": encoder(COMMAND)}, parts=little) as box:
+        sounds = [large if at % 2 else wav(tone(0.2 + at / 100)) for at in range(10)]
+        answers = await asyncio.gather(*(ask(box, text("hello"), sound(data)) for data in sounds))
+        assert collections.Counter(answer.status for answer in answers) == {200: 5, 400: 5}
+        assert {"more memory" in answer.message for answer in answers if answer.status == 400} == {True}
+        assert (await ask(box, sound())).status == 200
+        box.assert_nothing_leaks()
+
+
+async def test_an_encoder_that_is_killed_in_a_request_costs_its_fact_and_no_later_one(tmp_path: Path) -> None:
+    awake = tmp_path / "awake"
+    options = {"text": COMMAND, "fault": "hang", "until": str(awake)}
+    spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options=options)
+    async with running(tmp_path / "box", encoders={"audio": spec}, parts=PATIENT) as box:
+        asking = asyncio.create_task(ask(box, text("hello"), sound()))
+        await until(lambda: len(children()) == 2, WAIT_S)  # the decoder is done, the encoder works
+        for child in children():
+            child.kill()
+        answer = await asking
+        assert (answer.status, answer.headers["x-causeway-modalities"]) == (200, "audio=failed")
+        awake.touch()
+        again = await ask(box, sound())
+        assert (again.status, again.headers["x-causeway-modalities"]) == (200, "audio=ok")
+        box.assert_nothing_leaks()
+
+
+def children() -> list[psutil.Process]:
+    """The workers of this process."""
+    module = WorkerProcess.__module__.replace("parent", "child")
+    return [child for child in psutil.Process().children() if module in child.cmdline()]
