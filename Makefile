@@ -3,8 +3,8 @@ PYTHON ?= python3
 PREPARE = $(PYTHON) -m edge_node.deploy.prepare
 BIN = .venv/bin
 ARGS ?=
-# Folders without a test of the fast tier: collecting them takes longer than many tests.
-SERVICES = --ignore tests/models/train $(foreach folder,conformance e2e fleet_server,--ignore tests/$(folder))
+# `make check` runs tests/check; the others have no test of the fast tier, and collecting them takes longer than many tests.
+NOT_QUICK = --ignore tests/models/train $(foreach folder,check conformance e2e fleet_server,--ignore tests/$(folder))
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
 UP_qwen = --small qwen-05b --large qwen-15b
@@ -31,7 +31,7 @@ test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
-	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or postgres or chromium or engine or slow)' $(SERVICES) $(ARGS)
+	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or postgres or chromium or engine or slow)' --hypothesis-profile=quick $(NOT_QUICK) $(ARGS)
 
 check: ## Lint, format, types, import directions
 	@$(PREPARE) check

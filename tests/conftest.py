@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 _SLOW_IS_FINE = [HealthCheck.too_slow]
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=_SLOW_IS_FINE)
+settings.register_profile("quick", settings.get_profile("repeatable"), max_examples=20)
 settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.load_profile("repeatable")
 
