@@ -13,52 +13,34 @@ import asyncio
 import logging
 import math
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import msgspec
 
 from router.bundle.manifest import BundleManifest
 from router.bundle.protocol import BoxState
-from router.bundle.refusals import (
-    CasesFailed,
-    DiskFull,
-    ModelTooLarge,
-    ModelUnusable,
-    PolicyUnusable,
-    UpdateRefused,
-    Withdrawn,
-)
-from router.bundle.rollout import RolloutPlan
+from router.bundle.refusals import UpdateRefused, Withdrawn
 
 from ..clock import Clock
 from ..observability.logs import redacted
-from ..observability.traffic import BoxCondition
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
 from .host import AgentSettings, FleetMember, Host, at_once
-from .inspection import BundleReport, BundleRequest, ChildInspector, Inspector, LookRequest, ModelFile
-from .journal import TRANSITIONS, Event, JournalRow, quarantine
-from .source import Download, Source, disk_refusal
+from .inspection import BundleReport, ChildInspector, Inspector
+from .journal import TRANSITIONS, Event, JournalRow, event_of, quarantine
+from .lookout import Lookout
+from .preparation import Preparation
+from .source import Source, disk_refusal
 from .store import InstalledBundle
-from .trial import Trial
+from .trial import ConditionHistory, Trial, TrialProgress
 
 log = logging.getLogger(__name__)
 
 BUILT_AT = 1_735_689_600.0
 """Unix seconds, 2025-01-01: no right clock is before this. Raise it with a release."""
-_UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
-_TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
-_LOOKS_BEFORE = 4  # whose requests are the time before a trial
-_DAY_S = 86400.0
-_MOST_LOOKS = 512  # of a day; wakes bring more than one each 15 minutes
 _KEPT_BUNDLES = 2  # the running one and the one before
-_SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
-_REPLAYED_S = 86400.0
-_T = TypeVar("_T")
 
 
 class Agent:
@@ -98,26 +80,40 @@ class Agent:
         self._store = booted.store
         self._journal = booted.journal
         self._row = booted.row
-        self._member = member
-        self._source = source
         self._host = host
         self._clock = clock
         self._settings = settings or AgentSettings()
-        self._disk = disk or Disk()
-        self._inspector = inspector or ChildInspector()
+        inspector = inspector or ChildInspector()
+        self._lookout = Lookout(
+            folder=folder,
+            member=member,
+            source=source,
+            host=host,
+            inspector=inspector,
+            clock=clock,
+            check_s=self._settings.check_s,
+            installed=booted.bundle,
+        )
+        self._preparation = Preparation(
+            folder=folder,
+            store=booted.store,
+            source=source,
+            host=host,
+            inspector=inspector,
+            clock=clock,
+            disk=disk or Disk(),
+            bounds=self._settings.download,
+        )
         self._may_change = may_change
         self._on_change = on_change
         self._chance = chance
         self._woken = asyncio.Event()
-        self._wanted: str | None = None
-        self._manifest: BundleManifest | None = None
         self._report: BundleReport | None = None
         self._staged: InstalledBundle | None = None
         self._trial: Trial | None = None
-        self._looked_at = -math.inf
         self._undone = False
         self._refusals = 0
-        self._earlier: deque[tuple[float, BoxCondition]] = deque(maxlen=_MOST_LOOKS)
+        self._earlier = ConditionHistory()
         self._steps: dict[BoxState, Callable[[], Awaitable[float]]] = {
             BoxState.IDLE: self._idle,
             BoxState.CHECK: self._check,
@@ -151,7 +147,24 @@ class Agent:
     @property
     def wanted(self) -> str | None:
         """The bundle that the plan assigns, if it is another one."""
-        return None if self._wanted == self.running else self._wanted
+        wanted = self._lookout.wanted
+        return None if wanted == self.running else wanted
+
+    @property
+    def rows(self) -> tuple[JournalRow, ...]:
+        """The newest rows of the journal, the oldest first."""
+        return self._journal.rows
+
+    @property
+    def trial(self) -> TrialProgress | None:
+        """How far the trial of the running bundle is; None: none is in progress."""
+        if self.state is not BoxState.TRIAL or self._trial is None:
+            return None
+        return self._trial.progress(self._clock.monotonic(), self._host.condition())
+
+    def serial(self, bundle: str | None) -> int | None:
+        """Return the serial of a bundle, None for one whose manifest this daemon has not read."""
+        return self._lookout.serial(bundle)
 
     def wake(self) -> None:
         """Look now: something may be new."""
@@ -167,7 +180,7 @@ class Agent:
                 with anyio.move_on_after(None if math.isinf(wait_s) else wait_s):
                     await self._woken.wait()
                 if self._woken.is_set():
-                    self._looked_at = -math.inf
+                    self._lookout.make_due()
                 self._woken.clear()
 
     async def advance(self) -> float:
@@ -184,18 +197,10 @@ class Agent:
 
     def _refused(self, refusal: UpdateRefused) -> float:
         """Follow the transition of a refusal in this state."""
-        events = TRANSITIONS[self.state]
         log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
-        if self.state in _TRIED_AGAIN or (self.state is BoxState.TRIAL and isinstance(refusal, DiskFull)):
-            return self._settings.retry_s  # the disk cannot be written: the same step again
-        if isinstance(refusal, Withdrawn) and Event.WITHDRAWN in events:
-            event = Event.WITHDRAWN
-        elif isinstance(refusal, _UNFIT) and Event.UNFIT in events:
-            event = Event.UNFIT
-        elif Event.FAILED in events and self._pointed():
-            event = Event.FAILED
-        else:
-            event = Event.REFUSED
+        event = event_of(refusal, self.state, pointed=self._pointed())
+        if event is None:
+            return self._settings.retry_s
         code, reason = refusal.code, refusal.message[:1000]
         if event is Event.REFUSED:
             self._enter(event, bundle=None, written=self.state is not BoxState.CHECK, code=code, reason=reason)
@@ -243,22 +248,23 @@ class Agent:
     # --- before anything changes -------------------------------------------------------------------------------------
 
     async def _idle(self) -> float:
-        self._manifest = self._report = self._staged = self._trial = None
+        self._lookout.forget()
+        self._report = self._staged = self._trial = None
         self._undone = False
-        self._earlier.append((self._clock.monotonic(), self._host.condition()))
+        self._earlier.add(self._clock.monotonic(), self._host.condition())
         self._enter(Event.BEGIN, written=False)
         return 0.0
 
     async def _check(self) -> float:
-        plan = await self._look()
-        wanted, running = self._wanted, self.running
+        plan = await self._lookout.look(self.running, self._row.quarantined, self._floor())
+        wanted, running, manifest = self._lookout.wanted, self.running, self._lookout.manifest
         self._refusals = 0
         if plan is None or wanted is None or wanted == running or wanted in self._row.quarantined:
             code, _, reason = self._row.quarantined.get(wanted or "", "").partition(": ")
             self._enter(Event.NOTHING, written=False, code=code, reason=reason)
             return self._settings.check_s
-        assert self._manifest is not None
-        signed_at = min(float(self._manifest.created), self._floor() + self._settings.signed_step_s)
+        assert manifest is not None
+        signed_at = min(float(manifest.created), self._floor() + self._settings.signed_step_s)
         self._enter(
             Event.FOUND,
             must=True,
@@ -272,75 +278,23 @@ class Agent:
         )
         return 0.0
 
-    async def _look(self) -> RolloutPlan | None:
-        """Read the plan, and the manifest of the wanted bundle if it is another one. Raises UpdateRefused."""
-        member, running = self._member(), self.running
-        self._looked_at = self._clock.monotonic()
-        looked = await self._inspector.look(
-            LookRequest(
-                folder=str(self._folder / "tuf"),
-                root=member.root.encode(),
-                device=member.device,
-                cohort=member.cohort,
-                running=running,
-                known=(*self._row.quarantined, *([running] if running else [])),
-                daemon_version=self._host.daemon_version,
-                not_before=self._floor(),
-            ),
-            self._source,
-        )
-        self._wanted = looked.wanted
-        self._manifest = looked.manifest or self._manifest
-        return looked.plan
-
     def _floor(self) -> float:
         """The least time that signed metadata proves, whatever the clock says: Unix seconds."""
         return max(BUILT_AT, self._row.signed_at)
 
     async def _fetch(self) -> float:
         manifest, bundle = self._update()
-        keep = {*self._row.bundles, bundle}
-        await _in_thread(lambda: self._store.collect(keep, manifest.blobs))
-        missing = await _in_thread(lambda: self._store.missing(manifest.blobs))
-        needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
-        if missing and self._store.free_bytes() < needed:
-            raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
-        download = Download(self._source, self._disk, self._settings.download, self._clock.monotonic)
-        for blob in missing:
-            await download.fetch(blob, self._store.partial(blob))
+        await self._preparation.fetch(manifest, {*self._row.bundles, bundle})
         self._enter(Event.DONE, must=True)
         return 0.0
 
     async def _verify(self) -> float:
-        manifest, _ = self._update()
-        for blob in manifest.blobs:
-            if not self._store.blob(blob).exists():
-                await asyncio.to_thread(self._store.accept, blob)
+        await self._preparation.verify(self._update()[0])
         self._enter(Event.DONE, must=True)
         return 0.0
 
     async def _dry_run(self) -> float:
-        manifest, _ = self._update()
-        self._report = report = await self._inspector.examine(
-            BundleRequest(
-                policy=str(self._store.blob(manifest.policy)),
-                cases=tuple(str(self._store.blob(case)) for case in manifest.cases),
-                models=tuple(ModelFile(model, str(self._store.blob(model.blob))) for model in manifest.models),
-                running_policy=str(self._host.policy_file),
-                model_dirs=tuple(map(str, self._host.model_dirs)),
-                memory_bytes=self._host.memory_bytes,
-                state_dir=str(self._folder.parent),
-                since=self._clock.unix() - _REPLAYED_S,
-            )
-        )
-        log.info(
-            "fleet: %d cases pass; of the last %d decisions %d are unchanged, %d unknown, %d would leave the device",
-            report.cases,
-            report.replayed,
-            report.unchanged,
-            report.unknown,
-            report.leaving,
-        )
+        self._report = await self._preparation.dry_run(self._update()[0])
         self._enter(Event.DONE, must=True)
         return 0.0
 
@@ -348,47 +302,27 @@ class Agent:
         manifest, bundle = self._update()
         if self._staged is None:
             assert self._report is not None
-            models = {model.name: model for model in self._report.models}
-
-            def stage() -> InstalledBundle:
-                self._store.stage(bundle, manifest, models)
-                return self._store.load(bundle)
-
-            self._staged = await _in_thread(stage)
-        elif self._is_time_to_look():
-            await self._look()
-        if self._wanted != bundle:
-            raise Withdrawn(f"the plan assigns {self._wanted} now")
+            self._staged = await self._preparation.stage(bundle, manifest, self._report)
+        elif self._lookout.is_due():
+            await self._lookout.look(self.running, self._row.quarantined, self._floor())
+        self._check_plan()
         wait_s = await self._may_change(bundle)
         if wait_s > 0.0:
             return wait_s
-        self._enter(
-            Event.DONE, must=True, before=self._before(), restarts=self._host.needs_restart(self._staged), boots=0
-        )
+        before = self._earlier.before(self._clock.monotonic(), self._host.condition())
+        self._enter(Event.DONE, must=True, before=before, restarts=self._host.needs_restart(self._staged), boots=0)
         return 0.0
 
-    def _before(self) -> BoxCondition:
-        """Return the requests since the fourth look before, and the heat of the day before, if it is known.
-
-        Heat follows the traffic: a box that changes in a quiet night gets warm in the morning under any bundle.
-        """
-        now, since = self._host.condition(), self._clock.monotonic() - _DAY_S
-        earlier = [look for _, look in self._earlier]
-        known = bool(earlier) and self._earlier[0][0] <= since
-        day = [*(look for at, look in self._earlier if at >= since), now] if known else []
-        heat = [look.temperature_c for look in day if look.temperature_c is not None]
-        throttled = [look.throttled for look in day if look.throttled is not None]
-        return msgspec.structs.replace(
-            now,
-            traffic=now.traffic - earlier[-_LOOKS_BEFORE:][0].traffic if earlier else now.traffic,
-            temperature_c=max(heat, default=None),
-            throttled=any(throttled) if throttled else None,
-        )
+    def _check_plan(self) -> None:
+        """Raises Withdrawn: the plan assigns another bundle than the one that the box changes to."""
+        if self._lookout.wanted != self._row.bundle:
+            raise Withdrawn(f"the plan assigns {self._lookout.wanted} now")
 
     def _update(self) -> tuple[BundleManifest, str]:
-        assert self._manifest is not None
+        manifest = self._lookout.manifest
+        assert manifest is not None
         assert self._row.bundle is not None
-        return self._manifest, self._row.bundle
+        return manifest, self._row.bundle
 
     # --- from the change on ------------------------------------------------------------------------------------------
 
@@ -410,7 +344,7 @@ class Agent:
             self._trial = Trial(settings, self._row.before, condition.traffic, now)
             await self._ask_golden()
             condition = self._host.condition()
-        if self._is_time_to_look():
+        if self._lookout.is_due():
             await self._look_again()
         now = self._clock.monotonic()
         if self._trial.judge(now, condition):
@@ -424,19 +358,15 @@ class Agent:
     async def _look_again(self) -> None:
         """Withdraw the bundle if the plan does. A look that fails says nothing about the trial."""
         try:
-            await self._look()
+            await self._lookout.look(self.running, self._row.quarantined, self._floor())
         except UpdateRefused as refusal:
             log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
             return
-        if self._wanted != self._row.bundle:
-            raise Withdrawn(f"the plan assigns {self._wanted} now")
-
-    def _is_time_to_look(self) -> bool:
-        return self._clock.monotonic() - self._looked_at >= self._settings.check_s
+        self._check_plan()
 
     async def _ask_golden(self) -> None:
         assert self._row.bundle is not None
-        bundle = await _in_thread(lambda: self._store.load(str(self._row.bundle)))
+        bundle = await asyncio.to_thread(self._store.load, self._row.bundle)
         for model in bundle.manifest.models:
             await self._host.check_model(model.name, model.golden)
 
@@ -444,12 +374,13 @@ class Agent:
         bundles = self._row.bundles[:_KEPT_BUNDLES]
         self._store.point(bundles)
         self._enter(Event.DONE, must=True, bundle=None, bundles=bundles, before=None, boots=0, code="", reason="")
-        await _in_thread(lambda: self._store.collect(bundles))
+        await asyncio.to_thread(self._store.collect, bundles)
         return 0.0
 
     async def _roll_back(self) -> float:
         back = rolled_back(self._row, self._clock.unix())
-        bundle, _ = await _in_thread(lambda: first_whole(self._store, back.bundles))
+        bundle, _ = await asyncio.to_thread(first_whole, self._store, back.bundles)
+        self._lookout.note(bundle)
         restarts = self._host.needs_restart(bundle)
         if not self._undone and not restarts:
             try:
@@ -478,7 +409,3 @@ class Agent:
     async def _leave_quarantine(self) -> float:
         self._enter(Event.DONE, must=True, bundle=None)
         return 0.0
-
-
-async def _in_thread(work: Callable[[], _T]) -> _T:
-    return await asyncio.to_thread(work)

@@ -14,6 +14,15 @@ from pathlib import Path
 import msgspec
 
 from router.bundle.protocol import BoxState
+from router.bundle.refusals import (
+    CasesFailed,
+    DiskFull,
+    ModelTooLarge,
+    ModelUnusable,
+    PolicyUnusable,
+    UpdateRefused,
+    Withdrawn,
+)
 
 from ..observability.traffic import BoxCondition
 from .disk import Disk
@@ -22,6 +31,8 @@ KEPT_ROWS = 64
 MAX_QUARANTINED = 64
 _COMPACT_BYTES = 1024 * 1024
 _DIGITS = 16
+_UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
+_TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
 
 
 class Event(Enum):
@@ -83,6 +94,22 @@ TRANSITIONS: Mapping[BoxState, Mapping[Event, BoxState]] = {
     BoxState.QUARANTINE: {Event.DONE: BoxState.IDLE, Event.RESTARTED: BoxState.IDLE},
 }
 """A missing event cannot happen in that state."""
+
+
+def event_of(refusal: UpdateRefused, state: BoxState, *, pointed: bool) -> Event | None:
+    """Return the event by which a refusal ends a state; None: the disk cannot be written, the same step again.
+
+    Args:
+        pointed: The pointer names the bundle that the box changes to.
+    """
+    events = TRANSITIONS[state]
+    if state in _TRIED_AGAIN or (state is BoxState.TRIAL and isinstance(refusal, DiskFull)):
+        return None
+    if isinstance(refusal, Withdrawn) and Event.WITHDRAWN in events:
+        return Event.WITHDRAWN
+    if isinstance(refusal, _UNFIT) and Event.UNFIT in events:
+        return Event.UNFIT
+    return Event.FAILED if Event.FAILED in events and pointed else Event.REFUSED
 
 
 MEANING: Mapping[BoxState, str] = {

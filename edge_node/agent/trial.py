@@ -8,6 +8,7 @@ there were none are found, 1 % are not. The control plane compares boxes with ea
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -18,6 +19,9 @@ from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRo
 from ..observability.traffic import BoxCondition, Traffic
 
 _LEAST_BEFORE = 20  # requests; fewer say nothing about the time before
+_LOOKS_BEFORE = 4  # whose requests are the time before a trial
+_DAY_S = 86400.0
+_MOST_LOOKS = 512  # of a day; wakes bring more than one each 15 minutes
 _SLOW_SHARE = 0.05  # slow: beyond a bound that at most this share of requests was beyond before
 
 
@@ -51,6 +55,51 @@ class TrialSettings(msgspec.Struct, frozen=True):
     crashes: int = 2
 
 
+class TrialProgress(msgspec.Struct, frozen=True):
+    """A trial at one moment.
+
+    Attributes:
+        elapsed_s: Since the bundle began to serve.
+        settings: The trial's bounds.
+        now: Requests under the bundle.
+        before: Requests of the time before; none: unknown.
+    """
+
+    elapsed_s: float
+    settings: TrialSettings
+    now: Traffic
+    before: Traffic
+
+
+class ConditionHistory:
+    """The box's condition at the looks of the last day: the time before a trial."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, BoxCondition]] = deque(maxlen=_MOST_LOOKS)
+
+    def add(self, at: float, condition: BoxCondition) -> None:
+        """Note the condition at a look, in monotonic seconds."""
+        self._looks.append((at, condition))
+
+    def before(self, at: float, now: BoxCondition) -> BoxCondition:
+        """Return the requests since the fourth look before, and the heat of the day before, if it is known.
+
+        Heat follows the traffic: a box that changes in a quiet night gets warm in the morning under any bundle.
+        """
+        since = at - _DAY_S
+        earlier = [look for _, look in self._looks]
+        known = bool(earlier) and self._looks[0][0] <= since
+        day = [*(look for look_at, look in self._looks if look_at >= since), now] if known else []
+        heat = [look.temperature_c for look in day if look.temperature_c is not None]
+        throttled = [look.throttled for look in day if look.throttled is not None]
+        return msgspec.structs.replace(
+            now,
+            traffic=now.traffic - earlier[-_LOOKS_BEFORE:][0].traffic if earlier else now.traffic,
+            temperature_c=max(heat, default=None),
+            throttled=any(throttled) if throttled else None,
+        )
+
+
 class Trial:
     """One trial.
 
@@ -80,6 +129,10 @@ class Trial:
         elapsed_s = now - self._began
         proven = elapsed_s >= self._settings.least_s and traffic.requests >= self._settings.least_requests
         return proven and not health.problem
+
+    def progress(self, now: float, health: BoxCondition) -> TrialProgress:
+        """Return how far the trial is."""
+        return TrialProgress(now - self._began, self._settings, health.traffic - self._start, self._before.traffic)
 
     def is_over(self, now: float) -> bool:
         """Whether an idle box commits now, unproven."""

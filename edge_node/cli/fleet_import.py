@@ -9,9 +9,9 @@ import click
 from router.bundle.refusals import UpdateRefused
 from router.errors import ConfigError
 
-from ..agent.link.connection import read_record
 from ..agent.link.identity import FOLDER, read_identity
 from ..agent.link.medium import ImportFailed, import_medium
+from ..agent.link.record import read_record
 from .options import usage_error
 
 IMPORTED, REFUSED = 0, 1

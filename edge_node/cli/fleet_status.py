@@ -11,8 +11,8 @@ import msgspec
 
 from router.errors import ConfigError
 
-from ..agent.link.connection import LinkRecord, read_record
 from ..agent.link.identity import FOLDER, Identity, read_identity
+from ..agent.link.record import LinkRecord, read_record
 
 WELL, NOT_WELL, UNREADABLE = 0, 1, 2
 
@@ -58,7 +58,7 @@ def _lines(identity: Identity | None, record: LinkRecord | None) -> Iterator[str
         yield f"last       {report.code}: {report.reason}"
     for bundle in report.quarantined:
         yield f"refused    bundle {bundle} was rolled back and is not tried again"
-    yield f"heard      {_when(record.heard) if record.heard else 'never'} or later, boot {record.boot}"
+    yield f"last seen  {_when(record.last_seen) if record.last_seen else 'never'} or later, boot {record.boot}"
     for problem in record.problems:
         yield f"problem    {problem}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,6 +12,9 @@ from router.types import Snapshot
 from ..daemon.components import Components
 from ..http.api import Readiness
 from ..observability.metrics import RequestCount
+
+if TYPE_CHECKING:
+    from .fleet import FleetState
 
 
 class ConsoleState(msgspec.Struct, frozen=True):
@@ -26,6 +30,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
         cache_entries: Answers in memory.
         cache_bytes: Bytes of those answers.
         requests: Requests since the daemon started.
+        fleet: The box in its fleet; None for one that joined none.
     """
 
     box: str
@@ -39,6 +44,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
     cache_entries: int
     cache_bytes: int
     requests: tuple[RequestCount, ...]
+    fleet: FleetState | None
 
 
 def read_state(parts: Components) -> ConsoleState:
@@ -57,4 +63,13 @@ def read_state(parts: Components) -> ConsoleState:
         cache_entries=cache.entries,
         cache_bytes=cache.memory_bytes,
         requests=parts.metrics.request_counts(),
+        fleet=_read_fleet(parts),
     )
+
+
+def _read_fleet(parts: Components) -> FleetState | None:
+    if parts.agent is None:
+        return None
+    from .fleet import read_fleet  # most boxes are in no fleet and load none of its code
+
+    return read_fleet(parts.agent, parts.fleet)

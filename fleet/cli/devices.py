@@ -22,7 +22,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     site: str
     state: str
     running: str | None
-    heard: float
+    last_seen: float
     held: bool
     pin: str | None
     cloned: bool
@@ -182,11 +182,11 @@ def _line(device: DeviceStatus) -> str:
     marks = [name for name in ("held", "cloned") if getattr(device, name)]
     marks += ["revoked"] if device.revoked is not None else []
     marks += [f"pinned to {device.pin[:12]}"] if device.pin else []
-    heard = f"heard {_time(device.heard)}" if device.heard else "never heard"
+    last_seen = f"seen {_time(device.last_seen)}" if device.last_seen else "never seen"
     problem = f"{device.code}: {device.reason}" if device.code else ""
     running = (device.running or "the factory files")[: 17 if device.running is None else 12]
     return " ".join(
-        filter(None, (device.id, device.cohort, device.site, device.state, running, heard, *marks, problem))
+        filter(None, (device.id, device.cohort, device.site, device.state, running, last_seen, *marks, problem))
     )
 
 

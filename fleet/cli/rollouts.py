@@ -28,7 +28,7 @@ class CohortStatus(msgspec.Struct, frozen=True):
 
     name: str
     boxes: int
-    heard: int
+    recently_seen: int
     running: dict[str, int]
     rollout: str | None = None
     ahead: int = 0
@@ -134,7 +134,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
         click.echo(msgspec.json.encode({"fleet": fleet, "rollouts": rollouts}))
         return
     for cohort in fleet.cohorts:
-        click.echo(f"{cohort.name}: {cohort.boxes} boxes, {cohort.heard} heard in the last 15 minutes")
+        click.echo(f"{cohort.name}: {cohort.boxes} boxes, {cohort.recently_seen} seen in the last 15 minutes")
         for bundle, boxes in sorted(cohort.running.items(), key=lambda pair: -pair[1]):
             click.echo(f"  {boxes} run {bundle[:12] or 'the factory files'}")
         if cohort.ahead:

@@ -5,6 +5,7 @@
     checks.py      LINT and REPLAY of a signed bundle
     publisher.py   plans and freshness, signed with the online key
     plans.py       from the store's rollouts to the published plans, and to the boxes
+    revoked.py     revocations that a restored database has lost
     loop.py        reads the store, steps, writes, publishes; one process at a time
 
 Every decision is in the store before its effect, and every effect is the difference between what the store says and

@@ -1,9 +1,10 @@
 """The controller's loop: read, step, write, publish. After a kill at any point it continues with the next tick.
 
 1. A published plan of a rollout that the store does not know is taken over (the store was restored from a backup).
-2. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
-3. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
-4. Boxes are woken for a plan that is new to them.
+2. A revocation that the store has lost is made again (see `revoked`).
+3. Each rollout that goes on by itself makes at most one step, in one transaction with its look and its audit row.
+4. The plans of the store are published, unless boxes are ahead of the store; expiring metadata is renewed.
+5. Boxes are woken for a plan that is new to them.
 """
 
 from __future__ import annotations
@@ -42,11 +43,12 @@ from .checks import lint_bundle, replay_bundle
 from .observed import BoxView, Situation, ahead_count
 from .plans import Plans, newest_begun
 from .publisher import Publisher
+from .revoked import RevocationKeeper
 from .step import CHECKED, Step, adopted, checked, has_begun, needs_boxes, paused_behind, step
 
 S = RolloutState
 ACTOR = "controller"
-_HEARD_S = 3600.0  # boxes report at least every few minutes
+_RECENT_S = 3600.0  # boxes report at least every few minutes
 _RETRY_S = 5.0
 _log = logging.getLogger("causeway.fleet.controller")
 
@@ -82,6 +84,7 @@ class Controller:
         self._folder = folder
         self._publisher = publisher
         self._plans = Plans(store, folder, publisher, published)
+        self._revocations = RevocationKeeper(store, folder, ACTOR)
         self._clock = clock
         self._interval_s = interval_s
         self._survey_s = survey_s
@@ -142,6 +145,7 @@ class Controller:
             if await self._take_over(records, published, now):
                 return True
             if surveys:
+                await self._revocations.keep(now)
                 await self._survey(records, now)
                 self._surveyed_at = now
             changed = False
@@ -180,7 +184,7 @@ class Controller:
     async def _survey(self, records: Sequence[RolloutRecord], now: float) -> None:
         """Look for boxes that are ahead of the store, and pause their rollout."""
         async with self._store.read() as connection:
-            reports = await reported_plans(connection, now - _HEARD_S)
+            reports = await reported_plans(connection, now - _RECENT_S)
             known = await known_rollouts(connection, {report.rollout for report in reports})
         ahead = {}
         for record in newest_begun(records):
@@ -194,7 +198,7 @@ class Controller:
                 await self._write(record, Step(following), now)
         self.ahead = ahead
 
-    # --- (2) ---------------------------------------------------------------------------------------------------------
+    # --- (3) ---------------------------------------------------------------------------------------------------------
 
     async def _advance(self, record: RolloutRecord, published: RolloutPlan | None, now: float, surveys: bool) -> bool:
         """Make one step of a rollout; return whether one was due."""
@@ -244,7 +248,7 @@ class Controller:
         except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
             _log.info("rollout %s was changed meanwhile", after.id)
 
-    # --- (3) and (4) -------------------------------------------------------------------------------------------------
+    # --- (4) and (5) -------------------------------------------------------------------------------------------------
 
     async def _publish(self, records: Sequence[RolloutRecord], now: float, surveys: bool) -> None:
         settled = tuple((record.rollout.id, record.version) for record in records)
@@ -269,7 +273,7 @@ def box_view(device: Device) -> BoxView:
     """Return a device's row as the controller sees it."""
     return BoxView(
         device=device.id,
-        heard=device.heard,
+        last_seen=device.last_seen,
         running=device.running,
         running_since=device.running_since,
         quarantined=frozenset(device.quarantined),

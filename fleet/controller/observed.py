@@ -26,7 +26,7 @@ class BoxView(msgspec.Struct, frozen=True):
     """One box by its last report. Times are unix seconds by the control plane's clock.
 
     Attributes:
-        heard: When it last reported; 0: never.
+        last_seen: When it last reported; 0: never.
         running: The bundle that serves; None: the factory's files.
         running_since: When `running` was first reported.
         left_out: Pinned, held, cloned or revoked: the rollout's plan does not apply, or its reports are not trusted.
@@ -34,7 +34,7 @@ class BoxView(msgspec.Struct, frozen=True):
     """
 
     device: str
-    heard: float
+    last_seen: float
     running: str | None
     running_since: float = 0.0
     quarantined: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class Situation(msgspec.Struct, frozen=True):
 
 def least_share(salt: str, boxes: Iterable[BoxView], since: float) -> int:
     """Return the smallest share that holds a box which takes part and has reported since `since`."""
-    return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.heard >= since))
+    return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.last_seen >= since))
 
 
 def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
@@ -78,12 +78,12 @@ def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observa
     4. A box outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
     """
     silence_s = rollout.settings.silence_s
-    reachable = [box for box in situation.boxes if not box.left_out and box.heard >= rollout.began - silence_s]
+    reachable = [box for box in situation.boxes if not box.left_out and box.last_seen >= rollout.began - silence_s]
     canary: list[BoxView] = []
     control: list[BoxView] = []
     rolled_back = pending = 0
     for box in reachable:
-        silent = is_silent(box.heard, rollout.began, now, silence_s)
+        silent = is_silent(box.last_seen, rollout.began, now, silence_s)
         if position(rollout.salt, box.device) >= rollout.share:
             if box.running != rollout.to_bundle:
                 control.append(box)  # (4)
@@ -109,7 +109,7 @@ def still_to_revert(rollout: Rollout, boxes: Iterable[BoxView], now: float) -> i
     if rollout.from_bundle is None:
         return 0
     return sum(
-        box.running == rollout.to_bundle and not box.left_out and now - box.heard <= rollout.settings.silence_s
+        box.running == rollout.to_bundle and not box.left_out and now - box.last_seen <= rollout.settings.silence_s
         for box in boxes
     )
 
@@ -139,7 +139,7 @@ def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: flo
     """Return whether a window is open now by the box's own clock, extrapolated from its last report."""
     if not windows:
         return True
-    days, minute = divmod(box.minute + int((now - box.heard) // 60), MINUTES_OF_DAY)
+    days, minute = divmod(box.minute + int((now - box.last_seen) // 60), MINUTES_OF_DAY)
     weekday = (box.weekday - 1 + days) % 7 + 1
     return any(window.is_open(weekday, minute) for window in windows)
 
@@ -169,7 +169,7 @@ def _observations(
         requests=rows[:, 0],
         events={"errors": rows[:, 1], "degraded": rows[:, 2]},
         latency=rows[:, 3:],
-        silent=np.array([is_silent(box.heard, rollout.began, now, silence_s) for box in boxes], dtype=np.bool_),
+        silent=np.array([is_silent(box.last_seen, rollout.began, now, silence_s) for box in boxes], dtype=np.bool_),
         rolled_back=rolled_back,
         pending=pending,
     )

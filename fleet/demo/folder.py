@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 OFFLINE = ("anna", "ben", "carla")
 ONLINE = "server"
 COHORT = "kiosks"
@@ -15,16 +17,16 @@ cohorts:
   {cohort}:
     policy: policies/kiosk.yaml
     rollout:
-      stages: [25, 50, 100]
+      stages: {stages}
       # Short times and wide margins, so that few boxes are judged within minutes. A fleet keeps the defaults: stages
       # of 20 minutes and more, margins of 2 and 5 points.
-      first_look: 15s
-      silence: 40s
-      least: 45s
-      most: 75s
-      soak: 20s
+      first_look: {first_look}
+      silence: {silence}
+      least: {least}
+      most: {most}
+      soak: {soak}
       per_site: 20
-      metrics: {{errors: 10, degraded: 20, latency: 30}}
+      metrics: {{errors: {errors}, degraded: 20, latency: 30}}
 """
 _TRUST = """\
 version: 1
@@ -59,11 +61,30 @@ POLICIES = {
 """Routes by the policy's name, in the order in which the demo rolls them out."""
 
 
-def write_folder(folder: Path) -> None:
+class Pace(msgspec.Struct, frozen=True):
+    """The cohort's rollout keys in `fleet.yaml`; `errors` is the margin in percentage points."""
+
+    stages: tuple[int, ...] = (25, 50, 100)
+    first_look: str = "15s"
+    silence: str = "40s"
+    least: str = "45s"
+    most: str = "75s"
+    soak: str = "20s"
+    errors: int = 10
+
+
+def write_fleet(folder: Path, pace: Pace) -> None:
+    """Write `fleet.yaml`."""
+    keys = msgspec.structs.asdict(pace) | {"stages": list(pace.stages)}
+    (folder / "fleet.yaml").write_text(_FLEET.format(cohort=COHORT, **keys), encoding="utf-8")
+
+
+def write_folder(folder: Path, pace: Pace | None = None) -> None:
     """Write `fleet.yaml`, `trust.yaml` and the cases. The keys are made by `causeway-fleet keys new`."""
     offline = ", ".join(f"keys/{name}.pub" for name in OFFLINE)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_fleet(folder, pace or Pace())
     files = {
-        "fleet.yaml": _FLEET.format(cohort=COHORT),
         "trust.yaml": _TRUST.format(offline=offline, online=f"keys/{ONLINE}.pub"),
         "policies/cases/kiosk.yaml": _CASES,
     }

@@ -6,14 +6,15 @@ import asyncio
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 from rich.console import Console
 
-from .applications import use_box
-from .folder import COHORT, OFFLINE, ONLINE, write_folder, write_policy
+from .applications import REQUESTS_PER_S, use_box
+from .folder import COHORT, OFFLINE, ONLINE, Pace, write_folder, write_policy
 from .programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, Program, ProgramFailed, run_command
 
 _POLL_S = 1.0
@@ -21,6 +22,8 @@ _STARTING = 4  # boxes that start at once
 _BOXES_OF_A_SITE = 4
 _ROLLOUT_S = 900.0
 _ENDED = ("done", "reverted", "draft")
+ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
+"""How the rollout of each policy ends."""
 # Boxes on trial for seconds instead of ten minutes, and telemetry as often, to fit the short stages of the demo.
 _BOX = {
     "server.port": 0,
@@ -42,21 +45,40 @@ class Show:
         folder: The demo's folder; it is deleted and made anew.
         boxes: The number of daemons.
         listen: host:port of the control plane.
+        pace: The cohort's rollout keys.
+        box: Settings of the daemons, over those of the demo.
+        requests_per_s: Of each box.
     """
 
-    def __init__(self, folder: Path, boxes: int, listen: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        boxes: int,
+        listen: str,
+        *,
+        pace: Pace | None = None,
+        box: Mapping[str, object] | None = None,
+        requests_per_s: float = REQUESTS_PER_S,
+    ) -> None:
         self._folder = folder
         self._fleet = folder / "stores"
         self._boxes = boxes
         self._listen = listen
+        self._pace = pace or Pace()
+        self._box = _BOX | dict(box or {})
+        self._requests_per_s = requests_per_s
         self._console = Console(highlight=False)
         self._programs: list[Program] = []
         self._answers: Counter[int] = Counter()
         self._token = ""
         self._http: httpx.AsyncClient
 
-    async def run(self, *, once: bool) -> None:
-        """Run the whole demo.
+    async def run(self, *, once: bool, rollouts: Mapping[str, str] = ROLLOUTS) -> None:
+        """Run the demo.
+
+        Args:
+            once: End after the rollouts; otherwise everything goes on until it is cancelled.
+            rollouts: The state in which the rollout of each policy ends, in this order.
 
         Raises:
             ProgramFailed: A program failed, or a rollout did not end as it should.
@@ -73,9 +95,10 @@ class Show:
             async with httpx.AsyncClient(base_url=url, headers=bearer, timeout=30.0) as self._http:
                 addresses = await self._start_boxes(url)
                 applications = [
-                    asyncio.create_task(use_box(address, seed, self._answers)) for seed, address in enumerate(addresses)
+                    asyncio.create_task(use_box(address, seed, self._answers, self._requests_per_s))
+                    for seed, address in enumerate(addresses)
                 ]
-                await self._tell()
+                await self._tell(rollouts)
                 if not once:
                     self._say("everything goes on until Ctrl-C")
                     await asyncio.Event().wait()
@@ -84,22 +107,21 @@ class Show:
                 task.cancel()
             await asyncio.to_thread(self._stop)
 
-    async def _tell(self) -> None:
-        first = await self._roll_out("first", "done")
-        await self._roll_out("second", "done")
-        bad = await self._roll_out("bad", "reverted")
-        reached = await self._boxes_that_ran(bad["to_bundle"])
-        running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
-        self._say(f"the bad policy reached {reached} of {self._boxes} boxes: {bad['reason']}")
-        self._say(f"now {running.get(bad['from_bundle'], 0)} boxes run what ran before, {first['id']} was the first")
-        if running.get(bad["to_bundle"]):
-            raise ProgramFailed(f"{running[bad['to_bundle']]} boxes still run the bad policy")
+    async def _tell(self, rollouts: Mapping[str, str]) -> None:
+        for policy, expected in rollouts.items():
+            ended = await self._roll_out(policy, expected)
+            reached = await self._boxes_that_ran(ended["to_bundle"])
+            why = f": {ended['reason']}" if ended["reason"] else ""
+            self._say(f"  the policy {policy!r} reached {reached} of {self._boxes} boxes{why}")
+            running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
+            if expected == "reverted" and running.get(ended["to_bundle"]):
+                raise ProgramFailed(f"{running[ended['to_bundle']]} boxes still run {policy!r}")
 
     # --- the fleet's folder and its signatures ------------------------------------------------------------------------
 
     def _make_fleet(self) -> None:
         self._say("a fleet folder; two of three people sign, and the server has a key of its own")
-        write_folder(self._fleet)
+        write_folder(self._fleet, self._pace)
         write_policy(self._fleet, "first")
         for name in (*OFFLINE, ONLINE):
             run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(self._fleet / "keys"))
@@ -137,7 +159,7 @@ class Show:
         name, state = f"kiosk-{number:02}", ("--state-dir", str(self._folder / f"box-{number:02}"))
         join = [*CAUSEWAY_EDGE, "fleet", "join", url, "--token", join_token, "--name", name]
         run_command(*join, "--site", f"store-{number // _BOXES_OF_A_SITE}", *state)
-        flags = [part for key, value in _BOX.items() for part in ("--set", f"{key}={value}")]
+        flags = [part for key, value in self._box.items() for part in ("--set", f"{key}={value}")]
         program = self._start(name, [*CAUSEWAY_EDGE, "serve", *flags, *state])
         return program.ready()["url"].removesuffix("/v1")
 

@@ -60,12 +60,15 @@ class SessionAnswer(msgspec.Struct, frozen=True):
 
 
 class CohortAnswer(msgspec.Struct, frozen=True):
-    """`heard`: boxes of the last 15 minutes. `running`: bundle, "" for the factory's files → boxes. `ahead`: boxes that
-    have newer metadata than the control plane, as after a restored backup."""
+    """Boxes of one cohort.
+
+    `recently_seen`: boxes of the last 15 minutes. `running`: bundle, "" for the factory's files → boxes. `ahead`: boxes
+    that have newer metadata than the control plane, as after a restored backup.
+    """
 
     name: str
     boxes: int
-    heard: int
+    recently_seen: int
     running: dict[str, int]
     rollout: str | None
     ahead: int = 0
@@ -150,7 +153,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True):
     revoked: float | None
     held: bool
     pin: str | None
-    heard: float
+    last_seen: float
     cloned: bool
     daemon: str
     state: str

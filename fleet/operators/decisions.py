@@ -40,7 +40,7 @@ from .sign_in import Operator
 
 S, E = RolloutState, RolloutEvent
 _TRIES = 5
-_HEARD_S = 3600.0
+_RECENT_S = 3600.0
 _Acknowledged = frozenset[str]
 
 
@@ -180,7 +180,7 @@ async def _decide(
 
 
 async def _unknown_to_us(connection: AsyncConnection, cohort: str, now: float) -> _Acknowledged:
-    reports = [one for one in await reported_plans(connection, now - _HEARD_S) if one.cohort == cohort]
+    reports = [one for one in await reported_plans(connection, now - _RECENT_S) if one.cohort == cohort]
     reported = {one.rollout for one in reports if one.rollout}
     unknown = reported - await known_rollouts(connection, reported)
     return frozenset(unknown | ({METADATA_ROLLBACK} if any(one.refuses for one in reports) else set()))

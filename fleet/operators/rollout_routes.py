@@ -35,7 +35,7 @@ from .decisions import BundleUnknown, FleetInvalid, WrongState, begin_rollout, d
 from .operators_file import Role
 from .parts import ALWAYS, OperatorParts, path_part
 
-HEARD_S = 900.0
+RECENT_S = 900.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {
     "pause": (RolloutEvent.PAUSE, "operator", "Let a stage wait; its boxes keep the bundle."),
     "resume": (RolloutEvent.RESUME, "operator", "Let a paused stage go on; its time counts anew."),
@@ -54,7 +54,7 @@ class RolloutRoutes:
         parts = self._parts
         await parts.sign_in.require(http, "viewer")
         async with parts.store.read() as connection:
-            counts = await count_devices(connection, parts.clock() - HEARD_S)
+            counts = await count_devices(connection, parts.clock() - RECENT_S)
             records = await working_rollouts(connection)
         names = dict.fromkeys((*parts.cohorts, *(count.cohort for count in counts)))
         cohorts = []
@@ -65,7 +65,7 @@ class RolloutRoutes:
                 CohortAnswer(
                     name,
                     sum(count.boxes for count in of_cohort),
-                    sum(count.heard for count in of_cohort),
+                    sum(count.recently_seen for count in of_cohort),
                     {count.running or "": count.boxes for count in of_cohort},
                     open_ones[0] if open_ones else None,
                     parts.controller.ahead.get(name, 0),
@@ -173,7 +173,7 @@ def _member_state(record: RolloutRecord, box: Device, now: float) -> str:
     rollout = record.rollout
     if box.pin is not None or box.held:
         return "pinned" if box.pin is not None else "held"
-    if is_silent(box.heard, rollout.began, now, rollout.settings.silence_s):
+    if is_silent(box.last_seen, rollout.began, now, rollout.settings.silence_s):
         return "silent"
     if rollout.to_bundle in box.quarantined:
         return "quarantine"

@@ -46,6 +46,7 @@ class CohortDoc(_Part, frozen=True):
 
     policy: str  # path of the policy, relative to fleet.yaml
     match: dict[Label, Label] = {}  # a box needs all of these labels; empty: every box
+    signals: Annotated[tuple[str, ...], Meta(min_length=1)] | None = None  # that its boxes can read
     models: dict[Name, ModelDoc] = {}
     settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
     min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"

@@ -54,7 +54,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
 
     Args:
         path: The folder, or its `fleet.yaml`.
-        readable: Signals that its boxes can read; None: not known.
+        readable: Signals that the boxes can read of cohorts that do not say so; None: not known.
     """
     file = path / FLEET_FILE if path.is_dir() else path
     try:
@@ -65,10 +65,19 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
     named = [] if fleet is None else [file.parent / cohort.policy for cohort in fleet.cohorts.values()]
     files = {*(path for path in named if path.is_file()), *policies_beside(file.parent)}
     once = sorted({path.resolve(): path for path in sorted(files)}.values())
-    policies = tuple(check_file(path, readable) for path in once)
+    policies = tuple(_check_policy(path, file.parent, fleet, readable) for path in once)
     if fleet is not None:
         problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
     return CheckedFleet(file, fleet, policies, problems)
+
+
+def _check_policy(path: Path, folder: Path, fleet: FleetDoc | None, readable: frozenset[str] | None) -> CheckedPolicy:
+    """Check a policy for the boxes of each cohort that runs it; a problem of several cohorts is one problem."""
+    cohorts = () if fleet is None else fleet.cohorts.values()
+    boxes = [cohort.signals for cohort in cohorts if (folder / cohort.policy).resolve() == path.resolve()]
+    checked = [check_file(path, readable if signals is None else frozenset(signals)) for signals in boxes or [None]]
+    problems = tuple(dict.fromkeys(problem for one in checked for problem in one.problems))
+    return msgspec.structs.replace(checked[0], problems=problems)
 
 
 def policies_beside(folder: Path) -> list[Path]:

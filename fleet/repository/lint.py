@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from router.bundle.settings import read_setting
-from router.documents.reader import KeyLocations
+from router.documents.reader import KeyLocations, did_you_mean
 from router.documents.strict_yaml import Problem
+from router.policy.signals import SIGNALS
 
 from .fleet_file import FleetDoc, ModelDoc
 from .rollout_keys import rollout_problems
@@ -31,6 +32,11 @@ def _unreachable(fleet: FleetDoc, locations: KeyLocations) -> Iterator[Problem]:
 
 def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Problem]:
     cohort, path = fleet.cohorts[name], f"cohorts.{name}"
+    for index, signal in enumerate(cohort.signals or ()):
+        if signal not in SIGNALS:
+            yield Problem(
+                locations.find(f"{path}.signals[{index}]"), f"unknown signal `{signal}`{did_you_mean(signal, SIGNALS)}"
+            )
     for key, value in cohort.settings.items():
         try:
             read_setting(key, value)

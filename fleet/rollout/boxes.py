@@ -92,18 +92,18 @@ def may_change(
     return chosen
 
 
-def is_silent(heard: float, began: float, now: float, silence_s: float) -> bool:
-    """Whether a box counts as lost: reachable when the stage began, and not heard since for longer than `silence_s`.
+def is_silent(last_seen: float, began: float, now: float, silence_s: float) -> bool:
+    """Whether a box counts as lost: reachable when the stage began, and not seen since for longer than `silence_s`.
 
     A box that was off before the stage is neither lost nor a member: it gets its bundle when it comes back.
 
     Args:
-        heard: When the box was last heard.
+        last_seen: When the box last reported.
         began: When the stage began.
         now: All in unix seconds by the control plane's clock.
         silence_s: Of the settings.
     """
-    return heard >= began - silence_s and now - heard > silence_s
+    return last_seen >= began - silence_s and now - last_seen > silence_s
 
 
 def is_cloned(boots: Sequence[str]) -> bool:

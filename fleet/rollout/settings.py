@@ -65,7 +65,7 @@ class RolloutSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         metrics: At least one, no name twice. Boxes that rolled back or went silent are judged in any case.
         soak_s: Time under observation after the last stage.
         first_look_s: The first look at a stage; each later look is at twice the time of the one before.
-        silence_s: A box that was heard before and then not for so long has failed.
+        silence_s: A box that was seen before and then not for so long has failed.
         least_requests: A box with fewer requests between two looks is idle and stays out of the metrics.
         quorum: Share of the reachable members that must have committed or rolled back before a stage passes.
         lost_margin: Accepted share of boxes that roll back or go silent, beyond the control's.

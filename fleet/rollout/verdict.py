@@ -32,7 +32,7 @@ class Observations:
         requests: int64 [boxes].
         events: For each counted metric the requests that had it, int64 [boxes].
         latency: Requests by latency bucket, int64 [boxes, buckets], with the same bounds on all boxes.
-        silent: bool [boxes], heard before the stage and not since `silence_s`.
+        silent: bool [boxes], seen before the stage and not since `silence_s`.
         rolled_back: Boxes whose own trial undid the bundle; 0 for the control.
         pending: Reachable members that may change now and neither run the bundle nor rolled it back; 0 for the control.
     """

@@ -23,7 +23,7 @@ class Effect:
     Attributes:
         errors: Share of requests that fail in addition.
         slower: Factor on latency.
-        silenced: Share of boxes that are never heard again.
+        silenced: Share of boxes that never report again.
         rolled_back: Share of boxes whose own trial undoes it; 0.002 happens to a good bundle too.
     """
 

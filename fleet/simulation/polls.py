@@ -12,15 +12,15 @@ Times = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PollModel:
-    """How boxes and control plane speak. Defaults are the agent's, or measured on a control plane of one process.
+    """How boxes and control plane speak. Defaults are the agent's, or measured by `python -m tests.bed.fleet`.
 
     Attributes:
         boxes_per_process: Parked long polls in one process; processes answer in parallel.
-        answers_per_s: Wakes, status posts or refusals that one process answers.
+        requests_per_s: Wakes, files, status posts or refusals that one process answers, on a core of its own.
         wait_s: Longest long poll; a box asks for a random time between half of it and all of it.
         round_trip_s: Median; lognormal.
         publish_s: From the decision to a signed plan.
-        fetches: Requests one after another for metadata and the plan.
+        fetches: Requests of each woken box, one after another, for metadata and the plan.
         activation_s: Median time to make the bundle before active again, which is still in the box's store; lognormal.
         reconnect_s: The wait before reconnecting is random up to this.
         reconnect_growth: Factor on that after each failure.
@@ -29,11 +29,11 @@ class PollModel:
     """
 
     boxes_per_process: int = 15_000
-    answers_per_s: float = 1_900.0
+    requests_per_s: float = 1_900.0
     wait_s: float = 300.0
     round_trip_s: float = 0.08
     publish_s: float = 1.0
-    fetches: int = 4
+    fetches: int = 5
     activation_s: float = 4.0
     reconnect_s: float = 60.0
     reconnect_growth: float = 1.0
@@ -42,7 +42,7 @@ class PollModel:
 
     def answer_rate(self, boxes: int) -> float:
         """Answers in a second by as many processes as the boxes need."""
-        return self.answers_per_s * -(-boxes // self.boxes_per_process)
+        return self.requests_per_s * -(-boxes // self.boxes_per_process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +64,28 @@ def told_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollMode
     Args:
         rng: Chance.
         boxes: Boxes to tell.
-        fleet: All boxes with a parked poll: each is woken, in random order, since the plan's change concerns all.
+        fleet: All boxes with a parked poll: each is woken and reads the plan, since its change concerns all.
         model: The model.
     """
-    order = rng.choice(fleet, size=boxes, replace=False) / model.answer_rate(fleet)
-    late = rng.random(boxes) < model.reconnecting
-    order[late] = np.maximum(order[late], rng.uniform(0.0, model.reconnect_s, int(late.sum())))
-    trips = rng.lognormal(np.log(model.round_trip_s), 0.7, (boxes, 1 + model.fetches)).sum(axis=1)
-    return np.asarray(model.publish_s + order + trips, dtype=np.float64)
+    times = np.full(fleet, model.publish_s)
+    late = rng.random(fleet) < model.reconnecting
+    times[late] += rng.uniform(0.0, model.reconnect_s, int(late.sum()))
+    for _ in range(1 + model.fetches):
+        # All boxes are woken at once: each of their requests queues behind the same one of the others.
+        times = _asked(rng, times, model.answer_rate(fleet), model)
+    return np.asarray(rng.choice(times, size=boxes, replace=False), dtype=np.float64)
 
 
 def revert_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollModel) -> Times:
     """Return when each box has reported that it runs the bundle before, seconds after a verdict of fail."""
-    active = told_times(rng, boxes, fleet, model) + rng.lognormal(np.log(model.activation_s), 0.5, boxes)
-    return served(active, model.answer_rate(fleet))
+    rate = model.answer_rate(fleet)
+    permitted = _asked(rng, told_times(rng, boxes, fleet, model), rate, model)
+    return _asked(rng, permitted + rng.lognormal(np.log(model.activation_s), 0.5, boxes), rate, model)
+
+
+def _asked(rng: np.random.Generator, times: Times, rate: float, model: PollModel) -> Times:
+    """Return when the answer to a request is there that each box sends at its time."""
+    return served(times, rate) + rng.lognormal(np.log(model.round_trip_s), 0.7, times.size)
 
 
 def served(arrivals: Times, rate: float) -> Times:

@@ -48,7 +48,7 @@ class Device(msgspec.Struct, frozen=True):
     revoked: float | None
     held: bool
     pin: str | None
-    heard: float
+    last_seen: float
     token_sent: float
     boots_json: str
     cloned: bool
@@ -95,7 +95,7 @@ class DeviceEvent(msgspec.Struct, frozen=True):
 
 _COLUMNS = [devices.c[name] for name in Device.__struct_fields__]
 _REPORTED = (
-    *("heard", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
+    *("last_seen", "token_sent", "boots_json", "cloned", "daemon", "state", "state_since", "running", "running_since"),
     *("wanted", "rollout", "code", "reason", "quarantined_json", "unproven", "weekday", "minute", "granted"),
 )
 _reported = attrgetter(*_REPORTED, "id")
@@ -209,19 +209,19 @@ _STATES: Mapping[str, Any] = {
 
 
 class CohortCount(msgspec.Struct, frozen=True):
-    """Boxes of a cohort that run one bundle; `heard`: those that reported lately. Revoked boxes are not counted."""
+    """Boxes of a cohort that run one bundle, without revoked ones. `recently_seen`: those that reported lately."""
 
     cohort: str
     running: str | None
     boxes: int
-    heard: int
+    recently_seen: int
 
 
 async def count_devices(connection: AsyncConnection, since: float) -> list[CohortCount]:
     """Count the boxes of each cohort by what they run."""
-    heard = func.sum(case((devices.c.heard >= since, 1), else_=0))
+    recently_seen = func.sum(case((devices.c.last_seen >= since, 1), else_=0))
     chosen = (
-        select(devices.c.cohort, devices.c.running, func.count(), heard)
+        select(devices.c.cohort, devices.c.running, func.count(), recently_seen)
         .where(devices.c.revoked.is_(None))
         .group_by(devices.c.cohort, devices.c.running)
         .order_by(devices.c.cohort)

@@ -144,14 +144,14 @@ async def enrol(
         "enrolled": now,
         "daemon": daemon,
     }
-    await connection.execute(insert(devices).values(NEVER_HEARD | row))
+    await connection.execute(insert(devices).values(NEVER_SEEN | row))
 
 
-NEVER_HEARD = {
+NEVER_SEEN = {
     "revoked": None,
     "held": False,
     "pin": None,
-    "heard": 0.0,
+    "last_seen": 0.0,
     "token_sent": 0.0,
     "boots_json": "{}",
     "cloned": False,

@@ -12,7 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from .generations import REVOCATIONS, advance
 from .tables import devices, generations, revocations
 
-_KEPT_S = 367 * 86400.0  # more than any gateway's `max_lifetime_s`
+KEPT_S = 367 * 86400.0
+"""How long a revocation is listed: more than any gateway's `max_lifetime_s`."""
 
 
 class Revocations(msgspec.Struct, frozen=True):
@@ -37,20 +38,26 @@ async def revoke(connection: AsyncConnection, device: str, now: float) -> bool:
     Returns:
         Whether the device exists.
     """
-    row = (await connection.execute(select(devices.c.tenant, devices.c.cohort).where(devices.c.id == device))).first()
-    if row is None:
+    tenant = await connection.scalar(select(devices.c.tenant).where(devices.c.id == device))
+    if tenant is None:
         return False
-    owner = f"{row.tenant}/{device}"
-    await connection.execute(update(devices).where(devices.c.id == device).values(revoked=now))
+    await revoke_owner(connection, f"{tenant}/{device}", now)
+    return True
+
+
+async def revoke_owner(connection: AsyncConnection, owner: str, now: float) -> None:
+    """Revoke `owner` (tenant/device), also one that is not enrolled here, for gateways to refuse its tokens."""
+    tenant, _, device = owner.partition("/")
+    of_owner = (devices.c.id == device) & (devices.c.tenant == tenant)
+    await connection.execute(update(devices).where(of_owner).values(revoked=now))
     insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     await connection.execute(
         insert(revocations)
         .values(owner=owner, at=now)
         .on_conflict_do_update(index_elements=["owner"], set_={"at": now})
     )
-    await connection.execute(delete(revocations).where(revocations.c.at < now - _KEPT_S))
+    await connection.execute(delete(revocations).where(revocations.c.at < now - KEPT_S))
     await advance(connection, REVOCATIONS)
-    return True
 
 
 async def read_revocations(connection: AsyncConnection) -> Revocations:

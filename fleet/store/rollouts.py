@@ -137,7 +137,7 @@ async def reported_plans(connection: AsyncConnection, since: float) -> list[Repo
     refuses = devices.c.code == _METADATA_ROLLBACK
     chosen = (
         select(devices.c.cohort, devices.c.rollout, refuses.label("refuses"), func.count())
-        .where(devices.c.heard >= since, devices.c.revoked.is_(None))
+        .where(devices.c.last_seen >= since, devices.c.revoked.is_(None))
         .group_by(devices.c.cohort, devices.c.rollout, refuses)
     )
     return [ReportedPlan(row[0], row[1], bool(row[2]), row[3]) for row in await connection.execute(chosen)]

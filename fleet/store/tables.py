@@ -40,15 +40,15 @@ devices = Table(
     Column("held", Boolean, nullable=False),
     Column("pin", _HASH),
     # By the box's messages.
-    Column("heard", Float, nullable=False),  # 0: never
+    Column("last_seen", Float, nullable=False),  # 0: never
     Column("token_sent", Float, nullable=False),  # `sent` of its newest token request: an older one is a replay
     Column("boots_json", Text, nullable=False),  # fleet.server.boxes.boots.BootHistory
     Column("cloned", Boolean, nullable=False),
     Column("daemon", _NAME, nullable=False),
     Column("state", String(16), nullable=False),
-    Column("state_since", Float, nullable=False),  # when the state was first heard
+    Column("state_since", Float, nullable=False),  # when the state was first reported
     Column("running", _HASH),
-    Column("running_since", Float, nullable=False),  # when `running` was first heard
+    Column("running_since", Float, nullable=False),  # when `running` was first reported
     Column("wanted", _HASH),
     Column("rollout", _NAME, nullable=False),
     Column("code", _NAME, nullable=False),
@@ -92,7 +92,7 @@ telemetry = Table(
     metadata,
     Column("device", _ID, primary_key=True),
     Column("bundle", _HASH, primary_key=True),  # "": the factory's files
-    Column("heard", Float, nullable=False),
+    Column("last_seen", Float, nullable=False),
     *_counters(),
 )
 

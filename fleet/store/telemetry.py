@@ -42,7 +42,7 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
     if not sums:
         return
     rows = [
-        {"device": device, "bundle": bundle, "heard": now, **dict(zip(COUNTERS, counts, strict=True))}
+        {"device": device, "bundle": bundle, "last_seen": now, **dict(zip(COUNTERS, counts, strict=True))}
         for (device, bundle), counts in sorted(sums.items())
     ]
     kind = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
@@ -50,7 +50,7 @@ async def add_samples(connection: AsyncConnection, samples: Iterable[tuple[str, 
     grown: dict[str, Any] = {name: telemetry.c[name] + adding.excluded[name] for name in COUNTERS}
     await connection.execute(
         adding.on_conflict_do_update(
-            index_elements=["device", "bundle"], set_=grown | {"heard": adding.excluded.heard}
+            index_elements=["device", "bundle"], set_=grown | {"last_seen": adding.excluded.last_seen}
         ),
         rows,
     )
@@ -106,4 +106,4 @@ async def forget_mark(connection: AsyncConnection, rollout: str) -> None:
 
 async def forget_old_counters(connection: AsyncConnection, now: float) -> None:
     """Drop counters that have not grown for 90 days: those of bundles that no box runs any more."""
-    await connection.execute(delete(telemetry).where(telemetry.c.heard < now - _FORGET_S))
+    await connection.execute(delete(telemetry).where(telemetry.c.last_seen < now - _FORGET_S))

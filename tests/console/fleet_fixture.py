@@ -156,13 +156,13 @@ class FleetFixture:
         for name in COHORTS:
             boxes = [device for device in self.devices.values() if device["cohort"] == name]
             live = [each["id"] for each in self.rollouts.values() if each["cohort"] == name and _is_live(each)]
-            heard = sum(1 for device in boxes if device["heard"] > NOW - 900)
+            recently_seen = sum(1 for device in boxes if device["last_seen"] > NOW - 900)
             running = Counter(device["running"] or "" for device in boxes)
             cohorts.append(
                 {
                     "name": name,
                     "boxes": len(boxes),
-                    "heard": heard,
+                    "recently_seen": recently_seen,
                     "running": running,
                     "ahead": 0,
                     "rollout": (live or [None])[0],
@@ -323,7 +323,7 @@ def _devices(random_: random.Random, count: int) -> dict[str, dict[str, Any]]:
             "running": bundle("b4" if random_.random() < 0.05 else "b3"),
             "wanted": bundle("b4") if state != "idle" else None,
             "rollout": "r-0107" if state != "idle" else "",
-            "heard": NOW - random_.uniform(0, 200 if random_.random() < 0.97 else 90_000),
+            "last_seen": NOW - random_.uniform(0, 200 if random_.random() < 0.97 else 90_000),
             "code": "trial_errors" if bad else "",
             "reason": "7.1 % of answers failed, 0.4 % before" if bad else "",
             "quarantined": [bundle("b4")] if bad else [],

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Error, Route, expect
 
+from edge_node.agent.host import AgentSettings, FleetLink
+from edge_node.agent.source import FolderSource
+from edge_node.agent.trial import TrialSettings
 from edge_node.config.schema import KeyConfig, ServerConfig
+from tests.agent.fleet import FACTORY, Member, Publisher
 from tests.edge.box import POLICY, Box, running
 
 from .browser import Scheme, accessibility_faults, open_page, press, tab_to
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 SECRET = "a sentence for the model alone"
 KEY = "kiosk-secret"
 KEY_SHA256 = "28b89c06c1596835df703240ddb92ecca8f9126844cb7bf13af5e91a6e400295"
+GAVE_UP = re.compile(r"errors_rose: \d of \d requests failed")
 HOT = """routes:
   - name: hot-device
     when: device.temperature_c > 85.0
@@ -25,7 +32,7 @@ HOT = """routes:
 """
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def box(tmp_path: Path) -> AsyncIterator[Box]:
     """A daemon whose policy asks the cloud first when the device is hot."""
     async with running(tmp_path, policy=POLICY.replace("routes:\n", HOT, 1)) as box:
@@ -62,6 +69,7 @@ async def test_decisions_appear_as_they_are_made_and_without_content(box: Box, c
         await expect(page.locator("#detail")).to_contain_text("private-stays")
         assert SECRET not in await page.content()
         assert await page.locator("#tiles").inner_text() != ""
+        await expect(page.locator("#fleet")).to_be_hidden()  # this box joined none
 
 
 async def test_a_record_says_why_and_what_each_attempt_did(box: Box, chromium: Browser) -> None:
@@ -214,3 +222,44 @@ async def test_signals_that_the_box_cannot_read_are_named(box: Box, chromium: Br
             ("Cloud", "none is configured"),
         ):
             await expect(page.locator(".tile", has_text=title)).to_contain_text(text)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fleet_box(tmp_path: Path) -> AsyncIterator[tuple[Box, Publisher]]:
+    """A daemon whose agent tries its bundles for an hour, as far as requests go well."""
+    publisher = Publisher(tmp_path / "fleet")
+    link = FleetLink(
+        member=lambda: Member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(least_s=3600.0, poll_s=0.05)),
+    )
+    async with running(tmp_path / "box", policy=FACTORY, fleet=link) as box:
+        yield box, publisher
+
+
+async def test_the_agent_shows_its_trial_and_why_it_gave_a_bundle_up(
+    fleet_box: tuple[Box, Publisher], chromium: Browser
+) -> None:
+    box, publisher = fleet_box
+    async with open_page(chromium, url(box)) as (page, _):
+        fleet = page.locator("#fleet")
+        await expect(fleet.locator("#fleet-facts")).to_contain_text("its own files")
+        bundle = publisher.release()
+        await expect(fleet.locator("[aria-current=step]")).to_have_text("trial")
+        await expect(fleet.locator("#fleet-facts")).to_contain_text(f"serial 1, {bundle[:12]}")
+        await box.ask(SECRET)
+        await expect(fleet.locator("#fleet-trial")).to_contain_text("1 of at least 200")
+        await tab_to(page, "#fleet summary")
+        await press(page, ["Enter"])
+        await expect(fleet.locator("#fleet-rows")).to_contain_text("dry run")
+        assert await accessibility_faults(page) == []
+        box.engine.fault = "refuse"
+        for _ in range(4):
+            await box.ask(SECRET)
+        await expect(fleet.locator("#fleet-facts")).to_contain_text(GAVE_UP)
+        await expect(fleet.locator("#fleet-facts")).to_contain_text("its own files")
+        # The journal is still folded out, and shows the way back.
+        await expect(fleet.locator("#fleet-rows tr").filter(has_text="rollback")).to_be_visible()
+        await fleet.get_by_text("Quarantine (1)").click()
+        await expect(fleet.locator("#fleet-quarantined")).to_contain_text(GAVE_UP)
+        assert await accessibility_faults(page) == []

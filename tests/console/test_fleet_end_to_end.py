@@ -15,7 +15,7 @@ from tests.fleet_server.box import sample
 
 from .browser import accessibility_faults, open_page, press
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 BOXES = 16  # of fewer the first stage could draw all, and leave no control to compare with
 

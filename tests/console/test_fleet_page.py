@@ -6,12 +6,13 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
 
 from .browser import Scheme, accessibility_faults, open_page, press, tab_to
 from .fleet_fixture import TOKEN, FleetFixture, bundle, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 ROWS = ".grid-body .grid-row"
 
 
@@ -20,7 +21,7 @@ def fleet() -> FleetFixture:
     return FleetFixture()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def origin(fleet: FleetFixture) -> AsyncIterator[str]:
     fleet.signed_in = True
     async with serving(fleet) as origin:

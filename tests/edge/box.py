@@ -11,7 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from edge_node.app import App, build
+from edge_node.agent.host import FleetLink
+from edge_node.app import FLEET_FOLDER, App, build
 from edge_node.clock import Clock
 from edge_node.config.schema import (
     CloudConfig,
@@ -252,6 +253,7 @@ async def running(
     encoders: Mapping[Modality, WorkerSpec] | None = None,
     parts: ModalitiesConfig | None = None,
     environ: Mapping[str, str] = {},
+    fleet: FleetLink | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -267,7 +269,16 @@ async def running(
         jobs=jobs or JobsConfig(),
         modalities=parts or ModalitiesConfig(),
     )
-    app = build(settings, make_engine=lambda _: engine, environ=environ, clock=clock, encoders=encoders or {})
+    if fleet is not None:
+        (Path(settings.state_dir) / FLEET_FOLDER).mkdir(parents=True, exist_ok=True)
+    app = build(
+        settings,
+        make_engine=lambda _: engine,
+        environ=environ,
+        clock=clock,
+        encoders=encoders or {},
+        fleet=fleet,
+    )
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:

@@ -32,7 +32,10 @@ TURN_S = 75.0
 
 
 class Bed:
-    """One fleet over many controllers. `errors`: bundle → share of requests that fail under it, in percent."""
+    """One fleet over many controllers.
+
+    `errors`: bundle → share of requests that fail under it, in percent. `unfit`: bundle → boxes that cannot run it.
+    """
 
     def __init__(self, path: Path, database: str = "") -> None:
         self.signed = SignedFleet(path / "fleet")
@@ -41,6 +44,7 @@ class Bed:
         self.url = database or f"sqlite:///{self.database_file}"
         self.now = START
         self.errors: dict[str, int] = {}
+        self.unfit: dict[str, set[str]] = {}
         self.off: set[str] = set()
         self.shares: list[int] = []  # published shares of the newest rollout, as they changed
 
@@ -128,11 +132,23 @@ class Bed:
         for device in await self.devices(store):
             if device.id in self.off:
                 continue
-            running = device.running if plan is None else assigned_bundle(plan, device.id, device.running)
+            running, quarantined = device.running, device.quarantined_json
+            assigned = running if plan is None else assigned_bundle(plan, device.id, running)
+            if device.id in self.unfit.get(assigned or "", ()):
+                quarantined = msgspec.json.encode([assigned]).decode()
+            else:
+                running = assigned
             since = device.running_since if running == device.running else self.now
             rollout = "" if plan is None else plan.rollout
             changed.append(
-                msgspec.structs.replace(device, heard=self.now, running=running, running_since=since, rollout=rollout)
+                msgspec.structs.replace(
+                    device,
+                    last_seen=self.now,
+                    running=running,
+                    running_since=since,
+                    rollout=rollout,
+                    quarantined_json=quarantined,
+                )
             )
             samples.append((device.id, self._sample(running)))
         async with store.write() as connection:
@@ -167,14 +183,22 @@ class Bed:
         raise AssertionError(f"after 400 turns {rollout} is {current.state}: {current.reason}")
 
     def back_up(self) -> bytes:
-        """Return SQLite's database as a backup has it."""
-        copy = self.database_file.with_suffix(".backup")
-        with sqlite3.connect(self.database_file) as source, sqlite3.connect(copy) as target:
-            source.backup(target)
-        return copy.read_bytes()
+        return back_up(self.database_file)
 
     def restore(self, backup: bytes) -> None:
-        """With every store closed."""
-        for path in self.database_file.parent.glob("fleet.db*"):
-            path.unlink()
-        self.database_file.write_bytes(backup)
+        restore(self.database_file, backup)
+
+
+def back_up(database: Path) -> bytes:
+    """Return SQLite's database as a backup has it."""
+    copy = database.with_suffix(".backup")
+    with sqlite3.connect(database) as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    return copy.read_bytes()
+
+
+def restore(database: Path, backup: bytes) -> None:
+    """Replace the database by a backup of it; no process may have it open."""
+    for path in database.parent.glob(f"{database.name}*"):
+        path.unlink()
+    database.write_bytes(backup)

@@ -78,6 +78,23 @@ async def test_a_bad_bundle_is_stopped_at_its_first_stages_and_undone(bed: Bed) 
         assert max(bed.shares[bed.shares.index(WHOLE) + 1 :]) <= 50_000
 
 
+async def test_a_model_that_half_the_cohort_cannot_hold_is_undone(bed: Bed) -> None:
+    """Those boxes refuse it in their dry run and never ran it; the other half returns."""
+    good = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 24)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", good, None)
+        await bed.until(store, controller, "r1", "done")
+        large = bed.new_policy("large")
+        bed.unfit[large] = {f"box-{index}" for index in range(0, 24, 2)}
+        await bed.begin(store, "r2", large, good)
+        ended = await bed.until(store, controller, "r2", "reverted")
+        assert "boxes rolled back" in ended.reason
+        assert {device.running for device in await bed.devices(store)} == {good}
+        assert max(bed.shares[bed.shares.index(WHOLE) + 1 :]) <= 50_000
+
+
 async def test_a_box_that_is_off_does_not_hold_up_a_revert(bed: Bed) -> None:
     good = bed.release()
     async with bed.store() as store:

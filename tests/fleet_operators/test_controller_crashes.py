@@ -225,12 +225,12 @@ async def test_database_and_files_from_an_hour_ago_publish_nothing_until_told(tm
     shutil.copytree(tmp_path / "files", folder)
     async with bed.store() as store:
         async with store.write() as connection:
-            await write_reports(connection, [msgspec.structs.replace(one, heard=bed.now) for one in reports], ())
+            await write_reports(connection, [msgspec.structs.replace(one, last_seen=bed.now) for one in reports], ())
         controller = bed.controller(store)
         before = bed.signed.published.timestamp_version()
         bed.now += 5 * 86_400 - 75  # even what expires is not renewed
         async with store.write() as connection:
-            await write_reports(connection, [msgspec.structs.replace(one, heard=bed.now) for one in reports], ())
+            await write_reports(connection, [msgspec.structs.replace(one, last_seen=bed.now) for one in reports], ())
         while await controller.tick():
             pass
         assert controller.ahead == {"kiosk": 8}

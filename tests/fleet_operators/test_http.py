@@ -91,7 +91,7 @@ async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
     assert (device["running"], device["history"][0]["running"]) == (bundle, bundle)
     fleet = await server.get("/v1/fleet")
     kiosk = next(one for one in fleet["cohorts"] if one["name"] == "kiosk")
-    assert (kiosk["boxes"], kiosk["heard"], kiosk["running"]) == (5, 5, {bundle: 5})
+    assert (kiosk["boxes"], kiosk["recently_seen"], kiosk["running"]) == (5, 5, {bundle: 5})
 
 
 async def test_a_revoked_box_is_refused_from_now_on(server: Server) -> None:

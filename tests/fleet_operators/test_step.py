@@ -104,12 +104,12 @@ def test_who_is_canary_and_who_is_control() -> None:
     changes: dict[str, dict[str, object]] = {
         inside[0].device: {"running": OLD, "quarantined": frozenset({NEW})},  # rolled back
         inside[1].device: {"running": OLD},  # pending
-        inside[2].device: {"heard": START - 10_000.0, "running": OLD},  # off since long before the stage
-        inside[3].device: {"heard": START + 100, "running": OLD},  # went silent while it changed
+        inside[2].device: {"last_seen": START - 10_000.0, "running": OLD},  # off since long before the stage
+        inside[3].device: {"last_seen": START + 100, "running": OLD},  # went silent while it changed
         inside[4].device: {"left_out": True},
         inside[5].device: {"running_since": NOW - 50},  # has just changed: watched for a shorter time
         outside[0].device: {"running": NEW},  # not a box of the control
-        outside[1].device: {"heard": START + 100},  # silent
+        outside[1].device: {"last_seen": START + 100},  # silent
         outside[2].device: {"left_out": True},
     }
     boxes = tuple(msgspec.structs.replace(one, **changes.get(one.device, {})) for one in boxes)
@@ -125,7 +125,7 @@ def test_boxes_outside_their_window_hold_up_nothing() -> None:
     """The box said 21:59 an hour ago: its window has opened since."""
     rollout = late(staged(stage=2))
     night = (MaintenanceWindow(frozenset({1}), 22 * 60, 23 * 60),)
-    waiting = [box("1", rollout, running=OLD, minute=minute, heard=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)]
+    waiting = [box("1", rollout, running=OLD, minute=minute, last_seen=NOW - 60) for minute in (21 * 60, 21 * 60 + 59)]
     canary, _ = observe(rollout, Situation(tuple(waiting), {}, night), NOW)
     assert canary.pending == 1
 
@@ -147,7 +147,7 @@ def test_a_failed_check_goes_back_to_its_author() -> None:
 
 def test_a_revert_ends_when_no_box_that_answers_runs_the_bundle() -> None:
     rollout = staged(S.REVERTING)
-    back, dark = box("1", rollout, running=OLD), box("2", rollout, running=NEW, heard=NOW - 10_000)
+    back, dark = box("1", rollout, running=OLD), box("2", rollout, running=NEW, last_seen=NOW - 10_000)
     slow = box("3", rollout, running=NEW)
     assert step(rollout, Situation((back, slow)), None, NOW).rollout.state is S.REVERTING
     assert step(rollout, Situation((back, dark)), None, NOW).rollout.state is S.REVERTED

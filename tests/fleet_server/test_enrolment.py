@@ -85,7 +85,7 @@ async def test_a_box_without_a_name_gets_one(plane: Plane) -> None:
     assert device is not None
     assert box.name.startswith("box-")
     assert (device.cohort, device.site, device.daemon) == ("kiosk", "north", "1.2.3")
-    assert (device.labels, device.heard > 0, device.running) == ({"role": "kiosk"}, True, None)
+    assert (device.labels, device.last_seen > 0, device.running) == ({"role": "kiosk"}, True, None)
 
 
 async def test_malformed_requests_name_what_is_wrong(plane: Plane) -> None:

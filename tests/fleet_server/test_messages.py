@@ -170,7 +170,7 @@ async def test_a_token_request_is_answered_once(plane: Plane) -> None:
 
 @pytest.mark.parametrize("off_s", [-4000 * 86400.0, -301.0, 301.0, 40 * 86400.0, float("nan")])
 async def test_a_box_with_a_wrong_clock_learns_the_time(plane: Plane, off_s: float) -> None:
-    """Its token request is refused with a `Date`; its reports, which need no clock, are heard."""
+    """Its token request is refused with a `Date`; its reports, which need no clock, are taken."""
     box = await plane.enrolled()
     if off_s != off_s:
         request = b'{"device":"%s","boot":"b","nonce":"n","sent":NaN}' % box.name.encode()

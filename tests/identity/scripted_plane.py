@@ -57,7 +57,7 @@ class ScriptedPlane:
         self.ranges = True
         self.generation = 1
         self.woken = anyio.Event()
-        self.heard = anyio.Event()
+        self.arrived = anyio.Event()
         self.url = ""
 
     def news(self) -> None:
@@ -70,7 +70,7 @@ class ScriptedPlane:
         """Wait until the condition holds; it is looked at after each message."""
         with anyio.fail_after(60):
             while not condition():
-                await self.heard.wait()
+                await self.arrived.wait()
 
     @asynccontextmanager
     async def running(self, port: int = 0) -> AsyncIterator[ScriptedPlane]:
@@ -107,8 +107,8 @@ class ScriptedPlane:
         return answer
 
     def _note(self) -> None:
-        self.heard.set()
-        self.heard = anyio.Event()
+        self.arrived.set()
+        self.arrived = anyio.Event()
 
     async def _enroll(self, http: web.Request) -> web.Response:
         request = msgspec.json.decode(await http.read(), type=EnrolmentRequest)

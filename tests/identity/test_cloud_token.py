@@ -27,7 +27,7 @@ class Gateway:
 
     def __init__(self) -> None:
         self.accepted = "new"
-        self.heard: list[str] = []
+        self.tokens: list[str] = []
         self.url = ""
 
     @asynccontextmanager
@@ -45,7 +45,7 @@ class Gateway:
 
     async def _serve(self, http: web.Request) -> web.Response:
         token = http.headers.get("Authorization", "").removeprefix("Bearer ")
-        self.heard.append(token)
+        self.tokens.append(token)
         return web.json_response(ANSWER, status=200 if token == self.accepted else 401)
 
 
@@ -91,7 +91,7 @@ async def test_a_refused_token_is_renewed_once_and_the_request_repeated() -> Non
     async with asking(credentials) as (backend, gateway):
         await ask(backend)
         await ask(backend)
-        assert gateway.heard == ["old", "new", "new"]
+        assert gateway.tokens == ["old", "new", "new"]
         assert credentials.refused == ["old"]
         assert backend.health.problems == ()
 
@@ -101,7 +101,7 @@ async def test_a_renewed_token_that_is_refused_is_not_renewed_again() -> None:
         gateway.accepted = "another"
         with pytest.raises(CloudRejected):
             await ask(backend)
-        assert gateway.heard == ["old", "new"]
+        assert gateway.tokens == ["old", "new"]
         assert any("causeway-edge fleet status" in problem for problem in backend.health.problems)
 
 
@@ -109,7 +109,7 @@ async def test_without_another_token_the_request_is_not_repeated() -> None:
     async with asking(Renewed(useless=True)) as (backend, gateway):
         with pytest.raises(CloudRejected):
             await ask(backend)
-        assert gateway.heard == ["old"]
+        assert gateway.tokens == ["old"]
 
 
 async def test_a_renewal_takes_no_longer_than_the_request_may() -> None:
@@ -127,14 +127,14 @@ async def test_the_next_request_uses_a_token_that_changed_meanwhile() -> None:
         await ask(backend)
         credentials.token = gateway.accepted = "newer"
         await ask(backend)
-        assert gateway.heard == ["", "newer"]
+        assert gateway.tokens == ["", "newer"]
         assert credentials.refused == []
 
 
 async def test_a_probe_renews_too() -> None:
     async with asking(Renewed()) as (backend, gateway):
         assert await backend.probe()
-        assert gateway.heard == ["old", "new"]
+        assert gateway.tokens == ["old", "new"]
         assert backend.health.problems == ()
 
 
@@ -142,5 +142,5 @@ async def test_a_configured_key_stays() -> None:
     async with asking(None, api_key="key") as (backend, gateway):
         with pytest.raises(CloudRejected):
             await ask(backend)
-        assert gateway.heard == ["key"]
+        assert gateway.tokens == ["key"]
         assert any("cloud.api_key" in problem for problem in backend.health.problems)

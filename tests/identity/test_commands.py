@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from edge_node.agent.link.connection import LINK_FILE, LinkRecord
 from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
+from edge_node.agent.link.record import LINK_FILE, LinkRecord
 from edge_node.agent.link.reporter import AgentReport
 from edge_node.cli.main import main
 
@@ -53,7 +53,7 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
     code, output = run("status", "--state-dir", str(tmp_path))
     assert (code, "restart it" in output) == (0, True)
     report = AgentReport(running=BUNDLE, code="errors_rose", reason="5 %", quarantined=("e" * 64,))
-    record = LinkRecord(boot="b", heard=5.0, problems=("two boxes report as kiosk-1",), cloned=True, report=report)
+    record = LinkRecord(boot="b", last_seen=5.0, problems=("two boxes report as kiosk-1",), cloned=True, report=report)
     write_synced(folder / LINK_FILE, json.dumps({"boot": "old"}).encode())
     write_synced(folder / LINK_FILE, msgspec.json.encode(record))
     code, output = run("status", "--state-dir", str(tmp_path))

@@ -37,7 +37,7 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     site.until(lambda: site.ask()[0] == 200 and [row for row in site.audited() if row["device"] == "kiosk-1"])
     assert site.audited()[-1]["tenant"] == "acme"
     assert site.command("fleet", "status").returncode == 0
-    site.until(lambda: site.rows("select running, state from devices where heard > 0") == [(None, "idle")])
+    site.until(lambda: site.rows("select running, state from devices where last_seen > 0") == [(None, "idle")])
     # Revoked: the gateway and the control plane refuse, and the box goes on.
     site.revoke()
     site.until(lambda: site.ask()[0] == 200 and "device_revoked" in site.problems())
@@ -59,7 +59,7 @@ def test_telemetry_arrives_and_survives_the_control_plane(site: Site) -> None:
     plane = site.start_plane()
     assert site.join().returncode == 0
     edge = site.start_edge()
-    site.until(lambda: site.rows("select id from devices where heard > 0"))
+    site.until(lambda: site.rows("select id from devices where last_seen > 0"))
     plane.kill()
     for _ in range(3):
         assert site.ask("device")[0] == 200

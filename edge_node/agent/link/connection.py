@@ -27,32 +27,22 @@ from ...clock import Clock
 from ...observability.faults import Fault
 from ...observability.logs import redacted
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
-from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
+from .identity import DeviceKey, Identity, open_key, read_identity, write_identity
 from .imported import SourceWithImport
-from .reporter import AgentReport, StatusWriter, TelemetryFile, TelemetryLog, TrafficSums
+from .record import LinkRecord, LinkRecordFile
+from .reporter import AgentReport, StatusWriter
+from .telemetry import TelemetryFile, TelemetryLog, TelemetrySender, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
 log = logging.getLogger(__name__)
 
-LINK_FILE = "link.json"
 POLL_S = (150.0, 300.0)
 TELEMETRY_S = 60.0
 _LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
 _ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
-_KEEP_S = 600.0  # a daemon that is killed while the control plane is away loses at most this much telemetry
 _FLUSH_S = 5.0
 _SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
 _REVOKED = ("device_revoked", "device_unknown")
-
-
-class LinkRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `link.json`, for `causeway-edge fleet status`. Times are unix seconds, 0: never."""
-
-    boot: str
-    heard: float = 0.0
-    problems: tuple[str, ...] = ()
-    cloned: bool = False
-    report: AgentReport = AgentReport()
 
 
 class FleetConnection:
@@ -104,14 +94,19 @@ class FleetConnection:
         self.source = SourceWithImport(self.plane, folder, clock.monotonic)
         self._seen_import = self.source.stamp
         self._status = StatusWriter(identity.device, self.boot, clock.unix)
-        self._kept = TelemetryFile(folder, identity.device)
-        self._kept_at = float("-inf")
-        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock.unix, self._kept.read())
+        kept = TelemetryFile(folder, identity.device)
+        self._telemetry = TelemetrySender(
+            TelemetryLog(identity.device, self.boot, read_traffic, clock.unix, kept.read()),
+            kept,
+            post=self.plane.telemetry,
+            revoked=self._note_revoked,
+            clock=clock,
+        )
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
-        self._heard = 0.0
-        self._recorded: LinkRecord | None = None
+        self._last_seen = 0.0
+        self._record = LinkRecordFile(folder)
         self._away = Fault(log, logging.WARNING, clock.monotonic)
         self._clone = Fault(log, logging.ERROR, clock.monotonic)
         self._agent_report: Callable[[], AgentReport] = AgentReport  # a box without an agent runs the factory's files
@@ -129,7 +124,12 @@ class FleetConnection:
     @property
     def reachable(self) -> bool:
         """Whether the control plane answered last."""
-        return self._failures == 0 and self._heard > 0.0
+        return self._failures == 0 and self._last_seen > 0.0
+
+    @property
+    def last_seen(self) -> float:
+        """When the control plane answered last, Unix seconds; 0.0: not since the daemon started."""
+        return self._last_seen
 
     @property
     def telemetry_lost(self) -> int:
@@ -172,7 +172,7 @@ class FleetConnection:
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
                 await self.send_telemetry()
-        self._kept.write(self._telemetry.seal())
+        self._telemetry.keep()
         await self.plane.close()
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -194,12 +194,10 @@ class FleetConnection:
             try:
                 woken = await self.plane.wake(etag, self._uniform(*POLL_S) if polled else 0.0, token)
             except FleetRefused as error:
-                if error.code in _REVOKED:
-                    self.tokens.refused(error)
-                elif not await self.tokens.renew(token):
-                    self._lost(error)
-                    return
-                continue
+                if self._note_revoked(error) or await self.tokens.renew(token):
+                    continue
+                self._lost(error)
+                return
             except FleetUnreachable as error:
                 self._lost(error)
                 return
@@ -248,25 +246,7 @@ class FleetConnection:
 
     async def send_telemetry(self) -> None:
         """Send the telemetry that waits, as far as the control plane takes it."""
-        while (message := self._telemetry.next()) is not None:
-            try:
-                await self.plane.telemetry(message)
-            except FleetUnreachable:
-                await self._keep_telemetry()
-                return
-            except FleetRefused as error:
-                if error.code in _REVOKED:
-                    self.tokens.refused(error)
-                    return
-                log.warning("the control plane does not take telemetry: %s", error)
-            self._telemetry.accepted(message)
-        self._kept.write(())
-
-    async def _keep_telemetry(self) -> None:
-        """Write the telemetry that waits to disk, a few times an hour: flash wears out."""
-        if self._clock.monotonic() >= self._kept_at + _KEEP_S:
-            self._kept_at = self._clock.monotonic()
-            await to_thread.run_sync(self._kept.write, self._telemetry.seal())
+        await self._telemetry.send()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -276,9 +256,7 @@ class FleetConnection:
             try:
                 reply = await self.plane.status(self._status.report(report))
             except FleetRefused as error:
-                if error.code in _REVOKED:
-                    self.tokens.refused(error)
-                else:
+                if not self._note_revoked(error):
                     log.warning("the control plane does not take the status: %s", error)
                 raise
         if reply.cloned:
@@ -291,6 +269,13 @@ class FleetConnection:
         self._follow(reply.cohort)
         self._found()
         return reply
+
+    def _note_revoked(self, error: FleetRefused) -> bool:
+        """Note a refusal that says that this box is not in the fleet; return whether it does."""
+        if error.code not in _REVOKED:
+            return False
+        self.tokens.refused(error)
+        return True
 
     def _follow(self, cohort: str) -> None:
         if cohort == self.identity.cohort:
@@ -305,7 +290,7 @@ class FleetConnection:
 
     def _found(self) -> None:
         self._failures = 0
-        self._heard = self._clock.unix()
+        self._last_seen = self._clock.unix()
         self._away.end(f"{self.plane.name} answers again")
         self._keep_record()
 
@@ -316,22 +301,15 @@ class FleetConnection:
         self._keep_record()
 
     def _keep_record(self) -> None:
-        """Write the record after a change; `heard` alone is not worth a write to flash."""
-        record = LinkRecord(
-            boot=self.boot,
-            heard=self._heard,
-            problems=self.problems,
-            cloned=bool(self._clone.problem),
-            report=self._agent_report(),
+        self._record.write(
+            LinkRecord(
+                boot=self.boot,
+                last_seen=self._last_seen,
+                problems=self.problems,
+                cloned=bool(self._clone.problem),
+                report=self._agent_report(),
+            )
         )
-        if self._recorded is not None and msgspec.structs.replace(record, heard=self._recorded.heard) == self._recorded:
-            return
-        try:
-            write_synced(self._folder / LINK_FILE, msgspec.json.encode(record))
-        except OSError as error:
-            log.warning("%s cannot be written: %s", self._folder / LINK_FILE, error.strerror)
-            return
-        self._recorded = record
 
 
 def open_link(
@@ -347,11 +325,3 @@ def open_link(
         return None
     key = open_key(folder)
     return FleetConnection(folder, identity, key, clock=clock, read_traffic=read_traffic, telemetry_s=telemetry_s)
-
-
-def read_record(folder: Path) -> LinkRecord | None:
-    """Return the record that the daemon wrote last, None if there is none that can be read."""
-    try:
-        return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
-    except (OSError, msgspec.DecodeError):
-        return None

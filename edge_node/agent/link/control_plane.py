@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
-from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -33,7 +31,8 @@ from router.bundle.protocol import (
     mac_header,
     signed_bytes,
 )
-from router.errors import ConfigError
+
+from .address import checked_url, tls_context
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0
@@ -104,7 +103,7 @@ class ControlPlane:
     def __init__(self, url: str, ca_file: str = "", sign: Callable[[bytes], str] | None = None) -> None:
         self._url = checked_url(url)
         self._sign = sign
-        self._tls = _tls_context(ca_file)
+        self._tls = tls_context(ca_file)
         self._session: aiohttp.ClientSession | None = None
         self.report_key: ReportKey | None = None
 
@@ -260,40 +259,6 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         if len(body) > _MAX_ANSWER_BYTES:
             raise aiohttp.ClientPayloadError(f"more than {_MAX_ANSWER_BYTES} bytes")
     return bytes(body)
-
-
-def checked_url(url: str) -> str:
-    """Return the URL without a slash at its end.
-
-    Raises:
-        ConfigError: Not https, except on loopback: the join token and the bearer tokens travel there.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}", where="fleet URL")
-    if not carries_secrets(url):
-        raise ConfigError("tokens over plain HTTP could be stolen: use https://", where="fleet URL")
-    return url.rstrip("/")
-
-
-def carries_secrets(url: str) -> bool:
-    """Return whether a token may be sent to a URL: https, or loopback."""
-    parts = urlsplit(url)
-    if parts.scheme == "https":
-        return True
-    try:
-        return ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return parts.hostname == "localhost"
-
-
-def _tls_context(ca_file: str) -> ssl.SSLContext | bool:
-    if not ca_file:
-        return True
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ConfigError(f"{error.strerror or error}", where=ca_file) from error
 
 
 def _date(headers: Mapping[str, str]) -> float | None:

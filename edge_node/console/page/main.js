@@ -3,6 +3,7 @@
 import { ask, Refused } from "./api.js";
 import { showOverview, showRecord } from "./detail.js";
 import { byId, make, pill, say, show } from "./elements.js";
+import { showFleet } from "./fleet.js";
 import { span } from "./format.js";
 import { DecisionList } from "./list.js";
 import { History, READINGS, showTiles } from "./tiles.js";
@@ -52,6 +53,7 @@ function showBox(state) {
   for (const [name, read] of Object.entries(READINGS)) history.add(name, state.now, read(state.snapshot));
   history.add("waiting", state.now, state.waiting);
   showTiles(byId("tiles"), state, history);
+  showFleet(state.fleet);
 }
 
 function showDecisions(records, now) {

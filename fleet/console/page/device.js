@@ -34,7 +34,7 @@ export async function deviceView(context, id) {
           ["Rollout", device.rollout ? make("a", { href: `#/rollouts/${device.rollout}` }, device.rollout) : null],
           ["Pinned to", device.pin ? bundleName(device.pin) : null],
           ["Quarantined", device.quarantined.length ? device.quarantined.map((each) => [bundleName(each), " "]) : null],
-          ["Heard", device.heard ? `${ago(device.heard, context.now())}, ${dayAndTime(device.heard)}` : "never"],
+          ["Last seen", device.last_seen ? `${ago(device.last_seen, context.now())}, ${dayAndTime(device.last_seen)}` : "never"],
           ["Cohort", device.cohort],
           ["Site", device.site],
           ["Labels", Object.entries(device.labels).map(([name, value]) => `${name}=${value}`).join(", ")],

@@ -61,14 +61,14 @@ function deviceList(context, filters, counted) {
   let ended = false;
   return new VirtualList({
     label: "Devices",
-    columns: ["Device", "Cohort", "Site", "State", "Runs", "Heard", "Notes"],
+    columns: ["Device", "Cohort", "Site", "State", "Runs", "Last seen", "Notes"],
     cells: (device) => [
       make("span", { class: "mono" }, device.id),
       device.cohort,
       device.site || "–",
       statePill(device.state),
       bundleName(device.running),
-      device.heard ? ago(device.heard, context.now()) : "never",
+      device.last_seen ? ago(device.last_seen, context.now()) : "never",
       notes(device),
     ],
     open: (device) => {

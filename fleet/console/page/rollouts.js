@@ -54,7 +54,7 @@ function cohortCard(cohort, context) {
     { class: "panel card" },
     make("div", { class: "card-head" }, make("h4", {}, cohort.name), cohort.rollout ? make("a", { href: `#/rollouts/${cohort.rollout}` }, "rollout") : null),
     make("p", { class: "big" }, count(cohort.boxes), make("small", {}, cohort.boxes === 1 ? " box" : " boxes")),
-    make("p", { class: "quiet" }, heardText(cohort), cohort.ahead ? [" ", pill(`${count(cohort.ahead)} ahead of this server`, "warn")] : null),
+    make("p", { class: "quiet" }, seenText(cohort), cohort.ahead ? [" ", pill(`${count(cohort.ahead)} ahead of this server`, "warn")] : null),
     stack(parts, `What the boxes of ${cohort.name} run`),
     make("ul", { class: "legend" }, running.slice(0, 3).map(([bundle, boxes], index) => make("li", {}, make("span", { class: `swatch ${SHADES[index]}` }), bundleName(bundle), ` ${count(boxes)}`))),
     make(
@@ -91,9 +91,9 @@ async function addBoxes(cohort) {
   if (made) await confirm({ title: "The join token", text: "It is shown once: copy it now.", button: "Done", input: "Token", value: token }, async () => null);
 }
 
-function heardText(cohort) {
+function seenText(cohort) {
   if (!cohort.boxes) return "none has enrolled yet";
-  return cohort.heard === cohort.boxes ? "all heard lately" : `${count(cohort.heard)} heard lately, ${percent(cohort.heard / cohort.boxes)}`;
+  return cohort.recently_seen === cohort.boxes ? "all seen lately" : `${count(cohort.recently_seen)} seen lately, ${percent(cohort.recently_seen / cohort.boxes)}`;
 }
 
 function rolloutRow(rollout, context) {

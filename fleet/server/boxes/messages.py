@@ -190,14 +190,14 @@ class _Group:
         now = self.now
         after = msgspec.structs.replace(
             device,
-            heard=now,
+            last_seen=now,
             boots_json=write_history(history),
             cloned=history.cloned,
             daemon=report.daemon,
             state=report.state.value,
-            state_since=device.state_since if device.state == report.state.value and device.heard else now,
+            state_since=device.state_since if device.state == report.state.value and device.last_seen else now,
             running=report.running,
-            running_since=device.running_since if device.running == report.running and device.heard else now,
+            running_since=device.running_since if device.running == report.running and device.last_seen else now,
             wanted=report.wanted,
             rollout=report.rollout,
             code=report.code,
@@ -208,7 +208,7 @@ class _Group:
             minute=report.local_minute,
             granted=0.0 if report.state in CHANGING else device.granted,
         )
-        if _shown(after) != _shown(device) or not device.heard:
+        if _shown(after) != _shown(device) or not device.last_seen:
             event = DeviceEvent(now, after.state, after.running, after.wanted, after.rollout, after.code, after.reason)
             self.events.append((device.id, event))
         return after
@@ -219,7 +219,7 @@ class _Group:
         if history is None:
             return device
         self.samples += [(device.id, sample) for sample in telemetry.samples]
-        return msgspec.structs.replace(device, heard=self.now, boots_json=write_history(history))
+        return msgspec.structs.replace(device, last_seen=self.now, boots_json=write_history(history))
 
     def _token(self, device: Device, request: TokenRequest) -> Device:
         """(3), (4)"""
@@ -227,7 +227,7 @@ class _Group:
             raise RequestStale("`sent` is more than five minutes off: take the time from the header `Date`, ask again")
         if request.sent <= device.token_sent:
             raise TokenRequestReplayed("a token request with this or a later `sent` was answered before")
-        return msgspec.structs.replace(device, heard=self.now, token_sent=request.sent)
+        return msgspec.structs.replace(device, last_seen=self.now, token_sent=request.sent)
 
 
 def _shown(device: Device) -> tuple[object, ...]:

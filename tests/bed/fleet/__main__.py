@@ -4,7 +4,9 @@ python -m tests.bed.fleet --boxes 5000
 
 1. A first bundle, to all boxes at once.
 2. A bundle under which 5 % more answers fail: it has to stop at its first stage and undo itself.
-3. A good bundle, to all boxes at once; then an operator aborts it: every box returns.
+3. A good bundle, to all boxes at once; then an operator aborts it: every box returns. What this costs the control
+   plane calibrates `fleet.simulation.polls`, whose own figure is printed beside it.
+4. The control plane is killed and started again: all boxes reconnect.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +24,22 @@ import aiohttp
 import msgspec
 import psutil
 
-from fleet.demo.folder import COHORT, OFFLINE, ONLINE, write_folder, write_policy
+from fleet.demo.folder import COHORT, OFFLINE, ONLINE, Pace, write_fleet, write_folder, write_policy
 from fleet.demo.programs import CAUSEWAY_FLEET, Program, run_command
 from fleet.trust.offline import signed_manifests
 from fleet.trust.published import PublishedFolder
 from router.bundle.manifest import bundle_id
 from tests.bed.figures import quantile, table
+from tests.ports import free_port
 
 from .boxes import Behaviour, SimulatedBox
+from .calibration import calibrated, calibration_rows, storm_rows, work
 
 ENROLLING = 64
 TIMEOUT_S = 900.0
 TELEMETRY_S = 20.0
-AT_ONCE = "[100]"
-STAGES = "[1, 5, 25, 50, 100]"
+STAGES = Pace(stages=(1, 5, 25, 50, 100), first_look="30s", errors=2)
+AT_ONCE = msgspec.structs.replace(STAGES, stages=(100,))
 _ENDED = ("done", "reverted", "draft")
 
 
@@ -47,7 +52,8 @@ class FleetBed:
         self._count = boxes
         self.boxes: list[SimulatedBox] = []
         self._http: aiohttp.ClientSession
-        self._url = ""
+        self._listen = f"127.0.0.1:{free_port()}"
+        self._url = f"http://{self._listen}"
         self._headers: dict[str, str] = {}
         self.program: Program
 
@@ -57,23 +63,28 @@ class FleetBed:
         for name in (*OFFLINE, ONLINE):
             run_command(*CAUSEWAY_FLEET, "keys", "new", name, "--keys", str(self._fleet / "keys"))
         self.sign("first", AT_ONCE)
-        command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._fleet / "keys")]
-        command += ["--data", str(self._folder / "data"), "--listen", "127.0.0.1:0"]
-        self.program = Program("control plane", command, self._folder / "control-plane.log")
-        self._url = self.program.ready()["url"]
+        self.serve()
         token = (self._folder / "data" / "bootstrap-token").read_text(encoding="utf-8").strip()
         self._headers = {"authorization": f"Bearer {token}"}
 
-    def sign(self, policy: str, stages: str) -> str:
+    def serve(self) -> None:
+        """Start the control plane, and wait until it is ready."""
+        command = [*CAUSEWAY_FLEET, "serve", str(self._fleet), "--keys", str(self._fleet / "keys")]
+        command += ["--data", str(self._folder / "data"), "--listen", self._listen]
+        self.program = Program("control plane", command, self._folder / "control-plane.log")
+        self.program.ready()
+
+    async def kill_and_start(self) -> float:
+        """Kill the control plane and start it again; return when it was ready, monotonic."""
+        await asyncio.to_thread(psutil.Process(self.program.pid).kill)
+        await asyncio.to_thread(self.program.wait)
+        await asyncio.to_thread(self.serve)
+        return time.monotonic()
+
+    def sign(self, policy: str, pace: Pace) -> str:
         """Sign a policy and return its bundle."""
         write_policy(self._fleet, policy)
-        path = self._fleet / "fleet.yaml"
-        lines = [
-            f"      stages: {stages}" if line.lstrip().startswith("stages:") else line
-            for line in path.read_text(encoding="utf-8").splitlines()
-        ]
-        text = "\n".join(lines).replace("errors: 10", "errors: 2").replace("first_look: 15s", "first_look: 30s")
-        path.write_text(text + "\n", encoding="utf-8")
+        write_fleet(self._fleet, pace)
         keys = [part for name in ("anna", "ben", ONLINE) for part in ("--key", str(self._fleet / f"keys/{name}.pem"))]
         run_command(*CAUSEWAY_FLEET, "sign", str(self._fleet), *keys)
         return bundle_id(signed_manifests(PublishedFolder(self._fleet))[COHORT])
@@ -123,12 +134,26 @@ class FleetBed:
         await self.api("POST", f"/v1/rollouts/{rollout}/abort", {"reason": "emergency"})
         return began
 
-    async def until_running(self, bundle: str) -> None:
+    async def until(self, what: str, holds: Callable[[SimulatedBox], bool]) -> None:
+        """Wait until something holds for every box."""
         ends = time.monotonic() + TIMEOUT_S
-        while any(box.running != bundle for box in self.boxes):
+        while late := sum(not holds(box) for box in self.boxes):
             if time.monotonic() > ends:
-                raise TimeoutError(f"{sum(box.running != bundle for box in self.boxes)} boxes do not run {bundle}")
+                raise TimeoutError(f"{late} boxes: not {what}")
             await asyncio.sleep(0.2)
+
+    async def until_running(self, bundle: str) -> None:
+        await self.until(f"running {bundle}", lambda box: box.running == bundle)
+
+    async def round_trip_s(self, tries: int = 200) -> float:
+        """Return the median time of a request for a small file."""
+        took = []
+        for _ in range(tries):
+            began = time.monotonic()
+            async with self._http.get(f"{self._url}/tuf/metadata/timestamp.json") as answer:
+                await answer.read()
+            took.append(time.monotonic() - began)
+        return quantile(took, 0.5)
 
     async def api(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else msgspec.json.encode(body)
@@ -156,6 +181,7 @@ async def run(folder: Path, count: int) -> None:
             lives = asyncio.gather(*(box.live() for box in bed.boxes))
             await asyncio.sleep(2 * TELEMETRY_S)
             rows.append(["control plane with all polls parked, MB", _memory_mb(bed.program.pid)])
+            round_trip_s = await bed.round_trip_s()
             print("first bundle, to all at once", flush=True)
             done = await bed.roll_out(first)
             changed = [box.changed - done["began"] for box in bed.boxes]
@@ -174,15 +200,25 @@ async def run(folder: Path, count: int) -> None:
             print("a good bundle, to all at once, and an operator's abort", flush=True)
             good = await asyncio.to_thread(bed.sign, "second", AT_ONCE)
             done = await bed.roll_out(good)
+            before = work(bed.boxes, bed.program.pid)
             began = await bed.abort(done["id"])
             await bed.until_running(first)
             back = [box.changed - began for box in bed.boxes]
+            publish_s = min(box.woken for box in bed.boxes if box.woken > began) - began
+            after = work(bed.boxes, bed.program.pid)
+            model = calibrated(before, after, publish_s, round_trip_s, behaviour.activation_s)
             rows.append([f"from an abort to reverted, {count} boxes, p50 s", quantile(back, 0.5)])
             rows.append(["the same, p99 s", quantile(back, 0.99)])
+            rows += calibration_rows(model, back)
             rows.append(["control plane at the end, MB", _memory_mb(bed.program.pid)])
             failures = [failure for box in bed.boxes for failure in box.failures]
             rows.append(["requests of the boxes", sum(box.requests for box in bed.boxes)])
             rows.append(["failed requests", len(failures)])
+            print("the control plane is killed and started again", flush=True)
+            killed = time.monotonic()
+            returned = await bed.kill_and_start()
+            await bed.until("connected", lambda box: box.connected > killed)
+            rows += storm_rows(returned, [box.connected for box in bed.boxes])
             print(table(["figure", "value"], rows))
             print("\n".join(sorted(set(failures))[:10]))
         finally:

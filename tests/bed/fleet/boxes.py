@@ -11,7 +11,7 @@ import asyncio
 import base64
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import aiohttp
@@ -37,7 +37,7 @@ from router.bundle.protocol import (
 )
 from router.bundle.rollout import RolloutPlan, assigned_bundle
 
-HEARD_FAST = 4  # the bucket of most requests
+FAST_BUCKET = 4  # the bucket of most requests
 _ANSWERS = (200, 204, 304)
 
 
@@ -74,7 +74,10 @@ class Refused(Exception):
 
 
 class SimulatedBox:
-    """One box. `running` and `changed` (when it last changed, monotonic) are what it says it runs."""
+    """One box. `running` and `changed` (when it last changed, monotonic) are what it says it runs.
+
+    `woken`: when its last poll was answered; `connected`: when it got the first answer after its last lost connection.
+    """
 
     def __init__(
         self, http: aiohttp.ClientSession, url: str, name: str, seed: str, behaviour: Behaviour, site: str = ""
@@ -85,6 +88,7 @@ class SimulatedBox:
         self.ran: set[str] = set()
         self.changed = 0.0
         self.woken = 0.0
+        self.connected = 0.0
         self.requests = 0
         self.failures: list[str] = []
         self.behaviour = behaviour
@@ -100,6 +104,7 @@ class SimulatedBox:
         self._report_key: ReportKey | None = None
         self._cohort = ""
         self._etag = ""
+        self._is_lost = True
         self._timestamp = b""
         self._plan: RolloutPlan | None = None
 
@@ -126,6 +131,7 @@ class SimulatedBox:
                 await self._step()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 self.failures.append(type(error).__name__)
+                self._is_lost = True
                 await asyncio.sleep(self._rng.uniform(0.0, self.behaviour.reconnect_s))
             except Refused as error:
                 self.failures.append(str(error))
@@ -134,6 +140,8 @@ class SimulatedBox:
     async def _step(self) -> None:
         await self._renew_token()
         plan = await self._read_plan()
+        if self._is_lost:
+            self._is_lost, self.connected = False, time.monotonic()
         wanted = self.running if plan is None else assigned_bundle(plan, self.name, self.running)
         if wanted is not None and wanted != self.running:
             reply = await self._report(BoxState.CHECK, wanted)
@@ -162,7 +170,8 @@ class SimulatedBox:
         self.requests += 1
 
     async def _read_plan(self) -> RolloutPlan | None:
-        """Fetch what the agent fetches: timestamp, snapshot, rollout, plan; only the first if nothing is new."""
+        """Fetch what the agent fetches: next root, timestamp, snapshot, rollout, plan; only two if nothing is new."""
+        await self._call("GET", "/tuf/metadata/2.root.json", answers=(404,))
         timestamp = await self._file("tuf/metadata/timestamp.json")
         if timestamp == self._timestamp:
             return self._plan
@@ -213,7 +222,7 @@ class SimulatedBox:
             share = self.behaviour.errors + self.behaviour.bad_errors.get(running or "", 0.0)
             errors = sum(self._rng.random() < share for _ in range(requests))
             latency = [0] * (len(LATENCY_BOUNDS_S) + 1)
-            latency[HEARD_FAST] = requests
+            latency[FAST_BUCKET] = requests
             sample = TelemetrySample(
                 bundle=running,
                 began=began,
@@ -246,12 +255,17 @@ class SimulatedBox:
         return await self._call("GET", f"/{path}")
 
     async def _call(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+        answers: Collection[int] = _ANSWERS,
     ) -> bytes:
         self.requests += 1
         async with self._http.request(method, self._url + path, data=body, headers=headers) as answer:
             found = await answer.read()
-            if answer.status not in _ANSWERS:
+            if answer.status not in answers:
                 raise Refused(path, answer.status, found.decode(errors="replace"))
             return found
 

@@ -22,7 +22,7 @@ from sqlalchemy import insert
 from fleet.repository.template import new_fleet
 from fleet.server.serving import ServeSettings, allow_many_files, running
 from fleet.store.database import Store
-from fleet.store.enrolment import NEVER_HEARD
+from fleet.store.enrolment import NEVER_SEEN
 from fleet.store.tables import devices
 from router.bundle.protocol import StatusReply
 
@@ -57,7 +57,7 @@ async def make_boxes(folder: Path, database: str, boxes: int) -> None:
     key.chmod(0o600)
     store = await Store.open(database)
     rows = [
-        NEVER_HEARD
+        NEVER_SEEN
         | {
             "id": box_name(number),
             "tenant": "acme",

@@ -72,6 +72,7 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
         ("match: {role: kiosk}", "match: {}", 17, "cohorts.others", "no box can reach this cohort"),
         ("min_daemon: 0.1.0", "min_daemon: latest", 15, "cohorts.kiosk.min_daemon", "a release such as"),
         ("    policy: policies/others", "    polcy: policies/others", 18, "cohorts.others.polcy", "did you mean"),
+        ("    match: {", "    signals: [device.heat]\n    match: {", 5, "cohorts.kiosk.signals[0]", "unknown signal"),
         ("name: retail", "name: retail\nname: again", 3, "name", "twice"),
     ],
 )
@@ -92,6 +93,15 @@ def test_a_policy_of_a_cohort_is_checked_wherever_it_lies(fleet: Path) -> None:
     result = run("lint", fleet)
     assert result.exit_code == 1
     assert "`egde` is not one of" in result.output
+
+
+def test_a_signal_that_no_box_of_a_cohort_can_read_is_a_warning(fleet: Path) -> None:
+    """Two cohorts run one policy: only the boxes of one have a thermometer."""
+    edit(fleet / "policies" / "kiosk.yaml", "{name: device,", "{name: hot, when: device.temperature_c > 85.0,")
+    edit(fleet / "fleet.yaml", "match: {role: kiosk}", "match: {role: kiosk}\n    signals: [device.temperature_c]")
+    assert "no box can read" not in run("lint", fleet).output
+    edit(fleet / "fleet.yaml", "policies/others.yaml", "policies/kiosk.yaml\n    signals: [edge.queue]")
+    assert run("lint", fleet).output.count("no box can read device.temperature_c: the rule never holds") == 1
 
 
 def test_a_policy_without_cases_is_a_warning(fleet: Path) -> None:

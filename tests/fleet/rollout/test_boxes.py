@@ -58,12 +58,12 @@ def test_no_site_changes_more_boxes_than_allowed(
 
 
 @pytest.mark.parametrize(
-    ("heard", "silent"),
+    ("last_seen", "silent"),
     [(50.0, False), (150.0, True), (1150.0, False)],
-    ids=["off before the stage", "lost since", "heard lately"],
+    ids=["off before the stage", "lost since", "seen lately"],
 )
-def test_only_a_box_that_was_heard_before_can_go_silent(heard: float, silent: bool) -> None:
-    assert is_silent(heard, began=1000.0, now=2000.0, silence_s=900.0) is silent
+def test_only_a_box_that_was_seen_before_can_go_silent(last_seen: float, silent: bool) -> None:
+    assert is_silent(last_seen, began=1000.0, now=2000.0, silence_s=900.0) is silent
 
 
 @pytest.mark.parametrize(

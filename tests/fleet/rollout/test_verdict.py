@@ -194,7 +194,7 @@ def test_idle_boxes_stay_out() -> None:
 
 
 def test_silent_boxes_fail() -> None:
-    """Ten of 50 boxes that were heard before the stage; as many silent boxes of the control would explain them."""
+    """Ten of 50 boxes that were seen before the stage; as many silent boxes of the control would explain them."""
     canary, control = steady(50), steady(500)
     canary.silent[:10] = True
     verdict = judge(canary, control, SETTINGS, LEVEL)

@@ -1,0 +1,233 @@
+"""Sums of the box's requests for its control plane, each minute.
+
+Telemetry waits while the control plane is away, for at most a day; then the oldest is dropped, and counted. A message
+is repeated unchanged until it is answered, also by the next run of the daemon, so that it is counted once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from anyio import to_thread
+
+from router.bundle.protocol import Telemetry, TelemetrySample
+
+from ...clock import Clock
+from .control_plane import FleetRefused, FleetUnreachable
+from .identity import write_synced
+
+log = logging.getLogger(__name__)
+
+TELEMETRY_FILE = "telemetry.json"
+MAX_WAITING = 1440
+"""Samples that wait: a day of minutes."""
+MAX_SAMPLES = 128
+"""Samples of one message, which must stay below `protocol.MAX_MESSAGE_BYTES`."""
+_KEEP_S = 600.0  # a daemon that is killed while the control plane is away loses at most this much telemetry
+
+
+class TrafficSums(Protocol):
+    """Requests since the daemon's start; `latency` by bucket of `protocol.LATENCY_BOUNDS_S`."""
+
+    @property
+    def requests(self) -> int: ...
+    @property
+    def errors(self) -> int: ...
+    @property
+    def degraded(self) -> int: ...
+    @property
+    def latency(self) -> tuple[int, ...]: ...
+
+
+class TelemetryLog:
+    """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they were accepted.
+
+    Samples are sealed into messages, whose number and content stay. `lost` counts samples that were dropped because too
+    many waited.
+
+    Args:
+        device: The box's id.
+        boot: The id of this run of the daemon.
+        read: Returns the current sums.
+        unix: Returns the time, unix seconds.
+        earlier: Messages that earlier runs of the daemon could not send.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        boot: str,
+        read: Callable[[], TrafficSums],
+        unix: Callable[[], float],
+        earlier: Iterable[Telemetry] = (),
+    ) -> None:
+        self._device = device
+        self._boot = boot
+        self._read = read
+        self._unix = unix
+        self._last, self._began = read(), unix()
+        self._bundle: str | None = None
+        self._waiting: deque[TelemetrySample] = deque()
+        self._sealed = deque(earlier)
+        self._seq = 0
+        self.lost = 0
+
+    def __len__(self) -> int:
+        """Samples that wait, those of the message in transit included."""
+        return len(self._waiting) + sum(len(message.samples) for message in self._sealed)
+
+    def cut(self, bundle: str | None) -> None:
+        """End the present sample; `bundle` serves from now on (None: the factory's files)."""
+        sums, now, last = self._read(), self._unix(), self._last
+        requests = sums.requests - last.requests
+        if requests > 0:
+            self._waiting.append(
+                TelemetrySample(
+                    bundle=self._bundle,
+                    began=min(self._began, now),
+                    ended=now,
+                    requests=requests,
+                    errors=sums.errors - last.errors,
+                    degraded=sums.degraded - last.degraded,
+                    latency=tuple(late - early for late, early in zip(sums.latency, last.latency, strict=True)),
+                )
+            )
+        self._last, self._began, self._bundle = sums, now, bundle
+        while len(self) > MAX_WAITING:
+            dropped = 1
+            if self._sealed:
+                dropped = len(self._sealed.popleft().samples)
+            else:
+                self._waiting.popleft()
+            if not self.lost:
+                log.warning(
+                    "telemetry of more than a day waits for the control plane: the oldest is dropped from now on"
+                )
+            self.lost += dropped
+
+    def next(self) -> Telemetry | None:
+        """Return the message to send, the same until it was `accepted`; None if there is none."""
+        if not self._sealed:
+            self._seal()
+        return self._sealed[0] if self._sealed else None
+
+    def accepted(self, message: Telemetry) -> None:
+        """Drop the message: the control plane has counted it, or will never take it."""
+        if self._sealed and self._sealed[0] is message:  # else it was dropped meanwhile
+            self._sealed.popleft()
+
+    def seal(self) -> tuple[Telemetry, ...]:
+        """Seal every sample that waits, and return all messages."""
+        while self._waiting:
+            self._seal()
+        return tuple(self._sealed)
+
+    def _seal(self) -> None:
+        samples = tuple(self._waiting.popleft() for _ in range(min(MAX_SAMPLES, len(self._waiting))))
+        if samples:
+            self._seq += 1
+            self._sealed.append(Telemetry(device=self._device, boot=self._boot, seq=self._seq, samples=samples))
+
+
+class TelemetryFile:
+    """`telemetry.json`: messages that the control plane did not answer, for the next run of the daemon.
+
+    Args:
+        folder: STATE_DIR/fleet.
+        device: The box's id; messages of another identity are ignored.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._path = folder / TELEMETRY_FILE
+        self._device = device
+        self._there = True
+
+    def read(self) -> tuple[Telemetry, ...]:
+        """Return the messages; none from a file that is damaged."""
+        try:
+            messages = msgspec.json.decode(self._path.read_bytes(), type=tuple[Telemetry, ...])
+        except FileNotFoundError:
+            return ()
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("%s cannot be read, its telemetry is lost: %s", self._path, error)
+            return ()
+        return tuple(message for message in messages if message.device == self._device)
+
+    def write(self, messages: Sequence[Telemetry]) -> None:
+        """Replace the file; without messages there is none. A disk that fails costs telemetry, nothing else."""
+        try:
+            if messages:
+                self._there = True
+                write_synced(self._path, msgspec.json.encode(messages))
+            elif self._there:
+                self._path.unlink(missing_ok=True)
+                self._there = False
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._path, error.strerror)
+
+
+class TelemetrySender:
+    """Counts, sends, and keeps on disk what could not be sent.
+
+    Args:
+        counts: The samples that wait.
+        file: The messages that earlier runs could not send; the next run gets those of this one.
+        post: Sends a message. Raises FleetError.
+        revoked: Called with a refusal that says that the box is not in the fleet; returns False for other refusals.
+        clock: Wall and monotonic time.
+    """
+
+    def __init__(
+        self,
+        counts: TelemetryLog,
+        file: TelemetryFile,
+        *,
+        post: Callable[[Telemetry], Awaitable[None]],
+        revoked: Callable[[FleetRefused], bool],
+        clock: Clock,
+    ) -> None:
+        self._counts = counts
+        self._file = file
+        self._post = post
+        self._revoked = revoked
+        self._clock = clock
+        self._kept_at = float("-inf")
+
+    @property
+    def lost(self) -> int:
+        """Minutes of telemetry that were dropped because too many waited."""
+        return self._counts.lost
+
+    def cut(self, bundle: str | None) -> None:
+        """End the present sample; `bundle` serves from now on (None: the factory's files)."""
+        self._counts.cut(bundle)
+
+    async def send(self) -> None:
+        """Send what waits, as far as the control plane takes it."""
+        while (message := self._counts.next()) is not None:
+            try:
+                await self._post(message)
+            except FleetUnreachable:
+                await self._keep_sometimes()
+                return
+            except FleetRefused as error:
+                if self._revoked(error):
+                    return
+                log.warning("the control plane does not take telemetry: %s", error)
+            self._counts.accepted(message)
+        self._file.write(())
+
+    def keep(self) -> None:
+        """Write what waits to disk, for the next run."""
+        self._file.write(self._counts.seal())
+
+    async def _keep_sometimes(self) -> None:
+        """A few times an hour: flash wears out."""
+        if self._clock.monotonic() >= self._kept_at + _KEEP_S:
+            self._kept_at = self._clock.monotonic()
+            await to_thread.run_sync(self._file.write, self._counts.seal())

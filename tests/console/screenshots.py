@@ -1,0 +1,150 @@
+"""Take the pictures of the pages that the READMEs show.
+
+python -m tests.console.screenshots                                 of stand-ins and scripted boxes
+python -m tests.console.screenshots --demo URL --token-file FILE    of a `make demo-fleet` whose rollouts have ended
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import math
+import random
+import tempfile
+from pathlib import Path
+
+from playwright.async_api import Browser, Page, Route, expect
+
+from edge_node.agent.host import AgentSettings, FleetLink
+from edge_node.agent.source import FolderSource
+from edge_node.agent.trial import TrialSettings
+from tests.agent.fleet import FACTORY, Member, Publisher
+from tests.check.sources import ROOT
+from tests.edge.box import POLICY, Box, running
+
+from .browser import browser, open_page, press
+from .fleet_fixture import FleetFixture, serving
+from .test_box_page import HOT
+
+EDGE, FLEET, DEMO = (ROOT / folder for folder in ("edge_node/console", "fleet/console", "fleet/demo"))
+
+
+async def fleet_pages(chromium: Browser) -> None:
+    fixture = FleetFixture()
+    fixture.signed_in = True
+    async with serving(fixture) as origin:
+        async with open_page(chromium, f"{origin}/console#/rollouts/r-0107") as (page, _):
+            await expect(page.locator(".metric")).to_have_count(3)
+            await page.screenshot(path=FLEET / "screenshot.png")
+        where = f"{origin}/console#/devices"
+        async with open_page(chromium, where, scheme="dark", size=(1440, 800)) as (page, _):
+            await expect(page.locator(".grid-body .grid-row").first).to_be_visible()
+            await page.screenshot(path=FLEET / "devices.png")
+
+
+async def box_page(chromium: Browser, folder: Path) -> None:
+    """A box with sensors, two minutes of requests, and one of them opened with another temperature."""
+    seconds = 0
+
+    async def with_sensors(route: Route) -> None:
+        nonlocal seconds
+        seconds += 2
+        response = await route.fetch()
+        state = await response.json()
+        state["now"] += seconds
+        heat = 62.0 + 7.0 * math.sin(seconds / 40.0)
+        state["snapshot"]["device"] |= {
+            "temperature_c": heat,
+            "power_w": 11.3,
+            "cpu": 0.2 + 0.1 * math.sin(seconds / 9),
+        }
+        await route.fulfill(response=response, json=state)
+
+    rng = random.Random(7)
+    async with running(folder, policy=POLICY.replace("routes:\n", HOT, 1)) as box:
+        box.engine.score = 0.3
+        for _ in range(120):
+            tags = rng.choice(("kiosk", "kiosk", "kiosk", "private", "cloud", "handoff"))
+            await box.ask(f"{rng.randrange(40)}", tags=tags, temperature=0)
+        async with open_page(chromium, _url(box), size=(1440, 1080)) as (page, _):
+            await page.clock.install()
+            await page.route("**/console/state", with_sensors)
+            for _ in range(60):
+                await page.clock.run_for(1000)
+            await page.locator("#rows tr:has-text('unsure') a").first.click()
+            await page.get_by_label("device.temperature_c", exact=True).fill("90")
+            await page.clock.run_for(1000)
+            await expect(page.locator(".what-if")).to_contain_text("the decision changes")
+            await page.screenshot(path=EDGE / "screenshot.png")
+
+
+async def box_in_a_fleet(chromium: Browser, folder: Path) -> None:
+    """A box that gave one bundle up and tries the next."""
+    publisher = Publisher(folder / "fleet")
+    link = FleetLink(
+        member=lambda: Member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TrialSettings(poll_s=0.05)),
+    )
+    async with running(folder / "box", policy=FACTORY, fleet=link) as box:
+        for _ in range(300):
+            await box.ask("hello")
+        async with open_page(chromium, _url(box), size=(1440, 1080)) as (page, _):
+            publisher.release()
+            await _step(page, "trial")
+            box.engine.fault = "refuse"
+            for _ in range(8):
+                await box.ask("hello")
+            await expect(page.locator("#fleet-quarantine")).to_be_visible()
+            box.engine.fault = "none"
+            publisher.release()
+            await _step(page, "trial")
+            for _ in range(124):
+                await box.ask("hello")
+            await expect(page.locator("#fleet-trial")).to_contain_text("124 of")
+            await page.get_by_text("Quarantine (1)").click()
+            await page.get_by_text("Journal").click()
+            await page.locator("#fleet").screenshot(path=EDGE / "fleet.png")
+
+
+async def demo_pages(chromium: Browser, url: str, token: str) -> None:
+    async with open_page(chromium, f"{url}/", size=(1280, 860), allowed="401|404") as (page, _):
+        await page.get_by_label("Token").fill(token)
+        await press(page, ["Enter"])
+        await expect(page.locator(".card").first).to_be_visible()
+        await expect(page.get_by_text("reverted").first).to_be_visible()
+        await page.screenshot(path=DEMO / "rollouts.png")
+        await page.get_by_role("link", name="kiosks").first.click()
+        await expect(page.get_by_role("heading", name="kiosks reverted")).to_be_visible()
+        await page.screenshot(path=DEMO / "reverted.png")
+
+
+async def _step(page: Page, name: str) -> None:
+    await expect(page.locator("#fleet [aria-current=step]")).to_have_text(name)
+
+
+def _url(box: Box) -> str:
+    return f"http://127.0.0.1:{box.app.port}/console"
+
+
+async def take(demo: str, token: str) -> None:
+    async with browser() as chromium:
+        if demo:
+            await demo_pages(chromium, demo, token)
+            return
+        with tempfile.TemporaryDirectory(prefix="screenshots-") as folder:
+            await fleet_pages(chromium)
+            await box_page(chromium, Path(folder) / "alone")
+            await box_in_a_fleet(chromium, Path(folder))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--demo", default="", metavar="URL")
+    parser.add_argument("--token-file", type=Path)
+    options = parser.parse_args()
+    asyncio.run(take(options.demo, options.token_file.read_text().strip() if options.token_file else ""))
+
+
+if __name__ == "__main__":
+    main()
