@@ -29,7 +29,7 @@ from .console.routes import Console
 from .console.state import read_state
 from .daemon.components import Components, read_gauges
 from .daemon.lifecycle import App
-from .daemon.manifests import cache_scope, model_temperatures, transcripts_of, weights_of
+from .daemon.manifests import cache_scope, model_adapters, model_temperatures, transcripts_of, weights_of
 from .daemon.systemd import SystemdNotifier
 from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
@@ -123,7 +123,7 @@ def build(
     def activate(policy: Policy) -> None:
         limits = policy.limits
         admission.set_limits(AdmissionLimits(limits.concurrent, limits.queue, limits.per_client_rps))
-        metrics.set_targets(target.name for target in policy.targets)
+        metrics.set_targets(target.name for target in policy.offered)
         service.use(policy, cache_scope(config.engine, model_dirs))
         if engines is not None:
             engines.use(policy)
@@ -136,6 +136,7 @@ def build(
         on_activate=activate,
         on_load=metrics.policy_loaded,
         model_temperature=model_temperature,
+        model_adapters=model_adapters(model_dirs),
     )
     cache = AnswerCache(
         memory_bytes=config.cache.memory_bytes,
@@ -343,6 +344,8 @@ def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path], state_dir: P
 
     def make(model: str) -> Engine:
         # Imported only when needed: a box without an engine need not have its dependencies installed.
+        from models.llama_cpp.protocol import AdapterFile
+
         from .backends.engine.backend import EngineBackend
 
         artifact = find_artifact(model, model_dirs)
@@ -356,6 +359,10 @@ def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path], state_dir: P
             answers=manifest.answers,
             name=artifact.name,
             weights_sha256=manifest.sha256,
+            adapters=tuple(
+                AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
+                for name, one in manifest.adapters.items()
+            ),
             prompt_folder=None if state_dir is None else state_dir / "prompts" / artifact.name,
         )
 

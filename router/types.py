@@ -263,6 +263,7 @@ class Target(msgspec.Struct, frozen=True):
     usd_per_1k_tokens: float = 0.0
     temperature: float | None = None  # sent if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
+    adapter: str = ""  # LoRA adapter of the model, for a client that names it
 
 
 class Handoff(msgspec.Struct, frozen=True):

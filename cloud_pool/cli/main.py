@@ -7,11 +7,13 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 import msgspec
 
 from models.catalog.artifact import ArtifactError, find_artifact
+from models.llama_cpp.gpus import probe_gpus
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
 
@@ -27,6 +29,11 @@ from .process import LogLevel, poll_grpc_in_one_thread, refuse, run_fast, until_
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
 _PORT = click.IntRange(0, 65535)
 _PATH = click.Path(path_type=Path)
+
+
+def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int | Literal["auto"]:
+    """Read a number of layers from -1 on, or `auto`."""
+    return "auto" if value == "auto" else click.IntRange(min=-1).convert(value, param, ctx)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -122,7 +129,13 @@ def serve(
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: found by trying, as many as help."
 )
-@click.option("--gpu-layers", type=click.IntRange(min=-1), default=0, help="Layers on the GPU; -1: all.")
+@click.option(
+    "--gpu-layers",
+    callback=_gpu_layers,
+    default="auto",
+    show_default=True,
+    help="Layers on the GPU; -1: all; auto: as fit.",
+)
 @click.option(
     "--drain-s",
     type=click.FloatRange(min=0),
@@ -147,7 +160,7 @@ def triton(
     sequences: int,
     context_tokens: int,
     threads: int,
-    gpu_layers: int,
+    gpu_layers: int | Literal["auto"],
     drain_s: float,
     trace_endpoint: str,
     restart: bool,
@@ -165,7 +178,7 @@ def triton(
     clear_orphans()
     prefix = memory_prefix(os.getpid())
     with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
-        write_repository(Path(folder), served)
+        write_repository(Path(folder), served, has_gpu=gpu_layers != 0 and bool(probe_gpus()))
         names = tuple(model.name for model in served)
         launcher = Launcher(
             command(

@@ -25,9 +25,17 @@ class ServedModel(msgspec.Struct, frozen=True):
     template: str = "llama_cpp"
 
 
-def write_repository(folder: Path, models: tuple[ServedModel, ...]) -> None:
-    """Write one model folder for each of `models` into `folder`."""
+def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: bool = False) -> None:
+    """Write one model folder for each of `models` into `folder`.
+
+    Args:
+        has_gpu: llama.cpp finds a GPU. Models that use it are one instance on the first one: each spreads its layers
+            over all GPUs by itself.
+    """
     for model in models:
         target = folder / model.name
         shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))
+        if has_gpu and model.options.gpu_layers != 0:
+            config = target / "config.pbtxt"
+            config.write_text(config.read_text().replace("kind: KIND_CPU", "kind: KIND_GPU gpus: [ 0 ]"))
         (target / "1" / "model.json").write_bytes(msgspec.json.encode(model.options))

@@ -57,10 +57,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_tokens: Positive = 512
     context_tokens: NonNegative = 0
     threads: NonNegative = 0
-    gpu_layers: Annotated[int, Meta(ge=-1)] = 0
+    gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
+    kv_type: Literal["f16", "q8_0"] = "f16"
     prompt_lookup: bool = True
     stored_prompts_bytes: NonNegative = 0
     restrict_tool_arguments: bool = True
+    unload_after_s: NonNegativeSeconds = 0.0
     enabled: bool = True
 
 
@@ -168,9 +170,12 @@ MEANING: Mapping[str, str] = {
     "engine.stored_prompts_bytes": "disk for decoded system prompts in `state_dir`, of each model, so that an "
     "engine knows them after a restart; 0: none",
     "engine.threads": "CPU threads; 0: found by trying, as many as help",
-    "engine.gpu_layers": "layers offloaded to the GPU; -1: all",
+    "engine.gpu_layers": "layers offloaded to the GPU; -1: all; `auto`: as many as fit into its free memory",
+    "engine.kv_type": "how keys and values of the context are kept: f16, or q8_0 in about half the memory",
     "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "
     "for models whose manifest says `answers: calls`",
+    "engine.unload_after_s": "a model without requests for so long leaves memory, and the next request loads it again; "
+    "0: never",
     "engine.enabled": "run a model on this box; false: every request goes to the cloud",
     "cloud.url": "base URL of an OpenAI-compatible server, usually ending in `/v1`; empty: no cloud",
     "cloud.api_key": "bearer token for the cloud; prefer `cloud.api_key_file`",

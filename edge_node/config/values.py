@@ -99,6 +99,10 @@ def _read_plain(text: str, kind: inspect.Type) -> object:
         return _BOOLEANS.get(text.strip().lower(), text)
     if isinstance(kind, inspect.VarTupleType):
         return read_list(text)
+    if isinstance(kind, inspect.UnionType):  # of a number and words
+        return next((value for one in kind.types if (value := _read_plain(text, one)) != text), text)
+    if isinstance(kind, inspect.LiteralType):
+        return text
     try:
         return int(text) if isinstance(kind, inspect.IntType) else float(text)
     except ValueError:
@@ -106,6 +110,8 @@ def _read_plain(text: str, kind: inspect.Type) -> object:
 
 
 def _expected(kind: inspect.Type, key: str) -> str:
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(_expected(one, key) for one in kind.types)
     if isinstance(kind, inspect.LiteralType):
         return f"one of {', '.join(str(value) for value in kind.values)}"
     if isinstance(kind, inspect.BoolType):

@@ -153,7 +153,11 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
     edge = parts.engines.signals() if parts.engines is not None else None
     cloud = parts.cloud.signals() if parts.cloud is not None else None
     if edge is not None:
-        yield Gauge("causeway_edge_engine_loaded", "1: the edge model is loaded.", float(bool(edge.loaded)))
+        yield Gauge(
+            "causeway_edge_engine_loaded",
+            "1: the edge model is loaded, or is as soon as a request needs it.",
+            float(bool(edge.loaded)),
+        )
         if edge.queue is not None:
             yield Gauge("causeway_edge_engine_waiting_requests", "Requests waiting in the engine.", edge.queue)
     if parts.engines is not None:
@@ -163,6 +167,21 @@ def _backend_gauges(parts: Components) -> Iterator[Gauge]:
                 "causeway_edge_engine_restarts",
                 "Engine processes that were restarted, by model.",
                 restarts,
+                labels,
+                is_counter=True,
+            )
+        for model, unloads, is_unloaded in parts.engines.unloads():
+            labels = (("model", model),)
+            yield Gauge(
+                "causeway_edge_engine_unloaded",
+                "1: the model left memory for want of requests, and the next one loads it; by model.",
+                float(is_unloaded),
+                labels,
+            )
+            yield Gauge(
+                "causeway_edge_engine_unloads",
+                "Times that a model left memory for want of requests, by model.",
+                unloads,
                 labels,
                 is_counter=True,
             )

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
+from models.catalog.artifact import ArtifactError, Manifest, find_artifact, list_artifacts
+from router.policy.adapters import ModelAdapters
 from router.policy.compiled import ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import Transcripts
@@ -17,16 +18,19 @@ from ..config.schema import EngineConfig
 
 
 def cache_scope(config: EngineConfig, model_dirs: Sequence[Path]) -> bytes:
-    """Return model hashes and grammar settings: other weights or another grammar may give other answers."""
+    """Return model hashes and settings: other weights, another grammar or KV type may give other answers."""
     try:
         artifacts = list_artifacts(model_dirs)
     except ArtifactError:
         return b""  # the engine reports it
     grammar = "calls" if config.restrict_tool_arguments else ""
-    return "\n".join(
-        f"{artifact.name} {artifact.manifest.sha256} {grammar if artifact.manifest.answers == 'calls' else ''}"
-        for artifact in artifacts
-    ).encode()
+    return (
+        "\n".join(
+            f"{artifact.name} {_version(artifact.manifest)} {grammar if artifact.manifest.answers == 'calls' else ''}"
+            for artifact in artifacts
+        ).encode()
+        + config.kv_type.encode()
+    )
 
 
 def model_temperatures(model_dirs: Sequence[Path]) -> ModelTemperature:
@@ -54,13 +58,30 @@ def transcripts_of(model_dirs: Sequence[Path]) -> Callable[[str], Transcripts]:
     return transcripts
 
 
+def model_adapters(model_dirs: Sequence[Path]) -> ModelAdapters:
+    """Return the function from a model to the names of its adapters."""
+
+    def adapters(model: str) -> Sequence[str]:
+        try:
+            return tuple(find_artifact(model, model_dirs).manifest.adapters)
+        except ArtifactError:
+            return ()  # the engine reports it
+
+    return adapters
+
+
 def weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
-    """Return the function from a model to the hash of its weights; "" for a model that is not there."""
+    """Return the function from a model to the hash of its weights and adapters; "" for a model that is not there."""
 
     def weights(model: str) -> str:
         try:
-            return find_artifact(model, model_dirs).manifest.sha256
+            return _version(find_artifact(model, model_dirs).manifest)
         except ArtifactError:
             return ""
 
     return weights
+
+
+def _version(manifest: Manifest) -> str:
+    adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in manifest.adapters.items())
+    return manifest.sha256 + "".join(adapters)

@@ -206,7 +206,7 @@ class Api:
 
     def _owner(self, name: str) -> str:
         """`owned_by` of a model: causeway (auto), edge or cloud."""
-        locations = {target.name: target.at for target in self._policies.active.targets}
+        locations = {target.name: target.at for target in self._policies.active.offered}
         return "causeway" if name == AUTO else locations[name]
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:

@@ -117,7 +117,7 @@ class SignalCollector:
     def _prepare(self, policy: Policy) -> None:
         self._policy = policy
         self._setup = msgspec.structs.replace(self._setup, temperatures=policy.model_temperatures)
-        self._availability = TargetAvailability(policy.targets, self._setup)
+        self._availability = TargetAvailability(policy.offered, self._setup)
 
     def _now_signals(self, second: int) -> NowSignals:
         if self._now_cache[0] != second:

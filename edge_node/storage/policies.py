@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import PolicyError
+from router.policy.adapters import ModelAdapters, with_adapters
 from router.policy.compiled import ModelTemperature, Policy, parse_policy
 
 from ..clock import Clock
@@ -67,6 +68,7 @@ class PolicyStore:
         on_activate: Called with each policy that becomes active, the first one too.
         on_load: Called after each read of the file, with whether it was valid.
         model_temperature: Of an edge target that declares no `temperature`.
+        model_adapters: Of an edge target's model.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class PolicyStore:
         on_activate: Callable[[Policy], None] = lambda _: None,
         on_load: Callable[[bool], None] = lambda _: None,
         model_temperature: ModelTemperature = lambda _: None,
+        model_adapters: ModelAdapters = lambda _: (),
     ) -> None:
         self._path = path
         self._last_good = None if state_dir is None else state_dir / LAST_GOOD
@@ -85,6 +88,7 @@ class PolicyStore:
         self._on_activate = on_activate
         self._on_load = on_load
         self._model_temperature = model_temperature
+        self._model_adapters = model_adapters
         self._file_version: FileVersion | None = None
         self._active: Policy | None = None
         self._report: PolicyReport | None = None
@@ -168,7 +172,8 @@ class PolicyStore:
             raise PolicyError(error.strerror or "unreadable", where=str(path)) from error
         except UnicodeDecodeError as error:
             raise PolicyError("not UTF-8", where=str(path)) from error
-        return _Loaded(text, parse_policy(text, str(path), self._model_temperature))
+        policy = parse_policy(text, str(path), self._model_temperature)
+        return _Loaded(text, with_adapters(policy, self._model_adapters))
 
     def _read_last_good(self) -> _Loaded | None:
         if self._last_good is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,6 +22,7 @@ from router.types import Transcripts
 
 SHIPPED = Path(__file__).parents[1] / "artifacts"
 MANIFEST = "manifest.json"
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
 _READ_BYTES = 1 << 20
 
 Answers = Literal["text", "calls"]
@@ -44,6 +46,16 @@ class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     licence: str
     attribution: str
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A LoRA adapter of a model: a GGUF beside its weights."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+    scale: float = 1.0
+    note: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -75,6 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     answer_tokens: int = 0  # limit of an answer whose request names none; 0: the rest of the context
     answers: Answers = "text"
     transcripts: Transcripts = "written"
+    adapters: dict[str, AdapterEntry] = {}  # by name: requests ask for MODEL+NAME
     files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
@@ -119,6 +132,9 @@ def load_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
     if any(Path(name).name != name for name in manifest.files):
         raise ArtifactError(f"{path}: `files` must name files in the same folder")
+    for name, adapter in manifest.adapters.items():
+        if not NAME.fullmatch(name) or Path(adapter.file).name != adapter.file:
+            raise ArtifactError(f"{path}: `adapters`: {name!r} is no name, or its file is not in the same folder")
     return Artifact(path=folder / manifest.file, manifest=manifest)
 
 
@@ -194,7 +210,8 @@ def verify_artifact(artifact: Artifact) -> None:
     actual = sha256_of(artifact.path)
     if actual != expected.sha256:
         raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
-    for name, sha256 in expected.files.items():
+    adapters = {one.file: one.sha256 for one in expected.adapters.values()}
+    for name, sha256 in (expected.files | adapters).items():
         path = artifact.folder / name
         if not path.is_file():
             raise ArtifactNotFound(f"{path}: the manifest names this file, but it is not there")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ import msgspec
 
 from .artifact import ArtifactError
 from .gguf_header import GgufHeader, LongArray, StringArray, Value, read_header, read_numbers, read_strings
+
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class GgufFile(msgspec.Struct, frozen=True):
@@ -63,6 +66,27 @@ def read_gguf(path: Path) -> GgufFile:
     """
     with _mapped(path) as data:
         return describe(data, len(data), str(path))
+
+
+def read_layers(path: Path) -> tuple[GgufFile, list[int], int]:
+    """Read header and metadata, and the bytes of each layer's weights and of the output layer's.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
+    with _mapped(path) as data:
+        described = describe(data, len(data), str(path))
+        tensors = read_header(data, len(data), str(path)).tensors
+    layers = [0] * described.layers
+    outer: Counter[str] = Counter()
+    for tensor in tensors:
+        block = _BLOCK.match(tensor.name)
+        if block is not None and int(block.group(1)) < len(layers):
+            layers[int(block.group(1))] += tensor.size_bytes
+        else:
+            outer[tensor.name] += tensor.size_bytes
+    # Without weights of its own the output layer uses the embedding's.
+    return described, layers, outer["output.weight"] or outer["token_embd.weight"]
 
 
 def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, object]:

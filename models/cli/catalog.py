@@ -1,4 +1,4 @@
-"""Commands for the models on this machine: list, verify, add, fit."""
+"""Commands for the models on this machine: list, verify, add, add-adapter, fit."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from ..catalog import fit
 from ..catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path, user_models, verify_artifact
 from ..catalog.gguf import read_gguf
 from ..publish.add import AddResult, add_model
+from ..publish.add_adapter import add_adapter
+from ..publish.placing import Placing
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
@@ -56,6 +58,8 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
             mebibytes(manifest.size_bytes),
             manifest.licence,
         )
+        for name, adapter in manifest.adapters.items():
+            table.add_row(f"{artifact.name}+{name}", "adapter", "", "", mebibytes(adapter.size_bytes), "")
     console.print(table)
     searched = ", ".join(map(str, search_path(extra_dirs)))
     console.print(f"searched: {searched}", soft_wrap=True, style="dim")
@@ -114,6 +118,24 @@ def add(
     print_added(added)
 
 
+@click.command("add-adapter")
+@click.argument("model")
+@click.argument("file", type=existing_file)
+@click.option("--name", help="Adapter name; requests ask for MODEL+NAME. Defaults to the file's name.")
+@click.option("--scale", type=float, default=1.0, show_default=True, help="How strongly the adapter is applied.")
+@click.option("--link", is_flag=True, help="Link the file instead of copying it.")
+@click.option("--replace", is_flag=True, help="Replace the model's adapter of this name.")
+@models_option
+def add_adapter_command(
+    model: str, file: Path, name: str | None, scale: float, link: bool, replace: bool, extra_dirs: Sequence[Path]
+) -> None:
+    """Add a LoRA adapter to MODEL: a GGUF FILE as llama.cpp's convert_lora_to_gguf.py makes it."""
+    placing: Placing = "link" if link else "copy"
+    artifact = find_artifact(model, extra_dirs)
+    added = add_adapter(artifact, file, name=name, scale=scale, placing=placing, replace=replace)
+    console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
+
+
 def print_added(added: AddResult) -> None:
     """Print an added model and the remarks for its owner."""
     for note in added.notes:
@@ -144,4 +166,4 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
     console.print(table)
 
 
-COMMANDS: tuple[click.Command, ...] = (list_command, verify, add, fit_command)
+COMMANDS: tuple[click.Command, ...] = (list_command, verify, add, add_adapter_command, fit_command)

@@ -7,12 +7,13 @@ Reading order:
     core                    a loaded model: one step builds a batch, decodes it and samples each sequence's token
     scheduling/scheduler    which sequences are in the batch; sequence: the state of one job
     scheduling/kv_cache     KV cells and the sequences that share them; prefix_cache: prefixes kept for later prompts
+    scheduling/adapter_turns  LoRA adapters: a batch has one, and they take turns
     scheduling/speculation  draft tokens from text that repeats
     scheduling/thread_tuner threads of a step, found by trying
     scheduling/prompt_store system prompts as files, for an engine that restarts
     sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
     prompts, embedding      prompts to tokens; embeddings
-    native/                 ctypes: the model file, the context, the vocabulary, memory and threads
+    native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs
     process/                the engine in a child process: parent (asyncio, the daemon's side), frames, child
 
 `Engine` runs in-process in Triton's Python backend, and in a child process for the daemon

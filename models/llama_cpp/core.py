@@ -15,7 +15,9 @@ from router.tool_calls.formats import tool_format
 from ..chat.template import thinking_of
 from .embedding import Embedder
 from .native import bindings, memory
+from .native.adapters import Adapters
 from .native.context import Context
+from .native.gpu import choose_layers
 from .native.threads import allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Weights
@@ -25,6 +27,7 @@ from .sampling.confidence import LogitsRow
 from .sampling.sampler import NO_TOKEN, TokenDataArray
 from .scheduling.kv_cache import KVCache
 from .scheduling.prefix_cache import PrefixCache
+from .scheduling.prompt_prefixes import PromptPrefixes
 from .scheduling.prompt_store import PromptStore
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
@@ -45,12 +48,17 @@ class EngineCore:
         Raises:
             EngineUnavailable: the file is missing, is not a usable model, or is too large for this machine.
         """
-        self._weights = weights = Weights(Path(options.model_path), options.gpu_layers)
+        self._weights = weights = Weights(Path(options.model_path), choose_layers(options))
         with contextlib.ExitStack() as on_error:
             on_error.callback(weights.close)
             self.vocabulary = Vocabulary(weights.pointer, options.refuse_token or weights.refuse_token)
+            self.adapters = Adapters(weights, options.adapters)
             plan = memory.plan_memory(
-                options, weights.trained_context, weights.kv_bytes_per_token, weights.size_bytes, memory.free_bytes()
+                options,
+                weights.trained_context,
+                weights.kv_bytes_per_token(options.kv_type),
+                weights.size_bytes,
+                memory.free_bytes(),
             )
             threads = choose_threads(options.threads)
             self._context = context = Context(
@@ -60,6 +68,7 @@ class EngineCore:
                 batch_tokens=max(options.batch_tokens, options.sequences),
                 outputs=options.sequences + MAX_DRAFTS,
                 threads=threads,
+                kv_type=options.kv_type,
             )
             on_error.callback(context.close)
             context.warm_up(0)
@@ -80,16 +89,15 @@ class EngineCore:
         self.planner = (planner or DraftPlanner()) if options.prompt_lookup and weights.shares_prefixes else None
         self.prompt_store: PromptStore | None = None
         if options.prompt_folder and options.prompt_bytes and self.prefix_cache is not None and options.weights_sha256:
-            identity = f"{options.weights_sha256} llama-cpp-python {bindings.VERSION} f16"
+            identity = f"{options.weights_sha256} llama-cpp-python {bindings.VERSION} {options.kv_type}"
             self.prompt_store = PromptStore(Path(options.prompt_folder), options.prompt_bytes, identity)
         self.scheduler = Scheduler(
             context,
             self.kv_cache,
-            self.prefix_cache,
+            PromptPrefixes(context.pointer, self.kv_cache, self.prefix_cache, self.prompt_store),
             self.throughput,
             options.sequences,
             self.planner,
-            self.prompt_store,
         )
         self.candidates = TokenDataArray(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
@@ -112,6 +120,7 @@ class EngineCore:
         """
         started = time.perf_counter()
         scheduler = self.scheduler
+        turned = scheduler.take_turn(started)
         rows, finishing = scheduler.build_batch()
         if not self._ensure_cells(rows, out):
             return
@@ -126,14 +135,15 @@ class EngineCore:
         if code:
             self._handle_decode_failure(code, rows, out)
             return
-        if not drafted:
+        # The first step with another adapter takes longer.
+        if not drafted and not turned:
             tuner.record(len(scheduler.decoding), decode_s / rows, decode_s)
-        if self.planner is not None and not prefilled:
+        if self.planner is not None and not prefilled and not turned:
             self.planner.record(rows, decode_s)
         scheduler.commit_batch()
         decoding = len(scheduler.decoding)
         sampled = self._sample_all(finishing, out)
-        self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled)
+        self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled, scheduler.adapters)
 
     def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
         """Sample the next tokens of every sequence with logits in this batch; return how many there are."""
@@ -246,7 +256,7 @@ class EngineCore:
     def _fail_running(self, out: list[Emission]) -> None:
         """The only running sequence does not fit: fail it."""
         detail = f"no free cell among {self.kv_cache.total}"
-        for sequence in [*self.scheduler.decoding, *self.scheduler.prefilling]:
+        for sequence in self.scheduler.running_sequences:
             self.scheduler.remove(sequence)
             out.append(sequence.fail("engine_out_of_memory", detail))
 

@@ -65,6 +65,7 @@ class Embedder:
         context = self._open_context()
         start = self._decoded
         count = min(_CHUNK, len(sequence.prompt) - start)
+        context.use_adapter(sequence.adapter)
         context.token[:count] = sequence.prompt[start : start + count]
         context.position[:count] = range(start, start + count)
         context.needs_output[:count] = 1

@@ -147,6 +147,7 @@ class Engine:
     def _prepare(self, job: Job) -> Sequence:
         core, context = self._core, self._core.info.context_tokens
         deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
+        adapter = core.adapters.find(job.adapter)
         prompt = core.prompts.tokens(job.prompt)
         room = context - len(prompt)
         if room < (0 if job.embed else 1):
@@ -158,8 +159,10 @@ class Engine:
             )
         sampler = None if job.embed else self._make_sampler(job, prompt)
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
-        stored = core.prompts.system_tokens(job.prompt) if job.store_prompt and core.prompt_store is not None else 0
-        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, stored)
+        # Files hold what the model as it is makes of a prompt.
+        storable = job.store_prompt and adapter is None and core.prompt_store is not None
+        stored = core.prompts.system_tokens(job.prompt) if storable else 0
+        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, stored, adapter)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
@@ -254,7 +257,7 @@ class Engine:
 
     def _sequences(self) -> list[Sequence]:
         scheduler = self._core.scheduler
-        return [*scheduler.decoding, *scheduler.prefilling, *scheduler.waiting, *self._core.embedder.waiting]
+        return [*scheduler.running_sequences, *scheduler.waiting, *self._core.embedder.waiting]
 
     def _remove(self, sequence: Sequence) -> None:
         if sequence.job.embed:

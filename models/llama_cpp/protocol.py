@@ -10,6 +10,16 @@ from router.reasoning import Thinking
 from router.tool_calls.formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
+KVType = Literal["f16", "q8_0"]  # how keys and values are kept
+
+
+class AdapterFile(msgspec.Struct, frozen=True):
+    """A LoRA adapter of the model: a GGUF of its own."""
+
+    name: str
+    path: str
+    scale: float = 1.0
+
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to load and run one model."""
@@ -20,11 +30,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int = 16  # decoded together; more jobs wait
     batch_tokens: int = 512  # limit of one llama_decode, prefill chunks included
     threads: int = 0  # 0: from the idle cores at start, then found by trying
-    gpu_layers: int = 0
+    gpu_layers: int | Literal["auto"] = "auto"  # offloaded; -1: all; "auto": as many as fit
+    kv_type: KVType = "f16"
     prefix_cache_bytes: int = 64 * 1024 * 1024  # KV kept for shared prefixes; least recently used evicted first
     prompt_lookup: bool = True  # draft tokens from text that repeats, where it pays
     prompt_folder: str = ""  # for files of system prompts; "": none
     prompt_bytes: int = 0  # limit of these files
+    adapters: tuple[AdapterFile, ...] = ()  # loaded with the model; a job names one
     weights_sha256: str = ""  # from the model's manifest; files of other weights are not used
     refuse_token: str = ""  # from the model's manifest; its probability at the first position lowers confidence
     temperature: float | None = None  # of a job that names none; None: 1
@@ -69,6 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: int  # unique in this engine
     prompt: Prompt
+    adapter: str = ""  # one of `EngineOptions.adapters`; "": the model as it is
     max_tokens: int | None = None  # None: to the end of the context
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()

@@ -11,14 +11,22 @@ from pathlib import Path
 
 import msgspec
 
-from ..catalog.artifact import Answers, Artifact, ArtifactError, Manifest, list_artifacts, save_manifest, sha256_of
+from ..catalog.artifact import (
+    NAME,
+    Answers,
+    Artifact,
+    ArtifactError,
+    Manifest,
+    list_artifacts,
+    save_manifest,
+    sha256_of,
+)
 from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile
 from .check import check_gguf
 from .placing import Placing
 from .publish import publish_gguf
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _NO_LICENCE = "the file names no licence: make sure that you may use it"
 
 

@@ -1,9 +1,10 @@
-"""Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step.
+"""Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step. Of a LoRA
+adapter: load it with its model and decode one step.
 
 All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
 never ends takes the child, and the caller gets an ArtifactError.
 
-    python -m models.publish.check FILE CONTEXT      prints a `_Verdict` as JSON
+    python -m models.publish.check FILE CONTEXT [MODEL]      prints a `_Verdict` as JSON
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from pathlib import Path
 
 import msgspec
 
-from router.errors import InvalidRequest
+from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Message
 
 from ..catalog.artifact import ArtifactError
-from ..catalog.gguf import GgufFile, read_gguf
+from ..catalog.gguf import GgufFile, read_gguf, read_metadata
 
 GIB = 2**30
 BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
 BASE_TIME_S = 60.0
 SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
+_ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
+_MODEL = 3  # place of the argument
 
 
 class CheckLimits(msgspec.Struct, frozen=True):
@@ -59,8 +62,27 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
         ArtifactError: the file is malformed, its template does not render, llama.cpp cannot load it or crashes on it,
             or the check exceeds its limits.
     """
-    limits = limits or limits_for(file.stat().st_size)
-    command = [sys.executable, "-m", __name__, str(file), str(context)]
+    verdict = _judge(file, [str(context)], limits or limits_for(file.stat().st_size))
+    assert verdict.gguf is not None
+    return verdict.gguf
+
+
+def check_adapter(file: Path, model: Path, limits: CheckLimits | None = None) -> None:
+    """Check a LoRA adapter of `model`, both GGUF files, in a child process.
+
+    Raises:
+        ArtifactError: the file is malformed, is no LoRA adapter or not of this model, llama.cpp crashes on it, or the
+            check exceeds its limits.
+    """
+    try:
+        size_bytes = file.stat().st_size + model.stat().st_size
+    except OSError as error:
+        raise ArtifactError(f"{error.filename}: {error.strerror}") from error
+    _judge(file, [str(_CHECK_CONTEXT_TOKENS), str(model)], limits or limits_for(size_bytes))
+
+
+def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
+    command = [sys.executable, "-m", __name__, str(file), *arguments]
     environ = {**os.environ, "CAUSEWAY_CHECK_BYTES": str(limits.memory_bytes), "OMP_NUM_THREADS": "1"}
     environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
@@ -75,9 +97,9 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
         verdict = msgspec.json.decode(child.stdout, type=_Verdict)
     except msgspec.DecodeError:
         raise ArtifactError(f"{file}: {_death(child.returncode, limits)}") from None
-    if verdict.gguf is None:
+    if verdict.fault:
         raise ArtifactError(verdict.fault)
-    return verdict.gguf
+    return verdict
 
 
 def _death(status: int, limits: CheckLimits) -> str:
@@ -113,6 +135,28 @@ def _try_load(file: Path, context: int) -> None:
         model.logits(model.tokenize("hello") or [0])
 
 
+def _examine_adapter(file: Path, model: Path) -> None:
+    from ..llama_cpp.native.adapters import load_adapter
+    from ..llama_cpp.native.context import Context
+    from ..llama_cpp.native.weights import Weights
+    from ..llama_cpp.protocol import AdapterFile
+
+    metadata = read_metadata(file, lambda key: key in _ADAPTER_KEYS)
+    kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
+    if kind != "lora":
+        raise ArtifactError(
+            f"{file}: not a LoRA adapter but {kind}; llama.cpp's convert_lora_to_gguf.py makes one from PEFT's files"
+        )
+    weights = Weights(model)
+    architecture = metadata.get("general.architecture")
+    if architecture != weights.architecture:
+        raise ArtifactError(f"{file}: an adapter for {architecture} models, and {model} is {weights.architecture}")
+    adapter = load_adapter(weights, AdapterFile(file.stem, str(file)))
+    context = Context(weights, kv_tokens=_CHECK_CONTEXT_TOKENS, sequences=1, batch_tokens=32, outputs=1, threads=1)
+    context.use_adapter(adapter)
+    context.warm_up(0)
+
+
 def _main() -> None:
     bound = int(os.environ["CAUSEWAY_CHECK_BYTES"])
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
@@ -122,7 +166,13 @@ def _main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        verdict = _Verdict(gguf=_examine(file, context))
+        if len(sys.argv) > _MODEL:
+            _examine_adapter(file, Path(sys.argv[_MODEL]))
+            verdict = _Verdict()
+        else:
+            verdict = _Verdict(gguf=_examine(file, context))
+    except EngineUnavailable as error:
+        verdict = _Verdict(fault=error.message)
     except ArtifactError as error:
         verdict = _Verdict(fault=str(error))
     except MemoryError:

@@ -6,6 +6,7 @@
     encoder         sentence embeddings, for the semantic cache
     scope           out-of-scope detection, on top of the encoder
     onnx_graph      the ONNX Runtime session that quality, encoder and scope share
+    providers       which processor runs such a graph
 
 Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest).
 `models/train/signals` makes the files.

@@ -10,6 +10,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog.artifact import ArtifactError
+from .providers import choose_providers
 
 Array = NDArray[np.int64] | NDArray[np.float32]
 Arrays = Mapping[str, Array]
@@ -31,7 +32,8 @@ class OnnxGraph:
         # The arena would keep the memory of the longest prompt for the life of the process.
         options.enable_cpu_mem_arena = False
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            providers = choose_providers(path.stat().st_size)
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
         except Exception as error:  # onnxruntime raises classes of its own without a common base
             raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()]

@@ -99,7 +99,7 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
 
 def model_names(policy: Policy) -> tuple[str, ...]:
     """Return the values that a client may send as `model`: auto, and the names of the targets."""
-    return (AUTO, *(target.name for target in policy.targets))
+    return (AUTO, *(target.name for target in policy.offered))
 
 
 def _binding_constraints(
@@ -140,11 +140,16 @@ def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
 
 def _named(policy: Policy, model: str) -> tuple[Target, ...]:
     """Return the target of that name, else all targets that serve the model of that name, in the policy's order."""
-    found = tuple(t for t in policy.targets if t.name == model) or tuple(t for t in policy.targets if t.model == model)
+    offered = policy.offered
+    found = tuple(t for t in offered if t.name == model) or tuple(t for t in offered if _model(t) == model)
     if not found:
         names = ", ".join(model_names(policy))
         raise ModelNotFound(f"the model `{model[:100]}` does not exist here; available: {names}", param="model")
     return found
+
+
+def _model(target: Target) -> str:
+    return f"{target.model}+{target.adapter}" if target.adapter else target.model
 
 
 def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:

@@ -94,6 +94,11 @@ class Policy:
     constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
     route_needs: RequiredSignals  # of `decide` with model `auto`: constraints and routes
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
+    adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
+    offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offered", self.targets + self.adapted)
 
     @property
     def needs(self) -> frozenset[str]:

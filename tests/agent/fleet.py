@@ -137,6 +137,7 @@ class ScriptedHost:
         self.bundle: str | None = None
         self.used: list[str | None] = []
         self.restarts = 0
+        self.unloads = 0
         self.now = BoxCondition()
         self.nonsense = False
         self.refusal: UpdateRefused | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from edge_node.deploy.prepare import checks, llama, plan
+from edge_node.deploy.prepare import checks, cuda, llama, plan
 from edge_node.deploy.prepare.environments import locked_names, package_counter
 from edge_node.deploy.prepare.places import Places, child_environment, find_places
 from edge_node.deploy.prepare.progress import QUIET_S, Progress, StepFailed, run
@@ -246,6 +246,8 @@ def test_another_processor_or_flag_is_another_wheel(tmp_path: Path) -> None:
     here = places(tmp_path)
     assert llama.wheel_key(here, {}) == llama.wheel_key(here, {"HOME": "/x"})
     assert llama.wheel_key(here, {}) != llama.wheel_key(here, {"CMAKE_ARGS": "-DGGML_CUDA=on"})
+    assert llama.wheel_key(here, {}) == llama.wheel_key(here, {"CUDA": "0"})
+    assert llama.wheel_key(here, {"CUDA": "1"}) != llama.wheel_key(here, {"CUDA": "1", "CUDAARCHS": "87"})
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("processor: 0\nmodel name: A\nflags: sse avx\ncpu MHz: 1\n")
     new.write_text("processor: 0\nmodel name: A\nflags: sse avx avx512f\ncpu MHz: 1\n")
@@ -324,3 +326,45 @@ def test_too_little_disk_is_said_before_compiling(tmp_path: Path) -> None:
 def test_parts_of_a_digest_do_not_run_together() -> None:
     """Where one part ends and the next begins is part of the hash."""
     assert digest("ab", "c") != digest("a", "bc")
+
+
+def toolkit(folder: Path, *files: str) -> dict[str, str]:
+    """A CUDA toolkit of version 12.6 with these files, and an environment that finds it."""
+    nvcc = folder / "bin" / "nvcc"
+    for name in ("bin/nvcc", *files):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    nvcc.write_text(f"#!/bin/sh\necho 'release 12.6, V12.6.85'\necho '#$ TOP={folder}/bin/..'\n")
+    nvcc.chmod(0o755)
+    return {"CUDA": "1", "CUDACXX": str(nvcc), "CUDAARCHS": "87"}
+
+
+def test_a_whole_cuda_toolkit_is_used_as_it_is(tmp_path: Path) -> None:
+    environ = toolkit(tmp_path / "cuda", "include/cublas_v2.h", "lib64/stubs/libcuda.so")
+    flags = cuda.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
+    assert "-DCMAKE_CUDA_ARCHITECTURES=87" in flags
+    assert f"-DCMAKE_CUDA_COMPILER={tmp_path}/cuda/bin/nvcc" in flags
+    assert not any("cublas" in flag or "VMM" in flag for flag in flags)
+
+
+def test_cublas_from_packages_completes_a_bare_compiler(tmp_path: Path) -> None:
+    here = places(tmp_path)
+    folder = here.cache / "cublas-12.6" / "nvidia" / "cublas"
+    for name in ("include/cublas_v2.h", "lib/libcublas.so.12", "lib/libcublasLt.so.12"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    flags = cuda.cuda_flags(here, Path("no-python"), toolkit(tmp_path / "cuda"), quiet())
+    assert f"-DCUDA_cublas_LIBRARY={folder}/lib/libcublas.so.12" in flags
+    assert f"-DCUDA_cublasLt_LIBRARY={folder}/lib/libcublasLt.so.12" in flags
+    assert f"-DCMAKE_CUDA_FLAGS=-I{folder}/include" in flags
+    assert "-DGGML_CUDA_NO_VMM=ON" in flags
+
+
+def test_a_build_for_cuda_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StepFailed, match="there is no nvcc"):
+        cuda.find_toolkit({"CUDACXX": str(tmp_path / "nvcc")})
+    monkeypatch.setattr(cuda, "GPU_FILES", (tmp_path / "none",))
+    environ = toolkit(tmp_path / "cuda") | {"CUDAARCHS": ""}
+    with pytest.raises(StepFailed, match="there is none") as caught:
+        cuda.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
+    assert "CUDAARCHS=87" in caught.value.advice

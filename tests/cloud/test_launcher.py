@@ -263,6 +263,17 @@ def test_repository_has_each_model_with_its_options(tmp_path: Path) -> None:
     assert (tmp_path / "b" / "1" / "model.py").is_file()
 
 
+def test_a_model_that_uses_the_gpu_is_one_instance_on_it(tmp_path: Path) -> None:
+    models = (
+        ServedModel("gpu", EngineOptions(model_path="/w/a.gguf")),
+        ServedModel("cpu", EngineOptions(model_path="/w/a.gguf", gpu_layers=0)),
+    )
+    write_repository(tmp_path, models, has_gpu=True)
+    configs = {name: (tmp_path / name / "config.pbtxt").read_text() for name in ("gpu", "cpu")}
+    assert "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 0 ] } ]" in configs["gpu"]
+    assert "instance_group [ { count: 1 kind: KIND_CPU } ]" in configs["cpu"]
+
+
 def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
     """Its bin comes first on PATH, and no PYTHONPATH is inherited."""
     paths = {name: tmp_path / name for name in ("tritonserver", "backends", "lib")}

@@ -37,6 +37,7 @@ class ScriptedEngine:
         self.flood = False  # an answer without an end
         self.state = "ready"
         self.restarts = 0
+        self.unloads = 0
         self.problem = ""
         self.running = 0
         self.calls: list[BackendRequest] = []

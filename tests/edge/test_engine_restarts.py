@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -16,9 +17,10 @@ from edge_node.app import build
 from edge_node.backends.engine.backend import EngineBackend
 from edge_node.backends.engine.restart_backoff import RestartBackoff
 from edge_node.config.schema import EngineConfig, ServerConfig
+from tests.engine import scripted_drafts
 from tests.engine.tiny_gguf import write_tiny_gguf
 
-from .box import POLICY, Box, config
+from .box import POLICY, Answer, Box, config
 from .scripted import ScriptedCloud, ScriptedEngine, until
 
 pytestmark = pytest.mark.engine
@@ -78,3 +80,44 @@ def test_the_pause_doubles_and_a_period_of_health_resets_it() -> None:
     assert backoff.pause_s(ready_s=5.0) == 0.1
     assert [backoff.pause_s(ready_s=6.0) for _ in range(10)] == [0.1] * 10
     assert backoff.pause_s(ready_s=0.0) == 0.2
+
+
+@pytest.mark.slow
+async def test_a_child_killed_amid_a_speculated_answer_repeats_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client has every token up to the cut and an error; the next request gets the whole answer."""
+    scripted_drafts.install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    # Greedy, so that the text repeats; another seed is another entry of the cache. The bias: no end before the limit.
+    question: dict[str, Any] = {
+        "temperature": 0,
+        "max_tokens": 300,
+        "logprobs": True,
+        "logit_bias": {"1": -100},
+        "stream": True,
+    }
+    text = "turn on the light in the kitchen and set the alarm for six " * 3
+    async with real_engine(tmp_path, RestartBackoff(first_s=0.1)) as (box, engine):
+        whole = await box.ask(text, headers=ON_DEVICE, seed=1, **question)
+        assert (whole.status, whole.done) == (200, True)
+        (tmp_path / "stop").touch()
+        asking = asyncio.create_task(box.ask(text, headers=ON_DEVICE, seed=2, **question))
+        await until((tmp_path / "stopped").exists)
+        left = int((tmp_path / "stopped").read_text())
+        (tmp_path / "stop").unlink()
+        await kill(engine)
+        cut = await asking
+        assert (cut.done, cut.events[-1]["error"]["code"]) == (False, "engine_crashed")
+        got, expected = tokens_of(cut), tokens_of(whole)
+        assert got == expected[: len(got)]
+        # The first bytes of a character are held back until its last one.
+        assert 0 <= 300 - left - len(got) <= 3
+        assert len(got) > scripted_drafts.ENOUGH
+        again = await box.ask(text, headers=ON_DEVICE, seed=3, **question)
+        assert (again.text, again.done) == (whole.text, True)
+
+
+def tokens_of(answer: Answer) -> list[object]:
+    choices = [choice for event in answer.events for choice in event.get("choices", ())]
+    return [entry["bytes"] for choice in choices for entry in (choice.get("logprobs") or {"content": ()})["content"]]

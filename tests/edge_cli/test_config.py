@@ -127,6 +127,8 @@ REJECTED = [
     ("server: {read_timeout_s: .nan}", "server.read_timeout_s", "not '.nan'"),
     ("cache: {memory_bytes: 5 parsecs}", "cache.memory_bytes", "a size in bytes (1048576, 64MiB, 1GB)"),
     ("engine: {enabled: maybe}", "engine.enabled", "true or false, not 'maybe'"),
+    ("engine: {gpu_layers: some}", "engine.gpu_layers", "an integer, at least -1 or one of auto, not 'some'"),
+    ("engine: {gpu_layers: -2}", "engine.gpu_layers", "not -2"),
     ("engine: {model_dirs: 7}", "engine.model_dirs", "a list of strings, not 7"),
     ("log: loud", "edge.yaml:1: log", "one of debug, error, info, warning, not 'loud'"),
     ("cloud: {url: gateway.example}", "cloud.url", "a URL like https://cloud.example/v1"),
@@ -152,6 +154,14 @@ def test_an_invalid_file_is_rejected_with_line_key_and_the_expected_value(
         load_config(write(tmp_path, text), HOME, {})
     assert where in re.sub(r"(yaml:\d+):\d+", r"\1", str(caught.value))  # the column is there too
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("written", "value"), [("auto", "auto"), ("-1", -1), ("20", 20)])
+def test_a_number_or_a_word_is_read_from_every_layer(tmp_path: Path, written: str, value: object) -> None:
+    from_file = load_config(write(tmp_path, f"engine: {{gpu_layers: {written}}}"), HOME, {})
+    from_environment = load_config(None, HOME | {"CAUSEWAY_ENGINE__GPU_LAYERS": written}, {})
+    from_flag = load_config(None, HOME, {"engine.gpu_layers": written})
+    assert {config.engine.gpu_layers for config in (from_file, from_environment, from_flag)} == {value}
 
 
 def test_a_secret_in_an_error_is_not_shown(tmp_path: Path) -> None:

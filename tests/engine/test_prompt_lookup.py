@@ -10,10 +10,11 @@ import pytest
 
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions
-from models.llama_cpp.scheduling.speculation import Draft, Drafting, DraftPlanner, PromptLookup
+from models.llama_cpp.scheduling.speculation import DraftPlanner, PromptLookup
 from router.types import Sampling
 
 from .conftest import Rig
+from .scripted_drafts import plan_always
 
 MakeRig = Callable[..., Rig]
 PROMPT = "turn on the light in the kitchen and set the alarm for six " * 3
@@ -21,18 +22,9 @@ PLAIN_S = 0.04
 
 
 class EveryDraft(DraftPlanner):
-    """Drafts as much as it can; of every third draft the second token is wrong."""
+    """Drafts as much as it can."""
 
-    def plan(self, decoding: Sequence[Drafting], room: int) -> list[Draft]:
-        drafts: list[Draft] = []
-        for index, sequence in enumerate(decoding):
-            assert sequence.lookup is not None
-            tokens = sequence.lookup.draft(min(4, sequence.remaining - 1, room - 4 * index))
-            if len(tokens) > 1 and self.drafted % 3 == 0:
-                tokens[1] = 0
-            if tokens:
-                drafts.append(Draft(index, tokens))
-        return drafts
+    plan = plan_always
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,12 @@ Its answers are noise, but every path of the engine (tokenizer, KV cache, gramma
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 from gguf import GGUFWriter, TokenType
+from numpy.typing import NDArray
 
 WORDS = tuple(
     word
@@ -71,8 +72,12 @@ def write_tiny_gguf(
     template: str | None = TEMPLATE,
     padding: int = 0,
     marks: tuple[str, ...] = (),
+    deltas: Mapping[str, NDArray[np.float32]] = {},
 ) -> Path:
-    """Write the model with float32 weights; `padding` adds unused tokens to the vocabulary, `marks` control tokens."""
+    """Write the model with float32 weights.
+
+    `padding` adds unused tokens to the vocabulary, `marks` control tokens, `deltas` to the weights of those names.
+    """
     tokens, merges = vocabulary(words)
     tokens += [f"<unused{i}>" for i in range(padding)]
     tokens += marks
@@ -102,7 +107,8 @@ def write_tiny_gguf(
         writer.add_chat_template(template)
 
     def matrix(name: str, rows: int, columns: int, scale: float) -> None:
-        writer.add_tensor(name, (draw.standard_normal((rows, columns)) * scale).astype(np.float32))
+        values = (draw.standard_normal((rows, columns)) * scale).astype(np.float32)
+        writer.add_tensor(name, values + deltas[name] if name in deltas else values)
 
     def ones(name: str) -> None:
         writer.add_tensor(name, np.ones(width, np.float32))

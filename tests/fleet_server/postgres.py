@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import psutil
 import pytest
 
-from edge_node.deploy.prepare.postgres import ADVICE, find_postgres
+from edge_node.deploy.prepare.distribution import POSTGRES_ADVICE, find_postgres
 from tests.ports import free_port
 
 
@@ -103,5 +103,5 @@ def make_postgres() -> PostgresServer:
     if "postgres" in os.environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split():
         pytest.skip("CAUSEWAY_SKIP names postgres")
     binaries = find_postgres()
-    assert binaries is not None, f"PostgreSQL is not installed: {ADVICE}"
+    assert binaries is not None, f"PostgreSQL is not installed: {POSTGRES_ADVICE}"
     return PostgresServer(Path(mkdtemp(prefix="causeway-postgres-")), binaries)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,9 +15,9 @@ import msgspec
 
 from models.catalog.artifact import Answers
 from models.llama_cpp.process.parent import EngineProcess
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
+from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
-from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, UnsupportedFeature
+from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, EngineUnavailable, UnsupportedFeature
 from router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
 from router.tool_calls.formats import NO_FRAME, PLAIN
 from router.tool_calls.parser import ToolCallParser
@@ -29,6 +31,7 @@ from .restart_backoff import RestartBackoff
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
+_LOAD_S = 60.0  # to count a prompt; the caller waits for less
 
 
 class EngineBackend:
@@ -45,6 +48,7 @@ class EngineBackend:
         answers: Answers = "text",
         name: str = "",
         weights_sha256: str = "",
+        adapters: tuple[AdapterFile, ...] = (),
         prompt_folder: Path | None = None,
         stuck_s: float = 30.0,
         backoff: RestartBackoff | None = None,
@@ -56,6 +60,7 @@ class EngineBackend:
             refuse_token, temperature, answer_tokens, answers: of the model's manifest.
             name: of the model, for messages.
             weights_sha256: of the model's manifest.
+            adapters: those of the model, which requests may name.
             prompt_folder: for files of system prompts, where `config.stored_prompts_bytes` allows any.
             stuck_s: a child with jobs that makes no step for so many seconds is restarted.
             backoff: the pauses before restarts.
@@ -67,10 +72,12 @@ class EngineBackend:
             batch_tokens=config.batch_tokens,
             threads=config.threads,
             gpu_layers=config.gpu_layers,
+            kv_type=config.kv_type,
             prompt_lookup=config.prompt_lookup,
             prompt_folder="" if prompt_folder is None else str(prompt_folder.absolute()),
             prompt_bytes=config.stored_prompts_bytes,
             weights_sha256=weights_sha256,
+            adapters=adapters,
             refuse_token=refuse_token,
             temperature=temperature,
             answer_tokens=answer_tokens,
@@ -79,7 +86,13 @@ class EngineBackend:
         self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._at_once = 2 * options.sequences  # jobs of one request in the child: some run, and some wait for a slot
-        self._supervisor = Supervisor(options, name or model_path.stem, stuck_s=stuck_s, backoff=backoff)
+        self._supervisor = Supervisor(
+            options,
+            name or model_path.stem,
+            stuck_s=stuck_s,
+            backoff=backoff,
+            unload_after_s=config.unload_after_s or math.inf,
+        )
         self._ids = itertools.count(1)
 
     @property
@@ -98,6 +111,11 @@ class EngineBackend:
     @property
     def restarts(self) -> int:
         return self._supervisor.restarts
+
+    @property
+    def unloads(self) -> int:
+        """How often the model left memory for want of requests."""
+        return self._supervisor.unloads
 
     @property
     def problem(self) -> str:
@@ -127,12 +145,15 @@ class EngineBackend:
     def signals(self) -> EdgeSignals:
         process = self._supervisor.process
         if process is None:
-            return EdgeSignals(queue=0, tokens_per_s=None, loaded=False)
+            return EdgeSignals(queue=0, tokens_per_s=None, loaded=self._supervisor.loads_on_demand)
         queue = max(process.waiting, process.jobs - self._sequences) if process.jobs else 0
         return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
 
     async def count(self, request: Request) -> int | None:
-        """Tokens of all prompts together; None while the child is not ready."""
+        """Tokens of all prompts together; None while the child is not ready. A model that was unloaded is loaded."""
+        if self._supervisor.loads_on_demand:
+            with contextlib.suppress(EngineUnavailable):
+                await self._supervisor.ready(asyncio.get_running_loop().time() + _LOAD_S)
         process = self._supervisor.process
         if process is None:
             return None
@@ -148,7 +169,7 @@ class EngineBackend:
         """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
         request = call.request
         _check_supported(request)
-        process = await self._supervisor.ready(call.deadline)
+        process = await self._supervisor.ready(min(call.deadline, call.first_token_by))
         choices = {choice.job.id: choice for choice in self._choices(call)}
         prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
@@ -180,8 +201,9 @@ class EngineBackend:
                 f"this model's embeddings have {info.embedding_dimensions} dimensions", param="dimensions"
             )
         deadline_s = _time_left_s(call)
+        adapter = call.target.adapter
         jobs = [
-            Job(id=next(self._ids), prompt=prompt, embed=True, deadline_s=deadline_s)
+            Job(id=next(self._ids), prompt=prompt, adapter=adapter, embed=True, deadline_s=deadline_s)
             for prompt in self._prompts(call.request)
         ]
         vectors: dict[int, tuple[float, ...]] = {}
@@ -220,6 +242,7 @@ class EngineBackend:
             job = Job(
                 id=next(self._ids),
                 prompt=prompt,
+                adapter=call.target.adapter,
                 max_tokens=request.max_tokens,
                 sampling=_seeded(request.sampling, choice),
                 stop=request.stop,

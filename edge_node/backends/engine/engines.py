@@ -5,6 +5,7 @@ are closed once they have no jobs. Other weights under the same name are loaded 
 after those are gone. The states of a child:
 
     starting ──▶ ready ──▶ backing_off ──▶ starting …        it crashed
+        │          └──▶ unloaded ──▶ reloading ──▶ ready      no requests for a while: the next one loads it
         └──────▶ failed ──▶ starting …                       the model cannot be loaded: requests fail at once
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Literal, Protocol
 
@@ -34,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _RETIRE_POLL_S = 0.25
 _IDLE_LOOKS = 3
-State = Literal["idle", "starting", "ready", "backing_off", "failed", "closed"]
+State = Literal["idle", "starting", "ready", "backing_off", "unloaded", "reloading", "failed", "closed"]
 _WATCH_S = 1.0
 _MAX_RESTART_WAIT_S = (
     2.0  # a request waits for a restart that begins within this time, and is refused before a later one
@@ -49,6 +51,9 @@ class Engine(Backend, Protocol):
 
     @property
     def restarts(self) -> int: ...
+
+    @property
+    def unloads(self) -> int: ...
 
     @property
     def problem(self) -> str: ...
@@ -100,6 +105,10 @@ class EnginePool:
     def restarts(self) -> Iterable[tuple[str, int]]:
         """Per model, how often its child was restarted."""
         return [(model, engine.restarts) for model, engine in self._engines.items()]
+
+    def unloads(self) -> Iterable[tuple[str, int, bool]]:
+        """Per model, how often it left memory for want of requests, and whether it is out of memory now."""
+        return [(model, engine.unloads, engine.state == "unloaded") for model, engine in self._engines.items()]
 
     def use(self, policy: Policy) -> None:
         """Serve the models of this policy's edge targets. Engines start in the background, after `start`."""
@@ -226,15 +235,26 @@ class Supervisor:
         name: of the model, for messages.
         stuck_s: a child with jobs that makes no step for so many seconds is killed.
         backoff: the pauses before restarts.
+        unload_after_s: a child without jobs for so many seconds is ended; the next request starts another one.
     """
 
     def __init__(
-        self, options: EngineOptions, name: str, *, stuck_s: float = 30.0, backoff: RestartBackoff | None = None
+        self,
+        options: EngineOptions,
+        name: str,
+        *,
+        stuck_s: float = 30.0,
+        backoff: RestartBackoff | None = None,
+        unload_after_s: float = math.inf,
     ) -> None:
         self._options = options
         self._name = name
         self._stuck_s = stuck_s
         self._backoff = backoff or RestartBackoff()
+        self._unload_after_s = unload_after_s
+        self._wanted = asyncio.Event()  # a request needs the model that was unloaded
+        self._load_s = 0.0  # how long the last load took
+        self._unloads = 0
         self._restart_at = 0.0  # loop time, while no child runs
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -266,6 +286,16 @@ class Supervisor:
         return self._restarts
 
     @property
+    def unloads(self) -> int:
+        """Children that were ended for want of requests."""
+        return self._unloads
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """The model was unloaded, and a request gets it loaded again, or is getting it."""
+        return self._state in ("unloaded", "reloading")
+
+    @property
     def process(self) -> EngineProcess | None:
         """The child, while it is ready."""
         process = self._process
@@ -275,7 +305,7 @@ class Supervisor:
     def pid(self) -> int | None:
         """Of the running child."""
         process = self._process
-        return process.pid if process is not None and self._state in ("starting", "ready") else None
+        return process.pid if process is not None and self._state in ("starting", "ready", "reloading") else None
 
     def start(self) -> None:
         """Start the child in the background; `close` ends it."""
@@ -293,6 +323,8 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         while (process := self.process) is None:
+            if self._state == "unloaded":
+                self._wanted.set()
             pause_s = self._restart_at - loop.time()
             late = pause_s > min(_MAX_RESTART_WAIT_S, deadline - loop.time())
             if self._state in ("idle", "failed", "closed") or (self._state == "backing_off" and late):
@@ -310,7 +342,9 @@ class Supervisor:
                 waited_s = loop.time() - self._started
                 state = self._state.replace("_", " ")
                 raise EngineUnavailable(
-                    f"{self._name}: still {state} after {waited_s:.1f} s", phase="connect", retry_after_s=1.0
+                    f"{self._name}: still {state} after {waited_s:.1f} s",
+                    phase="connect",
+                    retry_after_s=max(1.0, self._load_s - waited_s),
                 )
         return process
 
@@ -326,25 +360,10 @@ class Supervisor:
             self._enter("closed", "it was closed")
 
     async def _supervise(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            self._enter("starting", "it is being loaded")
             self._process = process = EngineProcess(self._options)
             try:
-                began = loop.time()
-                await process.start()
-                self._info = await process.ready
-                ready_at = loop.time()
-                self._enter("ready", "")
-                if self._lost.problem:
-                    self._lost.end(f"engine {self._name} is ready again")
-                else:
-                    log.info("engine %s is ready after %.1f s", self._name, ready_at - began)
-                reason = await self._watch(process)
-                self._restarts += 1
-                pause_s = self._pause(ready_at)
-                self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
-                self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
+                await self._run(process)
             except EngineUnavailable as error:
                 self._pause(None)
                 self._enter("failed", error.message)
@@ -357,7 +376,43 @@ class Supervisor:
                 self._lost.begin(f"engine {self._name} cannot be started: {type(error).__name__}: {error}")
             finally:
                 await asyncio.shield(process.close())
+            await self._wait_for_next()
+
+    async def _run(self, process: EngineProcess) -> None:
+        """Start the child and watch it until it ends, or until it is unloaded."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await process.start()
+        self._info = await process.ready
+        ready_at = loop.time()
+        self._load_s = ready_at - began
+        self._enter("ready", "")
+        if self._lost.problem:
+            self._lost.end(f"engine {self._name} is ready again")
+        else:
+            log.info("engine %s is ready after %.1f s", self._name, self._load_s)
+        reason = await self._watch(process)
+        if reason is None:
+            self._unloads += 1
+            log.info("engine %s is unloaded: no requests for %g s", self._name, self._unload_after_s)
+            self._enter("unloaded", f"it is unloaded: no requests for {self._unload_after_s:g} s")
+            return
+        self._restarts += 1
+        pause_s = self._pause(ready_at)
+        self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
+        self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
+
+    async def _wait_for_next(self) -> None:
+        """Wait until the next child may start: for a request of an unloaded model, else for the end of a pause."""
+        loop = asyncio.get_running_loop()
+        if self._state == "unloaded":
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._started = loop.time()
+            self._enter("reloading", "it is being loaded again")
+        else:
             await asyncio.sleep(self._restart_at - loop.time())
+            self._enter("starting", "it is being loaded")
 
     def _pause(self, ready_at: float | None) -> float:
         """Set when the next child starts, after one that was ready at `ready_at`. Returns the pause, seconds."""
@@ -366,13 +421,16 @@ class Supervisor:
         self._restart_at = now + pause_s
         return pause_s
 
-    async def _watch(self, process: EngineProcess) -> str:
-        """Wait until the child ends, by itself or because it is stuck. Returns the reason."""
+    async def _watch(self, process: EngineProcess) -> str | None:
+        """Wait until the child ends, by itself or because it is stuck, and return why; None: it was idle for long."""
         loop = asyncio.get_running_loop()
         while True:
-            if (await asyncio.wait([process.ended], timeout=min(_WATCH_S, self._stuck_s / 3)))[0]:
+            timeout_s = min(_WATCH_S, self._stuck_s / 3, self._unload_after_s)
+            if (await asyncio.wait([process.ended], timeout=timeout_s))[0]:
                 return process.ended.result()
             if not process.jobs:
+                if process.idle_s >= self._unload_after_s:
+                    return None
                 continue
             if loop.time() - process.progress_at > self._stuck_s:
                 process.kill(f"it was stuck: {process.jobs} jobs and no step for {self._stuck_s:g} s")

@@ -14,6 +14,9 @@ from pathlib import Path
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
+from models.llama_cpp.gpus import Gpu
+
+from ...config.schema import EngineConfig
 from .finding import Finding, fail, ok, warn
 
 OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
@@ -148,6 +151,28 @@ def _conflict(name: str, others: list[str]) -> Finding:
         f"`{name}` belongs to {' and '.join(others)}: the last one installed has overwritten the other",
         f"`pip uninstall -y {' '.join(others)} && pip install {keep}` (or the other one)",
     )
+
+
+def check_gpus(engine: EngineConfig, gpus: Sequence[Gpu]) -> Finding:
+    """Name the GPUs that llama.cpp finds."""
+    if gpus:
+        found = ", ".join(f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in gpus)
+        return ok("gpu", f"llama.cpp finds {found}; engine.gpu_layers is {engine.gpu_layers}")
+    if engine.gpu_layers not in ("auto", 0):
+        found = f"engine.gpu_layers is {engine.gpu_layers}, and llama.cpp finds no GPU: the CPU decodes"
+        return warn("gpu", found, "compile llama.cpp for the GPU with `make setup CUDA=1`")
+    return ok("gpu", "llama.cpp finds no GPU: the CPU decodes")
+
+
+def check_providers() -> Iterator[Finding]:
+    """Name what runs the learned signals; nothing where ONNX Runtime is not installed."""
+    try:
+        from models.signals.providers import SMALL_BYTES, choose_providers, short_names
+    except ImportError:
+        return
+    first, *others = short_names(choose_providers(SMALL_BYTES))
+    rest = f", else on {', '.join(others)}; small ones on CPU" if others else ""
+    yield ok("onnx", f"ONNX Runtime runs learned signals on {first}{rest}")
 
 
 def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S) -> Finding:

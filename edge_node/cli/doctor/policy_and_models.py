@@ -18,6 +18,7 @@ from ...signals.estimators import QUALITY, load_calibrator, load_pair, load_qual
 from .finding import Finding, fail, ok, warn
 
 _MIB = 2**20
+_SHORT_IDLE_S = 30.0
 _MIN_CONTEXT_TOKENS = 256  # the engine does not start with less
 
 
@@ -61,6 +62,17 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
         size = f"{artifact.manifest.size_bytes / _MIB:.1f} MiB {artifact.manifest.quantisation}"
         findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})"))
     return artifacts, findings
+
+
+def check_unloading(engine: EngineConfig) -> Iterator[Finding]:
+    """Say whether models leave memory, and warn where they would be loaded all the time."""
+    if not engine.enabled or not engine.unload_after_s:
+        return
+    found = f"models leave memory after {engine.unload_after_s:g} s without requests, and the next request loads them"
+    if engine.unload_after_s < _SHORT_IDLE_S:
+        yield warn("model", found, f"many requests wait for a load: set engine.unload_after_s to {_SHORT_IDLE_S:g}s")
+    else:
+        yield ok("model", found)
 
 
 def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: DeviceSignals) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from models.llama_cpp.gpus import probe_gpus
 from router.types import DeviceSignals
 
 from ...config.schema import Config
@@ -50,12 +51,15 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from packages.check_owners(installed)
     if config.engine.enabled:
         yield packages.check_llama()
+        yield packages.check_gpus(config.engine, probe_gpus())
+        yield from packages.check_providers()
     policy, finding = policy_and_models.read_policy(policy_path)
     yield finding
     if policy is not None:
         yield from policy_and_models.check_targets(policy, config.engine, config.cloud.url)
         artifacts, findings = policy_and_models.check_models(policy, config.engine)
         yield from findings
+        yield from policy_and_models.check_unloading(config.engine)
         yield from policy_and_models.check_memory(artifacts, config.engine, device)
         yield from policy_and_models.check_signals(policy, config.engine)
     yield from check_encoders(config)

@@ -3,7 +3,7 @@
 The default build of llama-cpp-python takes about ten CPU-minutes; ours leaves out the image tools and llama.cpp's
 `common` library, which the bindings never call, and takes under three. The wheel is tagged `py3-none`, so it serves
 every Python, but it is compiled for this very processor (GGML_NATIVE): the cache's key holds the processor.
-$CMAKE_ARGS is honoured and part of the key, so `CMAKE_ARGS=-DGGML_CUDA=on make run` builds for a Jetson's GPU.
+`CUDA=1` builds for an NVIDIA GPU (see cuda.py). $CMAKE_ARGS is honoured. Both are part of the key.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import re
 import shlex
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from . import cuda
 from .checks import glibc_version, require_compilers, require_disk
 from .environments import NETWORK_ADVICE, install_locked
 from .places import Places, child_environment, usable_cores
@@ -44,6 +45,7 @@ def wheel_key(places: Places, environ: Mapping[str, str]) -> str:
         places.edge_deploy / "requirements-build.txt",
         *FLAGS,
         environ.get("CMAKE_ARGS", ""),
+        cuda.build_key(environ),
         platform.machine(),
         processor(),
         "{}.{}".format(*glibc_version()),
@@ -96,7 +98,8 @@ def build_wheel(places: Places, progress: Progress) -> Path:
     if not source.exists():
         _fetch_source(places, python, bench, source, progress)
     (bench / "trim.cmake").write_text(TRIM, encoding="utf-8")
-    _compile(places, python, bench, source, progress)
+    gpu_flags = cuda.cuda_flags(places, python, os.environ, progress) if cuda.is_wanted(os.environ) else []
+    _compile(places, python, bench, source, gpu_flags, progress)
     (built,) = (bench / "wheel").glob("*.whl")
     wheel = home / built.name
     built.replace(wheel)
@@ -143,7 +146,7 @@ def _fetch_source(places: Places, python: Path, bench: Path, source: Path, progr
     inner.replace(source)
 
 
-def _compile(places: Places, python: Path, bench: Path, source: Path, progress: Progress) -> None:
+def _compile(places: Places, python: Path, bench: Path, source: Path, gpu_flags: list[str], progress: Progress) -> None:
     def counter(line: str) -> str | None:
         found = re.search(r"\[(\d+)/(\d+)\]", line)
         return f"compiling llama.cpp {found.group(1)}/{found.group(2)}" if found else None
@@ -152,7 +155,7 @@ def _compile(places: Places, python: Path, bench: Path, source: Path, progress: 
     run(
         [python, "-m", "pip", "wheel", *flags, "-w", bench / "wheel", source],
         log=places.logs / "llama-compile.log",
-        environ=_build_environment(bench),
+        environ=_build_environment(bench, gpu_flags),
         watch=counter,
         progress=progress,
         advice="The log shows the compiler's error. Out of memory? Compile one file at a time: "
@@ -162,10 +165,10 @@ def _compile(places: Places, python: Path, bench: Path, source: Path, progress: 
         raise StepFailed("the build ended without a wheel", f"See {places.logs / 'llama-compile.log'}")
 
 
-def _build_environment(bench: Path) -> dict[str, str]:
+def _build_environment(bench: Path, gpu_flags: Sequence[str] = ()) -> dict[str, str]:
     environ = child_environment(os.environ)
     include = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={bench / 'trim.cmake'}"
-    environ["CMAKE_ARGS"] = shlex.join([*FLAGS, include, *shlex.split(environ.get("CMAKE_ARGS", ""))])
+    environ["CMAKE_ARGS"] = shlex.join([*FLAGS, include, *gpu_flags, *shlex.split(environ.get("CMAKE_ARGS", ""))])
     environ["CMAKE_GENERATOR"] = "Ninja"
     environ["PATH"] = f"{bench / 'tools' / 'bin'}{os.pathsep}{environ.get('PATH', '')}"
     environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(parallel_jobs()))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from .chromium import find_chromium, install_chromium
+from .distribution import (
+    find_chromium,
+    find_postgres,
+    find_redis,
+    install_chromium,
+    install_postgres,
+    install_redis,
+)
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
-from .postgres import find_postgres, install_postgres
 from .progress import Progress, StepFailed, run
-from .redis import install_redis
 from .steps import Step, digest
 from .triton import install_triton
 
@@ -30,9 +34,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     environment, packages, project = _environment(places), _packages(places, "requirements.txt"), _project(places)
     development = _packages(places, "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
-    redis = _from_distribution(
-        places, "redis", "redis-server", "redis-server", lambda: shutil.which("redis-server"), install_redis
-    )
+    redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
     postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)

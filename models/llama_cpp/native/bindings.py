@@ -39,6 +39,11 @@ set_threads = _bind("llama_set_n_threads", [ctypes.c_void_p, ctypes.c_int32, cty
 get_logits = _bind("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
 get_embeddings = _bind("llama_get_embeddings", [ctypes.c_void_p], ctypes.c_void_p)
 sample = _bind("llama_sampler_sample", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32], ctypes.c_int32)
+init_adapter = _bind("llama_adapter_lora_init", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p)
+invocation_tokens = _bind("llama_adapter_get_alora_n_invocation_tokens", [ctypes.c_void_p], ctypes.c_uint64)
+set_adapters = _bind(
+    "llama_set_adapters_lora", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p], ctypes.c_int32
+)
 accept = _bind("llama_sampler_accept", [ctypes.c_void_p, ctypes.c_int32], None)
 apply = _bind("llama_sampler_apply", [ctypes.c_void_p, ctypes.c_void_p], None)
 free_sampler = _bind("llama_sampler_free", [ctypes.c_void_p], None)

@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 
 from router.errors import EngineUnavailable
 
+from ..protocol import KVType
 from . import bindings
+from .adapters import Adapter
 from .weights import Weights
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
 _FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
+_KV_TYPES: dict[KVType, int] = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
 
 class Context:
@@ -33,6 +36,7 @@ class Context:
         batch_tokens: int,
         outputs: int,
         threads: int,
+        kv_type: KVType = "f16",
         embeddings: bool = False,
     ) -> None:
         """Create the context.
@@ -44,6 +48,7 @@ class Context:
             batch_tokens: the maximal number of rows of a batch.
             outputs: the maximal number of rows of a batch that need an output.
             threads: threads of one decode.
+            kv_type: how keys and values are kept.
             embeddings: return hidden states instead of logits.
 
         Raises:
@@ -56,6 +61,7 @@ class Context:
         params.n_threads = params.n_threads_batch = threads
         # Flash attention skips other sequences' cells quickly; without it they cost as much as the sequence's own.
         params.flash_attn_type = _FLASH_AUTO
+        params.type_k = params.type_v = _KV_TYPES[kv_type]
         params.no_perf = True
         params.embeddings = embeddings
         params.pooling_type = native.LLAMA_POOLING_TYPE_NONE
@@ -65,6 +71,7 @@ class Context:
         self.memory: bindings.Pointer = native.llama_get_memory(self.pointer)
         self.capacity = batch_tokens
         self._threads = threads
+        self._adapter: Adapter | None = None
         self._width = (
             weights.embedding_dimensions
             if embeddings
@@ -81,6 +88,18 @@ class Context:
         if threads != self._threads:
             bindings.set_threads(self.pointer, threads, threads)
             self._threads = threads
+
+    def use_adapter(self, adapter: Adapter | None) -> None:
+        """Decode with this adapter from now on. After a change, llama.cpp builds its graph anew."""
+        if adapter is self._adapter:
+            return
+        if adapter is None:
+            code = bindings.set_adapters(self.pointer, None, 0, None)
+        else:
+            code = bindings.set_adapters(self.pointer, adapter.pointers, 1, adapter.scales)
+        if code:
+            raise EngineUnavailable(f"llama_set_adapters_lora failed with {code}; {bindings.last_errors()}")
+        self._adapter = adapter
 
     def decode(self, tokens: int) -> int:
         """Decode the first `tokens` rows of the batch.

@@ -9,13 +9,15 @@ import psutil
 
 from router.errors import EngineUnavailable
 
-from ..protocol import EngineOptions
+from ..protocol import EngineOptions, KVType
 
 _CGROUP = Path("/sys/fs/cgroup")
 _KV_SHARE = 0.4  # of the free memory that the KV cache may take; the rest is for the system and other programs
 _DEFAULT_KV_TOKENS = 16384  # for all sequences, unless one context is longer or more are configured
 _MIN_CONTEXT = 256  # a shorter context is of no use
 _MB = 1024 * 1024
+Q8_BLOCK, Q8_BLOCK_BYTES = 32, 34  # ggml-common.h, block_q8_0: 32 values and a scale
+KV_BYTES: dict[KVType, float] = {"f16": 2.0, "q8_0": Q8_BLOCK_BYTES / Q8_BLOCK}  # of one value
 
 
 class MemoryPlan(msgspec.Struct, frozen=True):
@@ -67,13 +69,13 @@ def plan_memory(
         EngineUnavailable: the configured sizes, or the shortest useful context, do not fit in `free` bytes.
     """
     affordable = int(free * _KV_SHARE) // max(1, kv_bytes_per_token)
-    context = min(options.context_tokens or trained_context, trained_context)  # (1), (2)
+    context = _wanted_context(options, trained_context)  # (1), (2)
     if options.context_tokens or options.kv_tokens:
-        total = options.kv_tokens or max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
+        total = wanted_kv_tokens(options, context)
         needed = min(total, context) if not options.kv_tokens else total
     else:
         context = max(min(context, affordable), min(_MIN_CONTEXT, trained_context))  # (3)
-        total = max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
+        total = wanted_kv_tokens(options, context)
         needed = min(_MIN_CONTEXT, context)
     if needed * kv_bytes_per_token > free * (1.0 if options.context_tokens or options.kv_tokens else _KV_SHARE):
         raise EngineUnavailable(
@@ -88,3 +90,13 @@ def plan_memory(
         kv_tokens=total,
         prefix_bytes=min(options.prefix_cache_bytes, free // 8),
     )
+
+
+def wanted_kv_tokens(options: EngineOptions, trained_context: int) -> int:
+    """Return the KV cells of all sequences together, where there is memory enough."""
+    context = _wanted_context(options, trained_context)
+    return options.kv_tokens or max(context, min(context * options.sequences, _DEFAULT_KV_TOKENS))
+
+
+def _wanted_context(options: EngineOptions, trained_context: int) -> int:
+    return min(options.context_tokens or trained_context, trained_context)

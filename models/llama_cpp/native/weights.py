@@ -10,11 +10,11 @@ import llama_cpp.llama_cpp as native
 
 from router.errors import EngineUnavailable
 
+from ..protocol import KVType
 from . import bindings, memory
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
-_F16_BYTES = 2
 _TEXT_BYTES = 4096
 
 
@@ -61,7 +61,22 @@ class Weights:
         key = int(self.metadata(f"{self.architecture}.attention.key_length") or head_width)
         value = int(self.metadata(f"{self.architecture}.attention.value_length") or head_width)
         layers, kv_heads = int(native.llama_model_n_layer(model)), int(native.llama_model_n_head_kv(model))
-        self.kv_bytes_per_token = max(1, layers * kv_heads * (key + value) * _F16_BYTES)
+        self._kv_elements = layers * kv_heads * (key + value)  # of one token
+        self._head_widths = (key, value)
+
+    def kv_bytes_per_token(self, kv_type: KVType) -> int:
+        """Return the size of one token's keys and values.
+
+        Raises:
+            EngineUnavailable: this model's cannot be kept in this type.
+        """
+        if kv_type == "q8_0" and any(width % memory.Q8_BLOCK for width in self._head_widths):
+            widths = " and ".join(map(str, dict.fromkeys(self._head_widths)))
+            raise EngineUnavailable(
+                f"{self.path}: engine.kv_type q8_0 needs heads of a multiple of {memory.Q8_BLOCK} values, these have "
+                f"{widths}; set it to f16"
+            )
+        return max(1, int(self._kv_elements * memory.KV_BYTES[kv_type]))
 
     def metadata(self, key: str) -> str:
         """Return a metadata value as text, "" when the file has none."""

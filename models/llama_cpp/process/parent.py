@@ -67,7 +67,7 @@ class EngineProcess(asyncio.Protocol):
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.waiting = 0
         self.tokens_per_s: float | None = None
-        self.progress_at = self._loop.time()
+        self.progress_at = self._used_at = self._loop.time()
         self._last_steps = -1
         self._exit_wait: asyncio.Task[None] | None = None
 
@@ -85,6 +85,11 @@ class EngineProcess(asyncio.Protocol):
     def jobs(self) -> int:
         """Jobs that are submitted and not finished."""
         return len(self._sinks)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since it was ready and had a job or a prompt to count; 0 while it has one."""
+        return 0.0 if self._sinks or self._counts else self._loop.time() - self._used_at
 
     async def start(self) -> None:
         """Start the child and send it the model to load; await `ready` for the result.
@@ -131,6 +136,7 @@ class EngineProcess(asyncio.Protocol):
     def cancel(self, jobs: Iterable[int]) -> None:
         """Forget jobs; the child frees them within a step. Finished jobs are ignored."""
         unfinished = tuple(job for job in jobs if self._sinks.pop(job, None) is not None)
+        self._used_at = self._loop.time()
         if unfinished:
             self._send(frames.Cancel(unfinished))
 
@@ -146,6 +152,7 @@ class EngineProcess(asyncio.Protocol):
         finally:
             timer.cancel()
             self._counts.pop(request_id, None)
+            self._used_at = self._loop.time()
         return tokens if tokens >= 0 else None
 
     def ping(self) -> None:
@@ -196,6 +203,7 @@ class EngineProcess(asyncio.Protocol):
         elif isinstance(message, frames.Counted):
             self._resolve_count(message.request_id, message.tokens)
         elif isinstance(message, frames.Ready):
+            self._used_at = self._loop.time()
             if not self.ready.done():
                 self.ready.set_result(message.info)
         elif isinstance(message, frames.Failed):

@@ -23,8 +23,9 @@ BLOCK = 16  # tokens: a shorter common prefix is decoded again
 
 
 class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
-    """A sequence's cells: `tokens`, and llama.cpp's copy of their state."""
+    """A sequence's cells: `tokens`, and llama.cpp's copy of their state, which depends on the adapter too."""
 
+    adapter: str
     tokens: Tokens
     state: NDArray[np.uint8]
     keys: tuple[int, ...]  # of its prefixes, each a block longer than the one before
@@ -33,7 +34,7 @@ class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
 class PrefixCache:
     """At most `limit_bytes` of saved prefixes, evicted least recently used first.
 
-    Prefixes are found by a chain of hashes over blocks of tokens.
+    Prefixes are found by a chain of hashes over blocks of tokens, which begins with the adapter.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._saved)
 
-    def find(self, prompt: Tokens) -> tuple[SavedPrefix | None, int]:
-        """Return the saved prefix that shares the most first tokens with `prompt`, and how many."""
+    def find(self, prompt: Tokens, adapter: str) -> tuple[SavedPrefix | None, int]:
+        """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and how many."""
         best: SavedPrefix | None = None
-        for key in _block_keys(prompt):
+        for key in _block_keys(prompt, adapter):
             if key not in self._by_key:
                 break
             best = self._by_key[key][-1]
-        if best is None:
+        if best is None or best.adapter != adapter:
             return None, 0
         common = common_prefix(best.tokens, prompt)
         return (best, common) if common >= BLOCK else (None, 0)
@@ -80,9 +81,9 @@ class PrefixCache:
         self._kv_cache.grow(slot, tokens)
         return tokens
 
-    def save(self, slot: SequenceSlot, tokens: Tokens) -> None:
+    def save(self, slot: SequenceSlot, tokens: Tokens, adapter: str) -> None:
         """Save the slot's cells, which hold `tokens`, unless they are saved already or shorter than a block."""
-        keys = tuple(_block_keys(tokens))
+        keys = tuple(_block_keys(tokens, adapter))
         if not keys:
             return
         if keys[-1] in self._by_key:
@@ -92,25 +93,25 @@ class PrefixCache:
         if not 0 < size <= self._limit:
             return
         if (state := copy_state(self._context, slot)) is not None:
-            self._add(tokens, state, keys)
+            self._add(SavedPrefix(adapter, tokens, state, keys))
 
     def insert(self, tokens: Tokens, state: NDArray[np.uint8]) -> bool:
-        """Add a state from elsewhere; False when it is larger than the cache."""
+        """Add a state from elsewhere, of the model as it is; False when it is larger than the cache."""
         fits = len(state) <= self._limit
         if fits:
-            self._add(tokens, state, tuple(_block_keys(tokens)))
+            self._add(SavedPrefix("", tokens, state, tuple(_block_keys(tokens, ""))))
         return fits
 
-    def _add(self, tokens: Tokens, state: NDArray[np.uint8], keys: tuple[int, ...]) -> None:
+    def _add(self, saved: SavedPrefix) -> None:
+        keys = saved.keys
         # A saved prefix of this one is of no more use.
-        for shorter in {id(saved): saved for key in keys for saved in self._by_key.get(key, ())}.values():
+        for shorter in {id(one): one for key in keys for one in self._by_key.get(key, ())}.values():
             if shorter.keys[-1] in keys:
                 self._evict(shorter)
-        saved = SavedPrefix(tokens, state, keys)
         self._saved[keys[-1]] = saved
         for key in keys:
             self._by_key.setdefault(key, []).append(saved)
-        self.bytes += len(state)
+        self.bytes += len(saved.state)
         while self.bytes > self._limit:
             self._evict(next(iter(self._saved.values())))
 
@@ -147,9 +148,9 @@ def common_prefix(one: Tokens, other: Tokens) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _block_keys(tokens: Tokens) -> list[int]:
+def _block_keys(tokens: Tokens, adapter: str) -> list[int]:
     """Hash each prefix of whole blocks. A collision costs a comparison, never a wrong prefix."""
-    raw, keys, key = tokens.tobytes(), [], 0
+    raw, keys, key = tokens.tobytes(), list[int](), hash(adapter)
     width = BLOCK * tokens.itemsize
     for end in range(width, len(raw) + 1, width):
         key = hash((key, raw[end - width : end]))

@@ -1,33 +1,23 @@
 """Which sequences are in the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
 
 A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
-token per step). Only the engine's thread uses this.
+token per step). A batch holds sequences of one adapter. Only the engine's thread uses this.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
 from ..native.context import Context
-from ..native.vocabulary import Tokens
-from .kv_cache import KVCache, SequenceSlot
-from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix, copy_state
-from .prompt_store import PromptStore
+from .adapter_turns import AdapterTurns
+from .kv_cache import KVCache
+from .prefix_cache import BLOCK
+from .prompt_prefixes import PrefixSource, PromptPrefixes, slot_of
 from .sequence import Sequence
 from .speculation import Draft, DraftPlanner
 from .throughput import Throughput
 
 _GROWTH = 16  # free cells for each running sequence before another one is admitted
-
-
-class PrefixSource(msgspec.Struct, frozen=True):
-    """Where the first `tokens` of a prompt are available without decoding: in a running slot, or saved."""
-
-    tokens: int = 0
-    slot: SequenceSlot | None = None
-    saved: SavedPrefix | None = None
 
 
 class Scheduler:
@@ -37,52 +27,82 @@ class Scheduler:
         self,
         context: Context,
         kv_cache: KVCache,
-        prefix_cache: PrefixCache | None,
+        prefixes: PromptPrefixes,
         throughput: Throughput,
         sequences: int,
         planner: DraftPlanner | None = None,
-        prompt_store: PromptStore | None = None,
     ) -> None:
         """Schedule sequences.
 
         Args:
-            context, kv_cache, throughput: of the engine.
-            prefix_cache: None: this model cannot share prefixes.
+            context, kv_cache, prefixes, throughput: of the engine.
             sequences: the maximal number of sequences together.
             planner: None: no speculation.
-            prompt_store: system prompts as files; None: none.
         """
         self.waiting: deque[Sequence] = deque()
-        self.prefilling: list[Sequence] = []
-        self.decoding: list[Sequence] = []  # in batch order
-        self.last_tokens: list[int] = []  # the token that each decoding sequence feeds next
+        self._turns = AdapterTurns()
         self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence
         self.draft_rows = 0
         self._planner = planner
-        self._prompt_store = prompt_store
         self._context = context
         self._kv_cache = kv_cache
-        self._prefix_cache = prefix_cache
+        self._prefixes = prefixes
         self._throughput = throughput
         self._max_running = sequences
-        self._batch_stale = True  # `decoding` changed since its rows were written
+        self._batch_stale = True  # the rows of `decoding` are not in the context's batch
         self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
         self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
 
     @property
     def running(self) -> int:
-        return len(self.prefilling) + len(self.decoding)
+        return len(self._turns)
+
+    @property
+    def running_sequences(self) -> list[Sequence]:
+        return [one for group in self._turns.groups for one in (*group.decoding, *group.prefilling)]
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Of the adapter whose turn it is, in batch order."""
+        return self._turns.current.decoding
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """The token that each decoding sequence feeds next."""
+        return self._turns.current.last_tokens
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        """Of the adapter whose turn it is."""
+        return self._turns.current.prefilling
+
+    @property
+    def adapters(self) -> int:
+        """Adapters with running sequences, which take turns; the model as it is counts as one."""
+        return max(1, sum(map(bool, self._turns.groups)))
+
+    def take_turn(self, now: float) -> bool:
+        """Choose the adapter of the next batch; return whether it is another one. `now`: seconds."""
+        if not self._turns.is_over(now):
+            return False
+        self._sync_slots()
+        if not self._turns.pass_on(now):
+            return False
+        self._context.use_adapter(self._turns.current.adapter)
+        self.discard_batch()
+        return True
 
     def admit(self) -> None:
         """Admit waiting sequences, oldest first, while there are slots and cells."""
         deferred: list[Sequence] = []  # another sequence is prefilling the same prefix, which can be shared soon
         while self.waiting and self.running < self._max_running:
             sequence = self.waiting[0]
-            source = self._find_prefix(sequence)
-            if self._prefix_in_prefill(sequence) - source.tokens >= 2 * BLOCK:
+            group = self._turns.group_of(sequence)
+            source = self._prefixes.find(sequence, group)
+            if self._prefixes.in_prefill(sequence, group) - source.tokens >= 2 * BLOCK:
                 deferred.append(self.waiting.popleft())
             elif self._allocate(sequence, source):
-                self.prefilling.append(self.waiting.popleft())
+                group.prefilling.append(self.waiting.popleft())
             else:
                 break
         self.waiting.extendleft(reversed(deferred))
@@ -97,7 +117,7 @@ class Scheduler:
         if self._batch_stale:
             self._sync_slots()
             for row, sequence in enumerate(self.decoding):
-                slot = _slot(sequence)
+                slot = slot_of(sequence)
                 context.sequence[row], context.position[row] = slot.id, slot.length
             context.needs_output[:running] = 1
             self._batch_stale = False
@@ -114,7 +134,7 @@ class Scheduler:
         self._context.position[:running] += 1
         if self._prefill_chunks:
             for sequence, tokens in self._prefill_chunks:
-                self._kv_cache.grow(_slot(sequence), tokens)
+                self._kv_cache.grow(slot_of(sequence), tokens)
             self._prefill_chunks.clear()
 
     def discard_batch(self) -> None:
@@ -126,7 +146,7 @@ class Scheduler:
     def settle_draft(self, draft: Draft, accepted: int) -> None:
         """Keep the cells of a draft's first `accepted` tokens, and free the others; the batch was committed."""
         sequence, context = self.decoding[draft.index], self._context
-        slot = _slot(sequence)
+        slot = slot_of(sequence)
         self._kv_cache.grow(slot, accepted)
         context.position[draft.index] += accepted
         if accepted < len(draft.tokens):
@@ -154,49 +174,38 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             self._leave_batch(sequence)
-            if self._prefix_cache is not None:
-                self._prefix_cache.save(_slot(sequence), sequence.tokens_in_slot())
-            if self._prompt_store is not None:
-                self._store_prompt(sequence, self._prompt_store)
-            self._kv_cache.release(_slot(sequence))
+            self._prefixes.keep(sequence)
+            self._kv_cache.release(slot_of(sequence))
             sequence.slot = None
         sequence.close()
-
-    def _store_prompt(self, sequence: Sequence, store: PromptStore) -> None:
-        """Store the system prompt of a sequence that leaves: its slot's other cells are of no more use."""
-        slot, tokens = _slot(sequence), sequence.prompt[: sequence.system_tokens]
-        if slot.length < len(tokens) or not store.wants(tokens):
-            return
-        self._kv_cache.remove_from(slot, len(tokens))
-        if (state := copy_state(self._context.pointer, slot)) is not None:
-            store.save(tokens, state)
 
     def preempt(self) -> bool:
         """Free the cells of the newest running sequence and requeue it first; False when it is the only one."""
         if self.running < 2:
             return False
         self._sync_slots()
-        newest = max((*self.prefilling, *self.decoding), key=lambda sequence: sequence.id)
+        newest = max(self.running_sequences, key=lambda sequence: sequence.id)
         self._leave_batch(newest)
-        self._kv_cache.release(_slot(newest))
+        self._kv_cache.release(slot_of(newest))
         newest.restart()
         self.waiting.appendleft(newest)
         self.discard_batch()
         return True
 
     def _leave_batch(self, sequence: Sequence) -> None:
-        if sequence in self.prefilling:
-            self.prefilling.remove(sequence)
+        group = self._turns.group_of(sequence)
+        if sequence in group.prefilling:
+            group.prefilling.remove(sequence)
             return
-        index = self.decoding.index(sequence)
-        del self.decoding[index], self.last_tokens[index]
+        index = group.decoding.index(sequence)
+        del group.decoding[index], group.last_tokens[index]
         self._batch_stale = True
 
     def _sync_slots(self) -> None:
         """Update the lengths of the decoding slots; doing so in every step would cost more."""
         if self._unsynced_steps:
             for sequence in self.decoding:
-                _slot(sequence).grow(self._unsynced_steps)
+                slot_of(sequence).grow(self._unsynced_steps)
             self._unsynced_steps = 0
 
     def _add_drafts(self, row: int, planner: DraftPlanner) -> int:
@@ -223,7 +232,7 @@ class Scheduler:
         self.clear_drafts()
         budget = min(self._throughput.prefill_budget(row), context.capacity - row)
         share = max(1, budget // len(self.prefilling))
-        pending = [(sequence, len(sequence.pending_tokens) - _slot(sequence).length) for sequence in self.prefilling]
+        pending = [(sequence, len(sequence.pending_tokens) - slot_of(sequence).length) for sequence in self.prefilling]
         spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
         for sequence, tokens in pending:
             extra = min(spare, max(0, tokens - share))
@@ -231,7 +240,7 @@ class Scheduler:
             count = min(tokens, share + extra, context.capacity - row)
             if count <= 0:
                 break
-            slot = _slot(sequence)
+            slot = slot_of(sequence)
             start, end = slot.length, row + count
             context.token[row:end] = sequence.pending_tokens[start : start + count]
             context.position[row:end] = range(start, start + count)
@@ -244,54 +253,15 @@ class Scheduler:
             row = end
         return row, finishing
 
-    def _find_prefix(self, sequence: Sequence) -> PrefixSource:
-        """Find the longest available prefix of a sequence; its last token is always decoded, for its logits."""
-        if self._prefix_cache is None:
-            return PrefixSource()
-        tokens, limit = sequence.pending_tokens, len(sequence.pending_tokens) - 1
-        saved, saved_tokens = self._prefix_cache.find(tokens)
-        if self._prompt_store is not None and saved_tokens < sequence.system_tokens:
-            self._load_prompt(tokens, saved_tokens, self._prompt_store, self._prefix_cache)
-            saved, saved_tokens = self._prefix_cache.find(tokens)
-        best = PrefixSource(min(saved_tokens, limit), saved=saved)
-        for other in (*self.decoding, *self.prefilling):
-            slot = _slot(other)
-            common = min(common_prefix(other.pending_tokens, tokens), slot.length, limit)
-            if common >= max(best.tokens, BLOCK):
-                best = PrefixSource(common, slot=slot)
-        return best
-
-    def _load_prompt(self, tokens: Tokens, better_than: int, store: PromptStore, cache: PrefixCache) -> None:
-        """Put the stored beginning of a prompt into the prefix cache, if it is longer than what is there."""
-        stored = store.find(tokens)
-        if stored is None or len(stored.tokens) <= better_than:
-            return
-        state = store.load(stored)
-        if state is not None and not cache.insert(stored.tokens, state):
-            store.forget(stored)
-
-    def _prefix_in_prefill(self, sequence: Sequence) -> int:
-        """Return how many of its first tokens another sequence is prefilling."""
-        if self._prefix_cache is None:
-            return 0
-        common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in self.prefilling)
-        return min(max(common, default=0), len(sequence.pending_tokens) - 1)
-
     def _allocate(self, sequence: Sequence, source: PrefixSource) -> bool:
         """Give it a slot, if there are cells for its prompt and some for the running sequences to grow."""
         needed = len(sequence.pending_tokens) + 1 - (source.tokens if source.slot else 0)
-        reserved = sum(len(other.pending_tokens) - _slot(other).length for other in self.prefilling)
+        prefilling = (other for group in self._turns.groups for other in group.prefilling)
+        reserved = sum(len(other.pending_tokens) - slot_of(other).length for other in prefilling)
         if self.running and self._kv_cache.free - reserved < needed + _GROWTH * (self.running + 1):
             return False
-        cached = source.tokens
-        sequence.slot = self._kv_cache.allocate(source.slot, cached)
-        if source.saved is not None and self._prefix_cache is not None:
-            cached = self._prefix_cache.restore(source.saved, sequence.slot, cached)
+        sequence.slot = self._kv_cache.allocate(source.slot, source.tokens)
+        cached = self._prefixes.restore(source, sequence.slot)
         if not sequence.generated:
             sequence.cached_tokens = cached
         return True
-
-
-def _slot(sequence: Sequence) -> SequenceSlot:
-    assert sequence.slot is not None
-    return sequence.slot

@@ -6,6 +6,7 @@ import numpy as np
 
 from router.types import Confidence, FinishReason, TokenLogprob
 
+from ..native.adapters import Adapter
 from ..native.vocabulary import Tokens, Vocabulary
 from ..protocol import Emission, Job
 from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
@@ -30,6 +31,7 @@ class Sequence:
         "_reported",
         "_stream",
         "_vocabulary",
+        "adapter",
         "cached_tokens",
         "deadline",
         "finished",
@@ -56,6 +58,7 @@ class Sequence:
         vocabulary: Vocabulary,
         deadline: float,
         system_tokens: int = 0,
+        adapter: Adapter | None = None,
     ) -> None:
         """Begin a job.
 
@@ -67,7 +70,9 @@ class Sequence:
             vocabulary: the model's tokens.
             deadline: monotonic seconds.
             system_tokens: first tokens of the prompt that may be stored as a file.
+            adapter: that the job names; None: the model as it is.
         """
+        self.adapter = adapter
         self.system_tokens = system_tokens
         self.job = job
         self.id = job.id

@@ -22,7 +22,7 @@ class Throughput:
         wanted = int(self._prefill_rate * (_PREFILL_S if decoding else _PREFILL_ALONE_S))
         return max(1, min(max(_MIN_PREFILL, wanted), self._batch_tokens - decoding))
 
-    def record(self, step_s: float, sampled: int, decoding: int, prefilled: int) -> None:
+    def record(self, step_s: float, sampled: int, decoding: int, prefilled: int, turns: int = 1) -> None:
         """Record a step.
 
         Args:
@@ -30,10 +30,11 @@ class Throughput:
             sampled: tokens sampled, by all sequences together.
             decoding: sequences that were decoding.
             prefilled: prompt tokens in the batch.
+            turns: groups of sequences that take turns: each gets this share of the steps.
         """
         self._busy_s += step_s
         self._tokens += sampled
-        self._steps += max(1.0, sampled / decoding) if decoding else 0.0
+        self._steps += max(1.0, sampled / decoding) / turns if decoding else 0.0
         if prefilled:
             self._prefill_rate += _WEIGHT * ((prefilled + decoding) / max(step_s, 1e-6) - self._prefill_rate)
         if self._busy_s > _WINDOW_S:

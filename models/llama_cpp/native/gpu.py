@@ -1,0 +1,103 @@
+"""The GPUs that this build of llama.cpp can use, and how many of a model's layers fit into their free memory.
+
+python -m models.llama_cpp.native.gpu      prints the GPUs as JSON
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from llama_cpp import _ggml
+
+from ...catalog.artifact import ArtifactError
+from ..gpus import Gpu
+from ..protocol import EngineOptions
+from . import bindings
+from .memory import KV_BYTES, wanted_kv_tokens
+
+_log = logging.getLogger(__name__)
+_GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+_USABLE = 0.9  # of the free memory
+_BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver takes
+
+
+def list_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that llama.cpp finds; none for a build without a GPU backend."""
+    bindings.start_backend()
+    library = _ggml.libggml
+    count = library.ggml_backend_dev_count
+    count.restype = ctypes.c_size_t
+    get = library.ggml_backend_dev_get
+    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    return tuple(gpu for index in range(count()) if (gpu := _describe(library, get(index))) is not None)
+
+
+def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
+    kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
+    kind.argtypes, kind.restype = [ctypes.c_void_p], ctypes.c_int
+    found = kind(device)
+    if found not in (_GPU, _INTEGRATED):
+        return None
+    size = ctypes.POINTER(ctypes.c_size_t)
+    memory.argtypes, memory.restype = [ctypes.c_void_p, size, size], None
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    memory(device, ctypes.byref(free), ctypes.byref(total))
+    texts = []
+    for text in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
+        text.argtypes, text.restype = [ctypes.c_void_p], ctypes.c_char_p
+        texts.append((text(device) or b"").decode(errors="replace"))
+    return Gpu(texts[0], texts[1], free.value, total.value, integrated=found == _INTEGRATED)
+
+
+def choose_layers(options: EngineOptions) -> int:
+    """Return the layers to offload: as configured, or for `auto` as many as fit into the free memory of all GPUs."""
+    if options.gpu_layers != "auto":
+        return options.gpu_layers
+    gpus = list_gpus()
+    if not gpus:
+        return 0
+    try:
+        sizes = layer_bytes(options)
+    except ArtifactError as error:
+        _log.warning("no layer is offloaded: %s", error)  # loading the file says more
+        return 0
+    layers = fitting_layers(sizes, sum(gpu.free_bytes for gpu in gpus))
+    names = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
+    _log.info("%d of %d layers are offloaded to %s", layers, len(sizes), names)
+    return layers
+
+
+def layer_bytes(options: EngineOptions) -> list[int]:
+    """Return what each layer takes on a GPU, its part of the KV cache included; the last one is the output layer.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF.
+    """
+    # Imported on a machine with a GPU only: it takes time and memory.
+    from ...catalog.gguf import read_layers
+
+    gguf, blocks, output = read_layers(Path(options.model_path))
+    tokens = wanted_kv_tokens(options, gguf.context_length)
+    of_token = gguf.kv_heads * (gguf.key_width + gguf.value_width) * KV_BYTES[options.kv_type]
+    return [*(block + int(tokens * of_token) for block in blocks), output]
+
+
+def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
+    """Return how many layers fit, counted from the last one, as llama.cpp offloads them.
+
+    Args:
+        sizes: of the layers, in bytes, in order.
+        free_bytes: of all GPUs together.
+    """
+    room = int(free_bytes * _USABLE) - _BUFFER_BYTES
+    taken = itertools.accumulate(reversed(sizes))
+    return sum(1 for needed in taken if needed <= room)
+
+
+if __name__ == "__main__":
+    print(msgspec.json.encode(list_gpus()).decode())

@@ -1,0 +1,69 @@
+"""Add a LoRA adapter to a model: check it with llama.cpp, copy it beside the weights, and name it in the manifest."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from ..catalog.artifact import NAME, SHIPPED, AdapterEntry, Artifact, ArtifactError, save_manifest, sha256_of
+from .add import model_name
+from .check import check_adapter
+from .placing import Placing, place
+
+
+def add_adapter(
+    model: Artifact,
+    file: Path,
+    *,
+    name: str | None = None,
+    scale: float = 1.0,
+    placing: Placing = "copy",
+    replace: bool = False,
+) -> str:
+    """Add the adapter in `file` to `model`.
+
+    Args:
+        model: the artifact of its base model.
+        file: the adapter's GGUF.
+        name: how requests name it, behind the model's name; defaults to the file's name.
+        scale: how strongly it is applied.
+        placing: copy the file, link it, or move it.
+        replace: the model may have an adapter of this name, which gives way.
+
+    Returns:
+        What requests ask for: `MODEL+NAME`.
+
+    Raises:
+        ArtifactError: the model cannot have adapters, the name is taken or not valid, or llama.cpp cannot use the file
+            with this model.
+    """
+    chosen = name or model_name(file.stem)
+    _check_model(model)
+    if not NAME.fullmatch(chosen):
+        raise ArtifactError(
+            f"{chosen!r} is not a valid name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
+        )
+    if chosen in model.manifest.adapters and not replace:
+        raise ArtifactError(f"{model.name} has an adapter {chosen!r} already; choose another --name, or use --replace")
+    if not math.isfinite(scale) or not scale:
+        raise ArtifactError(f"a scale of {scale:g}: use a finite number other than 0")
+    check_adapter(file, model.path)
+    target = model.folder / f"adapter-{chosen}.gguf"
+    partial = place(file, target.with_name(target.name + ".partial"), placing)
+    partial.replace(target)
+    entry = AdapterEntry(target.name, sha256_of(target), target.stat().st_size, scale, f"added from {file.name}")
+    adapters = {**model.manifest.adapters, chosen: entry}
+    save_manifest(msgspec.structs.replace(model.manifest, adapters=adapters), model.folder)
+    return f"{model.name}+{chosen}"
+
+
+def _check_model(model: Artifact) -> None:
+    if model.manifest.format != "gguf" or model.manifest.signal:
+        raise ArtifactError(f"{model.name} is no language model in a GGUF: only such a model can have adapters")
+    if model.folder.is_relative_to(SHIPPED):
+        raise ArtifactError(
+            f"{model.name} ships with Causeway and stays as it is: "
+            f"`causeway-models add {model.path} --name MINE` makes a copy that can have adapters"
+        )
