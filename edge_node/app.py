@@ -42,6 +42,7 @@ from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.generation import SharedGenerations
 from .serving.service import Service
+from .sessions.sessions import Sessions
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
 from .signals.probes.device import DeviceProbes
@@ -232,6 +233,16 @@ def build(
         return AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
 
     reader = RequestReader(config.server)
+    tracing = _tracing(config)
+    sessions = Sessions(
+        config.realtime,
+        service=service,
+        reader=reader,
+        policies=policies,
+        clock=clock,
+        new_id=new_decision_id,
+        tracing=tracing,
+    )
     parts = Components(
         started=clock.monotonic(),
         clock=clock,
@@ -250,12 +261,13 @@ def build(
             ConnectionTable("tcp", config.server.max_connections, clock.monotonic),
             ConnectionTable("unix", config.server.max_connections, clock.monotonic),
         ),
-        tracing=_tracing(config),
+        tracing=tracing,
         encoders=graph,
         agent=make_agent(booted),
         fleet=connection,
         fleet_problem=fleet_problem,
         jobs=JobEntry(state_dir, make_jobs),
+        sessions=sessions,
     )
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
     api = Api(
@@ -267,7 +279,12 @@ def build(
         clock=clock,
         readiness=parts.readiness,
         tracing=parts.tracing,
-        more_paths={**console.paths(), **parts.jobs.paths(), **AudioEntry(make_audio).paths()},
+        more_paths={
+            **console.paths(),
+            **parts.jobs.paths(),
+            **AudioEntry(make_audio).paths(),
+            **sessions.paths(),
+        },
         more_prefixes=parts.jobs.prefixes(),
         as_job=parts.jobs.as_job,
     )

@@ -105,6 +105,16 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter_s: NonNegativeSeconds = 30.0
 
 
+class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_sessions: Positive = 256
+    max_items: Annotated[int, Meta(ge=2)] = 256
+    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
+    replay_bytes: NonNegative = 256 * 1024
+    resume_s: NonNegativeSeconds = 30.0
+    idle_s: Seconds = 900.0
+    ping_s: Annotated[float, Meta(ge=1)] = 20.0
+
+
 class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     max_parts: Positive = 8
@@ -140,6 +150,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: JobsConfig = JobsConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
     modalities: ModalitiesConfig = ModalitiesConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
@@ -206,6 +217,15 @@ MEANING: Mapping[str, str] = {
     "jobs.steady_per_s": "jobs per second that this box is expected to send to the cloud; it never sends more than "
     "three times as many",
     "jobs.jitter_s": "longest random pause before waiting jobs are sent when the cloud comes back",
+    "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "
+    "Keep it below `server.max_connections`",
+    "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",
+    "realtime.max_bytes": "maximum size of a session's conversation; a client's event may have twice as much",
+    "realtime.replay_bytes": "sent events that are kept for a connection that is cut",
+    "realtime.resume_s": "how long a session whose connection was cut can be resumed; its running answer goes on so "
+    "long; 0: it ends at once",
+    "realtime.idle_s": "a session without an event of its client and without an answer ends after this time",
+    "realtime.ping_s": "time between two pings; a client that answers none within half of it is gone",
     "modalities.enabled": "turn sounds and pictures of requests into text for models that take text only; "
     "needs the extra `voice` or `pictures`",
     "modalities.max_parts": "maximum sounds and pictures of one request",

@@ -16,6 +16,7 @@ from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
 from ..serving.service import Service
+from ..sessions.sessions import Sessions
 from ..signals.collector import SignalCollector
 from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
@@ -49,6 +50,7 @@ class Components:
     cloud: CloudBackend | None
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
+    sessions: Sessions
     tracing: RequestTracer | None = None
     encoders: EncoderGraph | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
@@ -106,6 +108,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
     yield from _job_gauges(parts.jobs)
+    yield from _session_gauges(parts.sessions)
     if parts.fleet is not None:
         yield from _fleet_gauges(parts.fleet)
     report = parts.policies.report
@@ -218,6 +221,27 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
         yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
 
 
+def _session_gauges(sessions: Sessions) -> Iterator[Gauge]:
+    stats = sessions.stats
+    yield Gauge("causeway_edge_sessions", _SESSIONS, stats.connected, (("state", "connected"),))
+    yield Gauge("causeway_edge_sessions", _SESSIONS, stats.cut, (("state", "cut"),))
+    yield Gauge("causeway_edge_sessions_unsent_bytes", "Events that wait for their clients.", stats.unsent_bytes)
+    yield Gauge("causeway_edge_sessions_opened", "Live sessions that were opened.", stats.opened, is_counter=True)
+    yield Gauge("causeway_edge_sessions_resumed", "Times that a session was resumed.", stats.resumed, is_counter=True)
+    yield Gauge(
+        "causeway_edge_sessions_refused", "Live sessions refused for want of room.", stats.refused, is_counter=True
+    )
+    for reason, count in stats.ended.items():
+        labels = (("reason", reason),)
+        yield Gauge(
+            "causeway_edge_sessions_ended",
+            "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
+            count,
+            labels,
+            is_counter=True,
+        )
+
+
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_fleet_reachable", "1: the fleet's control plane answered last.", float(fleet.reachable))
     yield Gauge(
@@ -253,3 +277,4 @@ def _connection_gauges(parts: Components) -> Iterator[Gauge]:
 
 
 _LOST = "Writes that were dropped because the disk was full, slow or failing."
+_SESSIONS = "Live sessions, by state (connected, cut: it can be resumed)."

@@ -120,6 +120,7 @@ class App:
         else:
             self._notifier.stopping("draining")
         self._parts.admission.drain()
+        self._parts.sessions.drain()
         self._listener.stop_accepting()
         return await self._listener.drain(self._config.server.drain_s)
 
@@ -129,6 +130,7 @@ class App:
         parts.admission.end()
         if self.in_flight:
             log.warning("requests cut before their end: %d; their clients get an error", self.in_flight)
+        await parts.sessions.close()
         await self._listener.close()
         self._stop.set()
         if self._root is not None:
@@ -200,6 +202,7 @@ class App:
         parts = self._parts
         async with anyio.create_task_group() as tasks:
             parts.shared_generations.start(tasks)
+            parts.sessions.start(tasks)
             if parts.engines is not None:
                 parts.engines.start(tasks)
             if parts.cloud is not None:

@@ -82,6 +82,9 @@ class ApiKeys:
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
         self._keys = [(bytes.fromhex(key.sha256), Caller(key.name, key.tags)) for key in keys]
 
+    def __len__(self) -> int:
+        return len(self._keys)
+
     def identify(self, authorization: str | None, peer: str) -> Caller:
         """The client of an `Authorization` header; `peer` is its address. Raises AuthenticationFailed.
 
@@ -112,7 +115,16 @@ class RequestReader:
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Raises AuthenticationFailed."""
-        return self._keys.identify(request.headers.get(hdrs.AUTHORIZATION), request.remote or "unix")
+        return self.identify(request.headers.get(hdrs.AUTHORIZATION), request)
+
+    def identify(self, authorization: str | None, request: web.BaseRequest) -> Caller:
+        """The client that sends this value of `Authorization`. Raises AuthenticationFailed."""
+        return self._keys.identify(authorization, request.remote or "unix")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether clients need an API key."""
+        return len(self._keys) > 0
 
     async def request(self, request: web.BaseRequest, kind: Endpoint | None) -> ParsedRequest:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""

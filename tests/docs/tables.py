@@ -30,6 +30,8 @@ from router import errors
 from router.bundle import refusals
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
+from router.realtime.close_codes import MEANING as CLOSE_CODES
+from router.realtime.close_codes import CloseCode
 
 ROOT = Path(__file__).parents[2]
 Rows = Iterable[Sequence[str]]
@@ -314,6 +316,12 @@ def _resolve(node: Mapping[str, object], schema: Mapping[str, object]) -> dict[s
     return found
 
 
+def close_code_table() -> str:
+    """Why a server closes a live session."""
+    assert set(CLOSE_CODES) == set(CloseCode)
+    return table(("code", "meaning"), [(f"`{code.value}`", CLOSE_CODES[code]) for code in CloseCode])
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "edge-config": edge_config,
     "edge-commands": lambda: _commands("causeway-edge", edge_node.cli.main.main),
@@ -327,6 +335,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
     "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,
+    "close-codes": close_code_table,
     "refusals": refusal_table,
     "message-refusals": message_refusal_table,
     "box-states": box_states,

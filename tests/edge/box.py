@@ -21,6 +21,7 @@ from edge_node.config.schema import (
     EngineConfig,
     JobsConfig,
     ModalitiesConfig,
+    RealtimeConfig,
     ServerConfig,
     TracingConfig,
 )
@@ -254,6 +255,7 @@ async def running(
     parts: ModalitiesConfig | None = None,
     environ: Mapping[str, str] = {},
     fleet: FleetLink | None = None,
+    realtime: RealtimeConfig | None = None,
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
@@ -268,6 +270,7 @@ async def running(
         decisions=decisions or DecisionsConfig(),
         jobs=jobs or JobsConfig(),
         modalities=parts or ModalitiesConfig(),
+        realtime=realtime or RealtimeConfig(),
     )
     if fleet is not None:
         (Path(settings.state_dir) / FLEET_FOLDER).mkdir(parents=True, exist_ok=True)

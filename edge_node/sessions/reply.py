@@ -1,0 +1,58 @@
+"""The answer of a session's response, as a `Reply` of the service: chunks become events of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from router.openai import CachedAnswer
+from router.realtime import ResponseStream
+from router.types import Chunk, Embeddings
+
+from ..serving.reply import AnswerHead, Piece
+
+
+class SessionReply:
+    """Passes one answer on to a response of a session.
+
+    Args:
+        flush: sends the session's new events; waits while the client is far behind.
+    """
+
+    def __init__(self, response: ResponseStream, flush: Callable[[], Awaitable[None]]) -> None:
+        self._response = response
+        self._flush = flush
+
+    async def commit(self, head: AnswerHead) -> None:
+        self._response.commit(_about(head))
+
+    async def send(self, piece: Piece) -> None:
+        if isinstance(piece, Chunk):
+            self._response.chunk(piece)
+            await self._flush()
+
+    @property
+    def finished(self) -> bool:
+        return self._response.finished
+
+    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
+        await self.commit(head)
+        for chunk in answer.chunks if isinstance(answer, CachedAnswer) else ():
+            await self.send(chunk)
+
+    async def end(self) -> None:
+        self._response.complete()
+        await self._flush()
+
+
+def _about(head: AnswerHead) -> dict[str, object]:
+    """What the ``x-causeway-*`` headers of an HTTP answer say, for `response.done`."""
+    return {
+        "decision": head.id,
+        "route": head.route,
+        "target": head.target,
+        "model": head.model,
+        "reason": head.reason,
+        "cache": head.cache,
+        "policy": head.policy,
+        "degraded": head.degraded,
+    }

@@ -1,0 +1,293 @@
+"""The table of live sessions: who may open or resume one, how many there are, how long they live, and drain.
+
+1. A client opens a session by connecting.
+2. A close frame of the client ends it, and stops its answer.
+3. A cut connection leaves it resumable for `resume_s`, by `?session_id=…&after=N`, for the same client only. Where it
+   still has a connection, that one is closed: the second takes over.
+4. Without an event or an answer for `idle_s` it ends.
+5. While the daemon drains, sessions end as soon as they have no running answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.abc
+import msgspec
+from aiohttp import hdrs, web
+
+from router.decision.decide import model_names
+from router.errors import (
+    CausewayError,
+    Draining,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    PermissionDenied,
+    QueueFull,
+)
+from router.realtime import (
+    CloseCode,
+    RealtimeSession,
+    SessionLimits,
+    StartResponse,
+)
+from router.types import AUTO, RoutingHints
+
+from ..clock import Clock
+from ..config.schema import RealtimeConfig
+from ..http.api import Handler
+from ..http.request_reader import Caller, RequestReader, routing_hints, traceparent_of
+from ..serving.request_context import RequestContext
+from ..serving.service import Service
+from ..storage.policies import PolicyStore
+from .live import LiveSession
+from .reply import SessionReply
+from .socket import RealtimeSocket
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTracer
+
+PATH = "/v1/realtime"
+STALLED_S = 30.0
+_KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
+_SWEEP_S = 1.0
+_STOP_S = 2.0  # for cancelled answers to end
+_RETRY_S = 5.0
+_DIGITS = 15
+
+
+class SessionUnknown(NotFound):
+    """The session to resume does not exist, has ended, or is another client's."""
+
+    code = "session_not_found"
+
+
+class SessionStats(msgspec.Struct, frozen=True):
+    connected: int
+    cut: int  # without a connection; they can be resumed
+    opened: int
+    resumed: int
+    refused: int
+    unsent_bytes: int  # events that wait for their clients
+    ended: Mapping[str, int]  # by reason
+
+
+class Sessions:
+    """Owns the sessions.
+
+    Args:
+        new_id: makes ids of decisions.
+        stalled_s: a peer that reads nothing for so long is disconnected.
+    """
+
+    def __init__(
+        self,
+        config: RealtimeConfig,
+        *,
+        service: Service,
+        reader: RequestReader,
+        policies: PolicyStore,
+        clock: Clock,
+        new_id: Callable[[], str],
+        tracing: RequestTracer | None = None,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        self._config = config
+        self._limits = SessionLimits(config.max_items, config.max_bytes, config.replay_bytes)
+        self._service = service
+        self._reader = reader
+        self._policies = policies
+        self._clock = clock
+        self._new_id = new_id
+        self._tracing = tracing
+        self._stalled_s = stalled_s
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._sessions: dict[str, LiveSession] = {}
+        self._running = 0  # answers
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._opened = self._resumed = self._refused = 0
+        self._ended: dict[str, int] = {}
+
+    @property
+    def stats(self) -> SessionStats:
+        connected = sum(live.connected for live in self._sessions.values())
+        cut = len(self._sessions) - connected
+        unsent_bytes = sum(live.session.log.unsent_bytes for live in self._sessions.values())
+        return SessionStats(connected, cut, self._opened, self._resumed, self._refused, unsent_bytes, dict(self._ended))
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Methods and handler of the path of sessions."""
+        return {PATH: ("GET", self.connect)}
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Run answers, and end sessions whose time is over, as children of `tasks`."""
+        self._tasks = tasks
+        tasks.start_soon(self._sweep)
+
+    def drain(self) -> None:
+        """(5) Open no more sessions; end each one as soon as it has no running answer."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            if not live.running:
+                self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    async def close(self) -> None:
+        """Stop the running answers and end all sessions."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            live.session.abandon(_shutting_down())
+            live.stop()
+        with anyio.move_on_after(_STOP_S):
+            await self._idle.wait()
+        self.drain()
+
+    async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/realtime. Raises CausewayError before the handshake; afterwards faults are events."""
+        hints = routing_hints(http.headers, self._caller(http))
+        if self._tasks is None or self._draining:
+            raise _shutting_down()
+        socket = RealtimeSocket(
+            http, self._tasks, max_frame_bytes=2 * self._config.max_bytes, ping_s=self._config.ping_s
+        )
+        resumed = http.query.get("session_id")
+        if resumed is None:
+            live = self._open(http.query.get("model", AUTO), hints, traceparent_of(http.headers))
+            try:
+                await socket.open()
+            except BaseException:
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+                raise
+        else:
+            await socket.open()
+            try:
+                live = self._resume(resumed, http.query.get("after", "0"), hints)
+            except InvalidRequest as error:
+                await socket.refuse(error)
+                return socket.response
+        await self._follow(live, socket)
+        return socket.response
+
+    async def _follow(self, live: LiveSession, socket: RealtimeSocket) -> None:
+        """Take the client's events until the connection ends, by whatever."""
+        live.attach(socket)
+        try:
+            while (frame := await socket.frame()) is not None:
+                await live.receive(frame)
+        finally:
+            if live.detach(socket) and (socket.closed_by_peer or self._config.resume_s == 0.0):
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _caller(self, http: web.BaseRequest) -> Caller:
+        """The client. Browsers send a key as a subprotocol. Raises AuthenticationFailed or PermissionDenied."""
+        offered = http.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",")
+        keys = [name.strip().removeprefix(_KEY_PROTOCOL) for name in offered if name.strip().startswith(_KEY_PROTOCOL)]
+        if hdrs.AUTHORIZATION in http.headers or not keys:
+            caller = self._reader.caller(http)
+        else:
+            caller = self._reader.identify(f"Bearer {keys[0]}", http)
+        origin = http.headers.get(hdrs.ORIGIN)
+        if origin is not None and not self._reader.needs_key and urlsplit(origin).netloc != http.headers.get(hdrs.HOST):
+            # Browsers let any page open a WebSocket anywhere, so without keys each page would reach this box.
+            raise PermissionDenied("A page of another origin may open a session only with an API key (`server.keys`).")
+        return caller
+
+    def _make_room(self) -> None:
+        """Raises QueueFull. Sessions without a connection give way, the one that was cut first."""
+        if len(self._sessions) < self._config.max_sessions:
+            return
+        cut = [live for live in self._sessions.values() if not live.connected]
+        if not cut:
+            self._refused += 1
+            message = f"{len(self._sessions)} sessions are open (realtime.max_sessions)"
+            raise QueueFull(message, retry_after_s=_RETRY_S)
+        self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
+
+    def _open(self, model: str, hints: RoutingHints, traceparent: str) -> LiveSession:
+        """Raises ModelNotFound or QueueFull."""
+        assert self._tasks is not None
+        if model not in model_names(self._policies.active):
+            raise ModelNotFound(f"the model `{model[:100]}` does not exist here", param="model")
+        self._make_room()
+        session = RealtimeSession(f"sess_{secrets.token_hex(16)}", model, hints, self._limits, self._new_id)
+        live = self._sessions[session.id] = LiveSession(
+            session,
+            hints.client,
+            self._tasks,
+            partial(self._answer, traceparent),
+            self._answered,
+            stalled_s=self._stalled_s,
+            now=self._clock.monotonic,
+        )
+        self._opened += 1
+        return live
+
+    def _resume(self, session_id: str, after: str, hints: RoutingHints) -> LiveSession:
+        """(3) Raises SessionUnknown, EventsLost or InvalidRequest."""
+        live = self._sessions.get(session_id)
+        if live is None or live.client != hints.client:
+            raise SessionUnknown("There is no such session; it may have ended. Start a new one.", param="session_id")
+        if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
+            raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
+        live.session.narrow(hints)
+        live.session.log.rewind(int(after))
+        self._resumed += 1
+        return live
+
+    # --- answers and ends --------------------------------------------------------------------------------------------
+
+    async def _answer(self, traceparent: str, live: LiveSession, start: StartResponse) -> None:
+        """One response as a request of the service. Raises CausewayError."""
+        self._running += 1
+        self._idle.clear()
+        tracing = self._tracing
+        await self._service.answer(
+            RequestContext(
+                start.request,
+                SessionReply(start.response, live.flush),
+                id=start.id,
+                arrived=self._clock.monotonic(),
+                traceparent=traceparent,
+                trace=None if tracing is None else tracing.begin(start.request, traceparent, self._clock.unix()),
+            )
+        )
+
+    def _answered(self, live: LiveSession) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+        if self._draining and not live.running:
+            self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    def _end(self, live: LiveSession, reason: str, code: CloseCode, error: CausewayError | None = None) -> None:
+        if self._sessions.pop(live.session.id, None) is not None:
+            self._ended[reason] = self._ended.get(reason, 0) + 1
+            live.end(code, error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """(3) (4) End the sessions whose time is over."""
+        now = self._clock.monotonic()
+        for live in [*self._sessions.values()]:
+            if not live.connected and now - live.changed_at >= self._config.resume_s:
+                self._end(live, "not_resumed", CloseCode.GOING_AWAY)
+            elif live.connected and not live.running and now - live.changed_at >= self._config.idle_s:
+                self._end(live, "idle", CloseCode.IDLE)
+
+
+def _shutting_down() -> Draining:
+    return Draining("this server is shutting down; connect again", retry_after_s=1.0)

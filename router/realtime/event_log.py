@@ -1,0 +1,95 @@
+"""The events of one session for its client: numbered, encoded, kept until they are sent and for a while after it.
+
+Events that are not sent yet are never dropped: a producer waits while there are many (`unsent_bytes`). Of the sent ones
+the newest are kept, `replay_bytes` at most, so that a cut connection can resume.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from ..errors import CausewayError, InvalidRequest
+
+_encode = msgspec.json.Encoder().encode
+
+
+class EventsLost(InvalidRequest):
+    """A session cannot be resumed after the given event."""
+
+    status = 410
+    code = "events_lost"
+
+
+class EventLog:
+    """Events in the order of their numbers, which start at 1: sent ones, then those that wait.
+
+    Args:
+        replay_bytes: how much of the sent events is kept.
+    """
+
+    def __init__(self, replay_bytes: int) -> None:
+        self._replay_bytes = replay_bytes
+        self._sent: deque[bytes] = deque()
+        self._sent_bytes = 0
+        self._unsent: deque[bytes] = deque()
+        self.unsent_bytes = 0
+        self.last = 0
+        """The number of the newest event."""
+
+    def append(self, kind: str, fields: dict[str, object]) -> None:
+        """Add an event of this type."""
+        self.last += 1
+        data = _encode({"type": kind, "event_id": f"event_{self.last}", "sequence_number": self.last, **fields})
+        self._unsent.append(data)
+        self.unsent_bytes += len(data)
+
+    def take(self) -> bytes | None:
+        """The next event to send, which counts as sent; None: there is none."""
+        if not self._unsent:
+            return None
+        data = self._unsent.popleft()
+        self.unsent_bytes -= len(data)
+        self._sent.append(data)
+        self._sent_bytes += len(data)
+        while self._sent_bytes > self._replay_bytes:
+            self._sent_bytes -= len(self._sent.popleft())
+        return data
+
+    def rewind(self, after: int) -> None:
+        """Send again all events after number `after`, the last one that the client has; drop the others.
+
+        Raises:
+            EventsLost: some of them are no longer kept, or there is no such event.
+        """
+        newest_sent = self.last - len(self._unsent)
+        oldest_sent = newest_sent - len(self._sent)
+        if not oldest_sent <= after <= newest_sent:
+            raise EventsLost(
+                f"The session can be resumed after an event from {oldest_sent} to {newest_sent}, not after {after}. "
+                "Start a new session.",
+                param="after",
+            )
+        while newest_sent > after:
+            data = self._sent.pop()
+            self._unsent.appendleft(data)
+            self.unsent_bytes += len(data)
+            newest_sent -= 1
+        self._sent.clear()
+        self._sent_bytes = 0
+
+
+def error_fields(error: CausewayError) -> dict[str, object]:
+    """The error as events contain it. What JSON cannot hold (lone surrogates, of a header) is replaced."""
+    param = None if error.param is None else _encodable(error.param)
+    return {"type": error.type, "code": error.code, "message": _encodable(error.message), "param": param}
+
+
+def encode_refusal(error: CausewayError) -> bytes:
+    """The only event of a connection that gets no session."""
+    return _encode({"type": "error", "event_id": "event_0", "error": {**error_fields(error), "event_id": None}})
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,208 @@
+"""The events that build one response: its items, their parts, and the text and arguments as they are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ..errors import CausewayError, StreamBroken
+from ..types import Chunk, ToolCallDelta, Usage
+from .conversation import Conversation, make_item
+from .event_log import error_fields
+from .wire import JSONObject
+
+Emit = Callable[[str, JSONObject], None]
+Status = Literal["completed", "cancelled", "incomplete", "failed"]
+_CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseStream:
+    """One response from `response.created` to `response.done`; every way to its end leads through `_end`.
+
+    Args:
+        response_id: of the response; the ids of its items are derived from it.
+        emit: adds an event, by its type and fields, to the session's log.
+        conversation: to which the items are added; None: the response is in no conversation.
+        echo: fields of the response that repeat what the client asked for.
+        on_end: called once, after the last event.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        emit: Emit,
+        conversation: Conversation | None,
+        echo: JSONObject,
+        on_end: Callable[[], None],
+    ) -> None:
+        self.id = response_id
+        self.ended = False
+        """Whether `response.done` was sent: what comes later is dropped."""
+        self._on_end = on_end
+        self._emit = emit
+        self._conversation = conversation
+        self._echo = echo
+        self._output: list[JSONObject] = []  # finished items
+        self._open: _GeneratedItem | None = None
+        self._finish = ""
+        self._resume = ""
+        self._tokens = 0
+        self._usage: Usage | None = None
+        self._head: JSONObject = {}
+        emit("response.created", {"response": self._response("in_progress", None)})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has its finish reason: only the usage may follow."""
+        return bool(self._finish)
+
+    def commit(self, head: JSONObject) -> None:
+        """Take what `response.done` says about the route: the fields of its object `causeway`."""
+        self._head = head
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Add the events for one chunk; thoughts have none."""
+        if self.ended:
+            return
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        self._tokens += chunk.tokens
+        if text := chunk.text or chunk.refusal:
+            self._text(text)
+        for call in chunk.tool_calls:
+            self._call(call)
+        self._finish = chunk.finish_reason or self._finish
+        self._resume = chunk.resume or self._resume
+
+    def complete(self) -> None:
+        """End the answer; without a finish reason it broke."""
+        if not self._finish:
+            self.fail(StreamBroken("The answer stopped before its end. Send the request again.", phase="stream"))
+        elif reason := _CUT.get(self._finish):
+            self._end("incomplete", {"type": "incomplete", "reason": reason})
+        else:
+            self._end("completed", {"type": "completed"})
+
+    def cancel(self) -> None:
+        """End it with what there is: the client interrupted."""
+        self._end("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+
+    def fail(self, error: CausewayError) -> None:
+        """End it with what there is, and the error."""
+        self._end("failed", {"type": "failed", "error": error_fields(error)})
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def _text(self, text: str) -> None:
+        item = self._open
+        if item is None or item.is_call:
+            item = self._begin(None)
+            self._emit("response.content_part.added", {**self._part_of(item), "part": {"type": "text", "text": ""}})
+        item.pieces.append(text)
+        self._emit("response.output_text.delta", {**self._part_of(item), "delta": text})
+
+    def _call(self, call: ToolCallDelta) -> None:
+        item = self._open
+        if item is None or item.call_index != call.index:
+            item = self._begin(call)
+        if call.arguments:
+            item.pieces.append(call.arguments)
+            fields = {**self._place_of(item), "call_id": item.call_id, "delta": call.arguments}
+            self._emit("response.function_call_arguments.delta", fields)
+
+    def _begin(self, call: ToolCallDelta | None) -> _GeneratedItem:
+        self._close("completed")
+        item = self._open = _GeneratedItem(f"item_{self.id.partition('_')[2]}_{len(self._output)}", call)
+        made = make_item(item.id, item.fields(begun=True), "in_progress")
+        self._emit("response.output_item.added", {**self._output_place, "item": made.body})
+        if self._conversation is not None:
+            self._conversation.insert(made)
+            previous = self._conversation.previous(item.id)
+            self._emit("conversation.item.added", {"previous_item_id": previous, "item": made.body})
+        return item
+
+    def _close(self, status: Literal["completed", "incomplete"]) -> None:
+        """End the open item: its last events, and the item itself in the output."""
+        item, self._open = self._open, None
+        if item is None:
+            return
+        text = "".join(item.pieces)
+        if item.is_call:
+            fields = {"call_id": item.call_id, "name": item.name, "arguments": text}
+            self._emit("response.function_call_arguments.done", {**self._place_of(item), **fields})
+        else:
+            self._emit("response.output_text.done", {**self._part_of(item), "text": text})
+            part = {"type": "text", "text": text}
+            self._emit("response.content_part.done", {**self._part_of(item), "part": part})
+        made = make_item(item.id, item.fields(), status)
+        self._emit("response.output_item.done", {**self._output_place, "item": made.body})
+        self._output.append({"id": item.id, "object": "realtime.item", "status": status, **item.fields()})
+        if self._conversation is not None and item.id in self._conversation:
+            self._conversation.replace(made)
+            previous = self._conversation.previous(item.id)
+            self._emit("conversation.item.done", {"previous_item_id": previous, "item": made.body})
+
+    @property
+    def _output_place(self) -> JSONObject:
+        return {"response_id": self.id, "output_index": len(self._output)}
+
+    def _place_of(self, item: _GeneratedItem) -> JSONObject:
+        return {"response_id": self.id, "item_id": item.id, "output_index": len(self._output)}
+
+    def _part_of(self, item: _GeneratedItem) -> JSONObject:
+        return {**self._place_of(item), "content_index": 0}
+
+    # --- the response ------------------------------------------------------------------------------------------------
+
+    def _end(self, status: Status, details: JSONObject) -> None:
+        if self.ended:
+            return
+        self._close("completed" if status == "completed" else "incomplete")
+        response = self._response(status, details)
+        response["usage"] = _usage(self._usage or Usage(completion_tokens=self._tokens))
+        about = {**self._head, "continue": self._resume} if self._resume else self._head
+        if about:
+            response["causeway"] = about
+        self._emit("response.done", {"response": response})
+        self.ended = True
+        self._on_end()
+
+    def _response(self, status: str, details: JSONObject | None) -> JSONObject:
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": details,
+            "output": self._output,
+            "usage": None,
+            **self._echo,
+        }
+
+
+class _GeneratedItem:
+    """The item that is being generated: a message with one part of text, or a function call."""
+
+    def __init__(self, item_id: str, call: ToolCallDelta | None) -> None:
+        self.id = item_id
+        self.is_call = call is not None
+        self.call_index = None if call is None else call.index
+        self.call_id = "" if call is None else call.id or ""
+        self.name = "" if call is None else call.name or ""
+        self.pieces: list[str] = []
+
+    def fields(self, *, begun: bool = False) -> JSONObject:
+        text = "".join(self.pieces)
+        if self.is_call:
+            return {"type": "function_call", "call_id": self.call_id, "name": self.name, "arguments": text}
+        content: list[JSONObject] = [] if begun else [{"type": "output_text", "text": text}]
+        return {"type": "message", "role": "assistant", "content": content}
+
+
+def _usage(usage: Usage) -> JSONObject:
+    return {
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "input_token_details": {"text_tokens": usage.prompt_tokens, "cached_tokens": usage.cached_tokens},
+        "output_token_details": {"text_tokens": usage.completion_tokens},
+    }

@@ -1,0 +1,293 @@
+"""One session: a client's events change its settings and conversation, and start or cancel its one running response.
+
+    session.update                       1. settings
+    conversation.item.create             2. an item; with `truncation: auto` the oldest ones make room, and are told
+    conversation.item.delete, .retrieve  3. an item by its id
+    response.create                      4. the conversation becomes a Request, which the caller answers
+    response.cancel                      5. the running response ends; the caller stops the work
+
+An event that is wrong is answered by an `error` event, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from ..errors import CausewayError, InvalidRequest, MissingField, UnsupportedFeature
+from ..openai import parse_response
+from ..openai.request_body import load, merge_hints, validate
+from ..openai.wire import WireRoutingHints
+from ..types import Request, RoutingHints
+from .conversation import Conversation, ConversationItem, read_item
+from .event_log import EventLog, error_fields
+from .response import ResponseStream
+from .wire import (
+    UNSUPPORTED,
+    ItemCreate,
+    ItemReference,
+    JSONObject,
+    RealtimeSettings,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseFields,
+    SessionUpdate,
+)
+
+T = TypeVar("T", bound=msgspec.Struct)
+_encode = msgspec.json.Encoder().encode
+_RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)
+_SOUND = ("input_audio_buffer.", "output_audio_buffer.", "conversation.item.truncate")
+_SESSION_ONLY = ("type", "model", "truncation")
+_ANYTHING: JSONObject = {"type": "message", "role": "user", "content": "."}  # to check settings
+
+
+class ResponseActive(InvalidRequest):
+    """The session has a running response already."""
+
+    status = 409
+    code = "conversation_already_has_active_response"
+
+
+class NothingToCancel(InvalidRequest):
+    """The session has no such running response."""
+
+    code = "response_cancel_not_active"
+
+
+class SessionLimits(msgspec.Struct, frozen=True):
+    """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection."""
+
+    max_items: int = 256
+    max_bytes: int = 256 * 1024
+    replay_bytes: int = 256 * 1024
+
+
+class StartResponse(msgspec.Struct, frozen=True):
+    """Answer `request` into `response`, whose id is ``resp_`` and `id`."""
+
+    id: str
+    request: Request
+    response: ResponseStream
+    size_bytes: int  # of the request as a body of HTTP
+
+
+class CancelResponse(msgspec.Struct, frozen=True):
+    """Stop answering; the client has been told."""
+
+
+class RealtimeSession:
+    """State of one session, and the events for its client in `log`.
+
+    Args:
+        session_id: whoever knows it, and is the same client, may resume the session.
+        model: the model's name, or `auto`.
+        hints: routing hints from the request's headers.
+        new_id: makes the ids of responses, which are those of their decisions.
+    """
+
+    def __init__(
+        self, session_id: str, model: str, hints: RoutingHints, limits: SessionLimits, new_id: Callable[[], str]
+    ) -> None:
+        self.id = session_id
+        self.hints = hints
+        self.log = EventLog(limits.replay_bytes)
+        self._new_id = new_id
+        self._settings = RealtimeSettings(model=model)
+        self._conversation = Conversation(limits.max_items, limits.max_bytes)
+        self._conversation_id = f"conv_{new_id()}"
+        self._made = 0  # ids of items that the client gave none
+        self._response: ResponseStream | None = None
+        self._emit("session.created", {"session": self._shown()})
+
+    @property
+    def running(self) -> bool:
+        """Whether a response is being generated."""
+        return self._response is not None and not self._response.ended
+
+    def receive(self, frame: bytes) -> StartResponse | CancelResponse | None:
+        """Take one event of the client. Returns what the caller has to do."""
+        event_id: object = None
+        try:
+            document = load(frame)
+            event_id = document.get("event_id")
+            return self._take(document)
+        except CausewayError as error:
+            self.report(error, event_id if isinstance(event_id, str) else None)
+            return None
+
+    def report(self, error: CausewayError, event_id: str | None = None) -> None:
+        """Tell the client about an error. `event_id`: of the client's event that caused it."""
+        self._emit("error", {"error": {**error_fields(error), "event_id": event_id}})
+
+    def abandon(self, error: CausewayError) -> None:
+        """End the running response, if there is one, with what there is and this error."""
+        if self._response is not None:
+            self._response.fail(error)
+
+    def narrow(self, hints: RoutingHints) -> None:
+        """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict."""
+        more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
+        self.hints = merge_hints(self.hints, more)
+
+    # --- the client's events -----------------------------------------------------------------------------------------
+
+    def _take(self, document: JSONObject) -> StartResponse | CancelResponse | None:
+        kind = document.get("type")
+        match kind:
+            case "session.update":
+                self._update(validate(document, SessionUpdate))
+            case "conversation.item.create":
+                self._create_item(validate(document, ItemCreate))
+            case "conversation.item.delete":
+                item_id = validate(document, ItemReference).item_id
+                self._conversation.delete(item_id)
+                self._emit("conversation.item.deleted", {"item_id": item_id})
+            case "conversation.item.retrieve":
+                item = self._conversation.get(validate(document, ItemReference).item_id)
+                self._emit("conversation.item.retrieved", {"item": item.body})
+            case "response.create":
+                return self._start(validate(document, ResponseCreate))
+            case "response.cancel":
+                return self._cancel(validate(document, ResponseCancel))
+            case _:
+                raise _unknown(kind)
+        return None
+
+    def _update(self, event: SessionUpdate) -> None:
+        update = _supported(event.session, "session")
+        if update.get("model", self._settings.model) != self._settings.model:
+            raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
+        settings = _merged(self._settings, update, "session")
+        try:
+            self._request(settings, [_ANYTHING], self.hints)
+        except InvalidRequest as error:
+            raise _within("session", error) from None
+        self._settings = settings
+        self._emit("session.updated", {"session": self._shown()})
+
+    def _create_item(self, event: ItemCreate) -> None:
+        item = read_item(event.item, self._next_item_id())
+        if self._settings.truncation == "disabled":
+            self._conversation.check_room(item.size_bytes)
+        self._conversation.insert(item, event.previous_item_id)
+        fields: JSONObject = {"previous_item_id": self._conversation.previous(item.id), "item": item.body}
+        self._emit("conversation.item.added", fields)
+        self._emit("conversation.item.done", fields)
+        self._shorten()
+
+    def _shorten(self) -> None:
+        if self._settings.truncation == "disabled":
+            return
+        for item_id in self._conversation.shorten():
+            self._emit("conversation.item.deleted", {"item_id": item_id})
+
+    def _start(self, event: ResponseCreate) -> StartResponse:
+        if self.running:
+            raise ResponseActive("A response is running. Wait for its `response.done`, or cancel it.")
+        asked = _supported(event.response or {}, "response")
+        for name in _SESSION_ONLY:
+            if name in asked:
+                raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
+        own = _merged(
+            ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response"
+        )
+        # Hints add up: a response's own never replace those of the session.
+        hints = merge_hints(self.hints, self._settings.causeway)
+        settings = _merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
+        in_conversation = own.conversation != "none"
+        if in_conversation and self._settings.truncation == "disabled":
+            self._conversation.check_room()
+        items = self._conversation if own.input is None else [self._input(at, one) for at, one in enumerate(own.input)]
+        try:
+            request, size_bytes = self._request(settings, [item.body for item in items], hints)
+        except InvalidRequest as error:
+            raise _within("response", error) from None
+        response_id = self._new_id()
+        echo: JSONObject = {
+            "conversation_id": self._conversation_id if in_conversation else None,
+            "output_modalities": settings.output_modalities,
+            "max_output_tokens": settings.max_output_tokens,
+            "metadata": own.metadata,
+        }
+        conversation = self._conversation if in_conversation else None
+        self._response = ResponseStream(f"resp_{response_id}", self._emit, conversation, echo, self._shorten)
+        return StartResponse(response_id, request, self._response, size_bytes)
+
+    def _input(self, at: int, document: JSONObject) -> ConversationItem:
+        """An item of a response's own input, or of the conversation where it is a reference."""
+        if document.get("type") == "item_reference":
+            return self._conversation.get(str(document.get("id")))
+        return read_item(document, self._next_item_id(), f"response.input[{at}]")
+
+    def _cancel(self, event: ResponseCancel) -> CancelResponse:
+        if self._response is None or self._response.ended or event.response_id not in (None, self._response.id):
+            raise NothingToCancel("No such response is running.", param="response_id")
+        self._response.cancel()
+        return CancelResponse()
+
+    def _request(self, settings: RealtimeSettings, items: Sequence[object], hints: RoutingHints) -> tuple[Request, int]:
+        """The request of a response, and its size as a body of HTTP. Raises InvalidRequest."""
+        if not items:
+            raise MissingField("The conversation is empty. Create an item, or send `input`.", param="input")
+        body: JSONObject = {
+            "model": settings.model,
+            "input": items,
+            "instructions": settings.instructions or None,
+            "tools": settings.tools or None,
+            "tool_choice": settings.tool_choice,
+            "parallel_tool_calls": settings.parallel_tool_calls,
+            "max_output_tokens": None if settings.max_output_tokens == "inf" else settings.max_output_tokens,
+            "temperature": settings.temperature,
+            "reasoning": settings.reasoning,
+            "causeway": settings.causeway,
+            "stream": True,
+        }
+        encoded = _encode({name: value for name, value in body.items() if value is not None})
+        return parse_response(encoded, hints)[0], len(encoded)
+
+    # --- events for the client ---------------------------------------------------------------------------------------
+
+    def _shown(self) -> JSONObject:
+        return {"id": self.id, "object": "realtime.session", **msgspec.to_builtins(self._settings)}
+
+    def _next_item_id(self) -> str:
+        self._made += 1
+        return f"item_{self._made}"
+
+    def _emit(self, kind: str, fields: JSONObject) -> None:
+        self.log.append(kind, fields)
+
+
+def _unknown(kind: object) -> InvalidRequest:
+    if not isinstance(kind, str):
+        return MissingField("`type` is missing. Send the event's name.", param="type")
+    if kind.startswith(_SOUND):
+        return UnsupportedFeature(f"`{kind[:64]}`: sessions here take and give text, no sound.", param="type")
+    return InvalidRequest(f"There is no event {kind[:64]!r} for a client to send.", param="type")
+
+
+def _supported(document: JSONObject, where: str) -> JSONObject:
+    """The fields without those that have no meaning here and are null. Raises UnsupportedFeature if one is not."""
+    for name, why in UNSUPPORTED.items():
+        if document.get(name) is not None:
+            raise UnsupportedFeature(f"`{where}.{name}`: {why}.", param=f"{where}.{name}")
+    return {name: value for name, value in document.items() if name not in UNSUPPORTED}
+
+
+def _merged(fields: T, update: JSONObject, where: str) -> T:
+    """The fields with those of the update; null means the default. Raises InvalidRequest."""
+    merged: JSONObject = {**msgspec.to_builtins(fields), **update}
+    try:
+        return validate({name: value for name, value in merged.items() if value is not None}, type(fields))
+    except InvalidRequest as error:
+        raise _within(where, error) from None
+
+
+def _within(where: str, error: InvalidRequest) -> InvalidRequest:
+    """The same error of a field inside `where`."""
+    param = where if error.param is None else f"{where}.{error.param}"
+    message = error.message if error.param is None else error.message.replace(f"`{error.param}`", f"`{param}`")
+    return type(error)(message, param=param)

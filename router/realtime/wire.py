@@ -1,0 +1,84 @@
+"""The types of a client's events, and a session's settings. Field names are those on the wire.
+
+Source: https://platform.openai.com/docs/api-reference/realtime-client-events and the types of the `openai` package. All
+fields are checked: a misspelt name is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ..openai.responses.wire import WireFunctionChoice, WireFunctionTool, WireReasoning
+from ..openai.wire import Count, Name, WireRoutingHints
+from ..types import AUTO
+
+Id = Annotated[str, Meta(min_length=1, max_length=64)]
+EventId = Annotated[str, Meta(max_length=512)]
+JSONObject = dict[str, object]
+
+
+class ClientEvent(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all of them have; `type` chose the struct."""
+
+    type: str
+    event_id: EventId | None = None
+
+
+class SessionUpdate(ClientEvent, kw_only=True):
+    session: JSONObject
+
+
+class ItemCreate(ClientEvent, kw_only=True):
+    item: JSONObject
+    previous_item_id: Id | None = None
+
+
+class ItemReference(ClientEvent, kw_only=True):
+    """`conversation.item.delete` and `.retrieve`."""
+
+    item_id: Id
+
+
+class ResponseCreate(ClientEvent, kw_only=True):
+    response: JSONObject | None = None
+
+
+class ResponseCancel(ClientEvent, kw_only=True):
+    response_id: str | None = None
+
+
+class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of a session, or of one response where they are its own."""
+
+    type: Literal["realtime"] = "realtime"
+    model: Name = AUTO
+    output_modalities: tuple[Literal["text"]] = ("text",)
+    instructions: str = ""
+    tools: tuple[WireFunctionTool, ...] = ()
+    tool_choice: Literal["none", "auto", "required"] | WireFunctionChoice = "auto"
+    parallel_tool_calls: bool = True
+    max_output_tokens: Count | Literal["inf"] = "inf"
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    reasoning: WireReasoning | None = None
+    truncation: Literal["auto", "disabled"] = "auto"
+    causeway: WireRoutingHints | None = None
+
+
+class ResponseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What only a response has. Its other fields are those of `RealtimeSettings`."""
+
+    conversation: Literal["auto", "none"] | None = None
+    input: list[JSONObject] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+
+
+UNSUPPORTED = {
+    "audio": "sessions here take and give text",
+    "include": "there is nothing to include in text",
+    "prompt": "no prompts are stored here; send `instructions`",
+    "tracing": "traces are configured at the server",
+}
+"""Settings of OpenAI's that have no meaning here, and why; null is accepted."""
