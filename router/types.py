@@ -24,7 +24,7 @@ Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs"
 Modality = Literal["text", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Transcripts = Literal["written", "spoken"]
-"""How a model reads what was said: as a speech model writes it, or in lower case, without punctuation and digits."""
+"""How a model reads what was said: as a speech model writes it, or in lower case, without punctuation."""
 PartStatus = Literal["ok", "timeout", "failed"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"

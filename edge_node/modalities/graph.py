@@ -76,11 +76,11 @@ class _Branch:
         self.encoder = WorkerProcess(encoder)
         self.timeout_s = timeout_s
 
-    async def run(self, job: DecodeSound | DecodePicture, deadline: float, *, spell_numbers: bool) -> Fact:
+    async def run(self, job: DecodeSound | DecodePicture, deadline: float) -> Fact:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
         assert isinstance(decoded, Sound | Picture)
-        encoded = Transcribe(decoded, spell_numbers=spell_numbers) if isinstance(decoded, Sound) else decoded
+        encoded = Transcribe(decoded) if isinstance(decoded, Sound) else decoded
         found = await self.encoder.run(encoded, deadline)
         assert isinstance(found, Found)
         return found.fact
@@ -123,7 +123,7 @@ class EncoderGraph:
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
-        self._remembered: OrderedDict[tuple[Modality, str, bool], Fact] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Modality, str], Fact] = OrderedDict()
         self.running = 0  # branches in progress
 
     def concerns(self, request: Request) -> bool:
@@ -138,25 +138,21 @@ class EncoderGraph:
             EncoderFailed: nothing is left of the request's last message.
         """
         if generation.facts is None:
-            # One transcript for all targets: a model that reads it as written reads numbers in words as well.
-            models = [target.model for target in generation.policy.targets if target.at == "edge"]
-            spoken = any(self._transcripts(one) == "spoken" for one in models)
-            generation.facts = await self.facts(generation.request, generation.deadline, spell_numbers=spoken)
+            generation.facts = await self.facts(generation.request, generation.deadline)
         return fuse(generation.request, generation.facts.facts, kinds, self._transcripts(model))
 
-    async def facts(self, request: Request, deadline: float, *, spell_numbers: bool = False) -> RequestFacts:
+    async def facts(self, request: Request, deadline: float) -> RequestFacts:
         """Run all branches of the request and return what they found in time.
 
         Args:
             deadline: monotonic seconds; each branch also has its own.
-            spell_numbers: what is said has numbers in words, not in digits.
 
         Raises:
             InvalidRequest: a part is invalid; the message names it.
         """
         parts = find_parts(request, self.kinds, self._config.max_parts)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._branch(part, deadline, spell_numbers)) for part in parts]
+            running = [tasks.create_task(self._branch(part, deadline)) for part in parts]
         outcomes = [task.result() for task in running]
         for outcome in outcomes:
             if isinstance(outcome, InvalidRequest):
@@ -165,11 +161,9 @@ class EncoderGraph:
         facts = {(part.message, part.index): fact for part, (fact, _) in zip(parts, found, strict=True)}
         return RequestFacts(facts, tuple(record for _, record in found))
 
-    async def _branch(
-        self, part: FoundPart, deadline: float, spell_numbers: bool
-    ) -> tuple[Fact | None, PartRecord] | InvalidRequest:
+    async def _branch(self, part: FoundPart, deadline: float) -> tuple[Fact | None, PartRecord] | InvalidRequest:
         """Never raises but when it is cancelled: one branch does not end the others."""
-        key = (part.modality, part.sha256, spell_numbers)
+        key = (part.modality, part.sha256)
         started = self._clock.monotonic()
         branch = self._branches[part.modality]
         status: PartStatus = "ok"
@@ -179,8 +173,7 @@ class EncoderGraph:
             self.running += 1
             try:
                 job = DecodeSound(part.data) if part.modality == "audio" else DecodePicture(part.data)
-                until = min(deadline, started + branch.timeout_s)
-                fact = await branch.run(job, until, spell_numbers=spell_numbers)
+                fact = await branch.run(job, min(deadline, started + branch.timeout_s))
                 self._remember(key, fact)
             except Refusal as refusal:
                 return InvalidRequest(f"`{part.path}`: {refusal}.", param=part.path)
@@ -219,7 +212,7 @@ class EncoderGraph:
         finally:
             self.running -= 1
 
-    def _remember(self, key: tuple[Modality, str, bool], fact: Fact) -> None:
+    def _remember(self, key: tuple[Modality, str], fact: Fact) -> None:
         self._remembered[key] = fact
         if len(self._remembered) > self._config.remembered:
             self._remembered.popitem(last=False)

@@ -67,7 +67,7 @@ def _defaults(manifest: Manifest) -> str:
         f"temperature {manifest.temperature or 0:g}": manifest.temperature is not None,
         f"at most {manifest.answer_tokens} tokens": manifest.answer_tokens > 0,
         "answers constrained to the call grammar of each message": manifest.answers == "calls",
-        "transcripts of speech in lower case, without punctuation, numbers in words": manifest.transcripts == "spoken",
+        "transcripts of speech in lower case, without punctuation": manifest.transcripts == "spoken",
     }
     return ", ".join(text for text, applies in defaults.items() if applies)
 

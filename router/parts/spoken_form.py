@@ -1,7 +1,7 @@
 """The spoken form of a transcript: the words as they are said, without capitals and punctuation.
 
 A model that learned from commands in this form (`transcripts: spoken` in its manifest) misreads "Wake me up at 6:30
-a.m.!", which a speech model writes. Numbers are spelled by the speech model itself, which has heard them.
+a.m.!", which a speech model writes.
 """
 
 from __future__ import annotations

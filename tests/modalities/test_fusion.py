@@ -101,7 +101,7 @@ async def test_a_spoken_command_reaches_the_device_as_a_typed_one_and_its_record
 
 async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_said(tmp_path: Path) -> None:
     policy = POLICY.replace("m-small", "assistant")  # its manifest says `transcripts: spoken`
-    async with running(tmp_path, policy=policy, encoders={"audio": encoder("Wake me up at 6 a.m., please!")}) as box:
+    async with running(tmp_path, policy=policy, encoders={"audio": encoder("Wake me up at six a.m., please!")}) as box:
         assert (await ask(box, sound())).status == 200
         assert prompt(box.engine).content == "wake me up at six am please"
         assert (await ask(box, sound(), tags="cloud")).headers["x-causeway-target"] == "large"

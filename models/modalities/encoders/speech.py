@@ -5,12 +5,11 @@ Whisper invents words where nobody speaks: only what the detection takes for spe
 
 from __future__ import annotations
 
-import functools
 import math
 
 import numpy as np
+import numpy.typing as npt
 from faster_whisper import WhisperModel
-from faster_whisper.tokenizer import Tokenizer
 
 from router.types import Fact
 
@@ -18,15 +17,33 @@ from ..process.child import Link
 from ..process.messages import Found, Refusal, Segment, Transcribe, WorkerJob, WorkerResult, WorkerSpec
 
 _THREADS = 2
-_DIGITS = frozenset("0123456789%$£€")
-_DEFAULT_SUPPRESSED = -1  # faster-whisper's name for the symbols that nobody speaks
+
+
+class _Whisper(WhisperModel):  # type: ignore[misc]  # the package has no types
+    """Encodes a sound once. faster-whisper encodes it to detect its language, and again for its words."""
+
+    _encoded: tuple[npt.NDArray[np.float32], object] | None = None
+
+    def encode(self, features: npt.NDArray[np.float32]) -> object:
+        """Return the encoder's output. `features`: [mel bins, frames of 10 ms]."""
+        if self._encoded is None or not _is_same(self._encoded[0], features):
+            self._encoded = features, super().encode(features)
+        return self._encoded[1]
+
+    def forget(self) -> None:
+        self._encoded = None
+
+
+def _is_same(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> bool:
+    """Whether at most a frame differs: the last one, which is left out when words are searched."""
+    return left.shape == right.shape and int((left != right).any(axis=0).sum()) <= 1
 
 
 class SpeechEncoder:
     """`spec.options`: `model` is the folder of a CTranslate2 model."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        self._model = WhisperModel(
+        self._model = _Whisper(
             spec.options["model"], device="cpu", compute_type="int8", cpu_threads=_THREADS, local_files_only=True
         )
 
@@ -41,7 +58,6 @@ class SpeechEncoder:
             language=job.language or None,
             initial_prompt=job.prompt or None,
             temperature=job.temperature,
-            suppress_tokens=[_DEFAULT_SUPPRESSED, *self._digits] if job.spell_numbers else [_DEFAULT_SUPPRESSED],
             beam_size=1,
             vad_filter=True,
             condition_on_previous_text=False,
@@ -54,14 +70,9 @@ class SpeechEncoder:
             if words:
                 confidence = math.exp(segment.avg_logprob)
                 segments.append(Segment(words, confidence, segment.start, segment.end, segment.no_speech_prob))
+        self._model.forget()
         text = " ".join(segment.text for segment in segments)
         return Found(Fact(text, _confidence(segments), info.language if segments else ""), tuple(segments))
-
-    @functools.cached_property
-    def _digits(self) -> list[int]:
-        """The tokens with a digit or a sign for a spoken word; without them Whisper writes the words."""
-        tokenizer = Tokenizer(self._model.hf_tokenizer, self._model.model.is_multilingual, "transcribe", "en")
-        return [token for token in range(tokenizer.eot) if _DIGITS.intersection(tokenizer.decode([token]))]
 
 
 def _confidence(segments: list[Segment]) -> float:

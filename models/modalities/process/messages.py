@@ -73,14 +73,12 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Find the words of a sound.
 
     `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow.
-    `spell_numbers`: write no digits, but numbers as they are spoken.
     """
 
     sound: Sound
     language: str = ""
     prompt: str = ""
     temperature: float = 0.0
-    spell_numbers: bool = False
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):

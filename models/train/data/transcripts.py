@@ -73,8 +73,7 @@ def transcribe_rows(
             for row, voice in missing:
                 command = [*espeak, "-v", voice, "--stdin", "--stdout"]
                 spoken = subprocess.run(command, input=row.text.encode(), capture_output=True, check=True)
-                job = Transcribe(decode_sound(spoken.stdout, _MAX_S), spell_numbers=True)
-                found = encoder.run(job, link)
+                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S)), link)
                 assert isinstance(found, Found)
                 known[row.text] = TranscribedRow(row, voice, found.fact.text, found.fact.confidence)
                 lines.write(msgspec.json.encode(known[row.text]) + b"\n")
