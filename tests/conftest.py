@@ -35,6 +35,7 @@ _SERVICES = {
     "redis_server": "redis",
     "jobs_redis": "redis",
     "triton_environment": "triton",
+    "nats_server": "nats",
     "postgres_server": "postgres",
     "chromium": "chromium",
 }

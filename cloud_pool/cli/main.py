@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (the server behind it), worker, dlq, jobs, keys, usage and plan."""
+"""`causeway-cloud`: serve (the gateway), triton (behind it), worker, stream, dlq, jobs, keys, usage and plan."""
 
 from __future__ import annotations
 
@@ -223,6 +223,15 @@ def worker(arguments: tuple[str, ...]) -> None:
     from .jobs import worker as command
 
     command.main(list(arguments), prog_name="causeway-cloud worker")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def stream(arguments: tuple[str, ...]) -> None:
+    """Answer the messages of a broker's topic on the tiers."""
+    from .streams import stream as command
+
+    command.main(list(arguments), prog_name="causeway-cloud stream")
 
 
 @main.command(context_settings=_PASSED_ON)

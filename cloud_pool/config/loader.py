@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +21,10 @@ from router.errors import ConfigError
 from ..balancing.discovery import parse_endpoint_address
 from ..redis.config import RedisAddress, parse_redis, with_url
 from .schema import DEFAULT_TRITON, MAX_PORT, OPERATOR_PORT_OFFSET, Config, OperatorConfig, TierConfig
+
+_LOGIN_FILES = ("password_file", "ca_file", "cert_file", "key_file")
+_REDIS_FILES = (*_LOGIN_FILES, "sentinel_password_file")
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,6 +148,9 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         ),
         redis=_absolute_redis(config.redis, absolute),
         jobs=msgspec.structs.replace(config.jobs, redis=_absolute_redis(config.jobs.redis, absolute)),
+        streams=msgspec.structs.replace(
+            config.streams, login=_absolute_files(config.streams.login, _LOGIN_FILES, absolute)
+        ),
         cache=msgspec.structs.replace(
             config.cache,
             secret_file=absolute(config.cache.secret_file),
@@ -154,10 +161,11 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
 
 
 def _absolute_redis(address: RedisAddress, absolute: Callable[[str], str]) -> RedisAddress:
-    if isinstance(address, str):
-        return address
-    files = ("password_file", "sentinel_password_file", "ca_file", "cert_file", "key_file")
-    return msgspec.structs.replace(address, **{name: absolute(getattr(address, name)) for name in files})
+    return address if isinstance(address, str) else _absolute_files(address, _REDIS_FILES, absolute)
+
+
+def _absolute_files(section: S, files: tuple[str, ...], absolute: Callable[[str], str]) -> S:
+    return msgspec.structs.replace(section, **{name: absolute(getattr(section, name)) for name in files})
 
 
 def _check(config: Config) -> None:
@@ -174,6 +182,7 @@ def _check(config: Config) -> None:
             parse_redis(address, where)
     config.tenants.check({name for tier in config.tiers for name in (tier.name, *tier.aliases)})
     config.jobs.check()
+    config.streams.check()
     config.cache.check(config.redis)
     config.degradation.check([tier.name for tier in config.tiers])
     for index, price in enumerate(config.tenants.prices):

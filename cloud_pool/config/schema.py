@@ -20,6 +20,7 @@ from ..degradation.config import DegradationConfig
 from ..dispatch.config import HedgeConfig, RetryBudgetConfig
 from ..jobs.config import JobsConfig
 from ..redis.config import RedisAddress
+from ..streams.config import StreamsConfig
 from ..upstreams.triton.sampling_parameters import GuidedKey
 
 MAX_PORT = 65535
@@ -130,6 +131,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: IdentityConfig = IdentityConfig()
     tenants: TenantsConfig = TenantsConfig()
     jobs: JobsConfig = JobsConfig()
+    streams: StreamsConfig = StreamsConfig()
     cache: CacheConfig = CacheConfig()
     tracing: TracingConfig = TracingConfig()
     audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none

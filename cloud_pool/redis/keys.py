@@ -102,6 +102,12 @@ _BATCHES = _keys(
     ("batches:<owner>", "zset", "ttl", _QUOTA, "an owner's batches"),
     ("tenant_batches:<tenant>", "zset", "ttl", _QUOTA, "a tenant's batches by when they no longer count"),
 )
+_STREAMS = _keys(
+    "streams",
+    "<jobs>:",
+    ("stream:<pipeline>", "string", "ttl", "`streams.lease_s`", "the process that receives for a pipeline"),
+    ("effect:<pipeline>:<digest>", "hash", "ttl", "`streams.effect_ttl_s`", "what is known of a message"),
+)
 _IDENTITY = _keys(
     "accounts/identity",
     "causeway:{revoked}:",
@@ -139,7 +145,7 @@ _CACHE = _keys(
     ("lease:<rank>", "hash", "ttl", "a minute", "the gateway that generates the answer"),
     ("flow:<rank>:<fence>", "stream", "ttl", "a minute; `max_buffer_bytes`", "an answer in progress"),
 )
-REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_SHARED, *_IDENTITY, *_TENANTS, *_CACHE)
+REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENTITY, *_TENANTS, *_CACHE)
 """All keys, by owner."""
 
 

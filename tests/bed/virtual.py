@@ -46,7 +46,7 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.warm_up import TierWarmer
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.jobs.worker.app import worker_admission
+from cloud_pool.jobs.worker.background import worker_admission
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.serving.request_context import AnswerHead, RequestContext

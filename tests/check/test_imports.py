@@ -28,7 +28,7 @@ EXTRAS = {
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone"),
-    "cloud_pool": ("cloud", "engine", "cpu"),
+    "cloud_pool": ("cloud", "engine", "cpu", "nats"),
 }
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {
@@ -63,6 +63,7 @@ BROUGHT_BY = {
     "grpc": "tritonclient",
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
+    "nats": "nats-py",
     "llama_cpp": "llama-cpp-python",
     "opentelemetry": "opentelemetry-sdk",
 }

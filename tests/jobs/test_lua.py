@@ -15,6 +15,7 @@ from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.jobs.lua.scripts import SCRIPTS as JOB_SCRIPTS
 from cloud_pool.redis.scripts import load_script
+from cloud_pool.streams.effects import STREAM_SCRIPTS
 
 from .redis_server import RedisServer
 
@@ -28,6 +29,7 @@ ACCOUNT_SCRIPTS = {
 }
 HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
 WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
+WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS}
 LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))
 
 
@@ -38,19 +40,20 @@ def _body(file: Path) -> str:
 
 @pytest.mark.parametrize("file", LUA_FILES, ids=lambda file: file.stem)
 def test_a_lua_file_is_part_of_a_script(file: Path) -> None:
-    assert any(_body(file) in script for script in (*JOB_SCRIPTS.values(), *WITHOUT_SHEBANG.values()))
+    assert any(_body(file) in script for script in (*WITH_SHEBANG.values(), *WITHOUT_SHEBANG.values()))
 
 
 def test_redis_compiles_every_script(redis_server: RedisServer) -> None:
     with redis.Redis.from_url(redis_server.url) as client:
-        for script in (*JOB_SCRIPTS.values(), *WITHOUT_SHEBANG.values()):
+        for script in (*WITH_SHEBANG.values(), *WITHOUT_SHEBANG.values()):
             client.script_load(script)
 
 
 def test_only_scripts_that_add_work_are_refused_when_redis_is_full() -> None:
-    refused = {name for name, script in JOB_SCRIPTS.items() if script.startswith("#!lua\n")}
-    assert refused == {"accept", "file_reserve", "batch_create", "batch_refuse_line"}
-    assert all(JOB_SCRIPTS[name].startswith("#!lua flags=allow-oom\n") for name in JOB_SCRIPTS.keys() - refused)
+    refused = {name for name, script in WITH_SHEBANG.items() if script.startswith("#!lua\n")}
+    jobs = {"accept", "file_reserve", "batch_create", "batch_refuse_line"}
+    assert refused == jobs | {"stream_claim", "stream_record"}
+    assert all(WITH_SHEBANG[name].startswith("#!lua flags=allow-oom\n") for name in WITH_SHEBANG.keys() - refused)
 
 
 def test_scripts_of_cache_and_tenants_have_no_shebang() -> None:

@@ -2,9 +2,9 @@
 
     requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
 
-A route is chat, completion or job. Usage is written in batches off the request path; the same script gives back what
-its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost reply counts
-nothing twice. While Redis is unavailable sums grow here, bounded.
+A route is chat, completion, job or stream. Usage is written in batches off the request path; the same script gives
+back what its requests had reserved of the budget. A batch keeps its id until Redis has confirmed it, so that a lost
+reply counts nothing twice. While Redis is unavailable sums grow here, bounded.
 """
 
 from __future__ import annotations

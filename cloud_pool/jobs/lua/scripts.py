@@ -26,6 +26,11 @@ def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
     return {name: load_script(f"{__package__}.{folder}", name, _COMMON, shared) for name in names}
 
 
+def load_with_shared(package: str, name: str, *shared: str) -> str:
+    """Return a script of another package, which begins with what all scripts of jobs share and the files `shared`."""
+    return load_script(package, name, _COMMON, *(load_script(package, each) for each in shared))
+
+
 REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
 """Callers are told that this is accepted: with replicas, only once enough of them have it."""
 SCRIPTS: Final = {

@@ -9,32 +9,18 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import anyio
-import msgspec
-from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-from ...admission import AdmissionConfig, AdmissionSettings
-from ...assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
-from ...balancing.reload import reload_endpoints, reload_on_sighup
-from ...cache.caching_service import CachingService
-from ...config.schema import Config, TierConfig
-from ...config.tiers import by_name, load_tiers
-from ...http.operator import OperatorRoutes, operator_listener
-from ...observability.metrics import Metrics
-from ...serving.assembly import ReloadListeners, build_serving
-from ..config import NO_CLUSTER, with_shared_redis
-from .metered_runner import MeteredRunner
-from .runner import ServiceBackend
+from ...assembly import tune_garbage_collector
+from ...config.schema import Config
+from ..config import NO_CLUSTER, JobsConfig, with_shared_redis
+from .background import UNBOUNDED, build_background_service
 from .runtime import WorkerRuntime
-
-_UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 
 
 async def run(
@@ -73,71 +59,48 @@ async def _work(
     reread: Callable[[], Config] | None,
 ) -> None:
     """Run in `tasks`; `closing` gets what must be closed after they have ended."""
-    settings = with_shared_redis(config.jobs, config.redis)
-    if not settings.redis:
-        if config.redis:
-            raise ConfigError(NO_CLUSTER, where="jobs.redis")
-        raise ConfigError("a worker needs the URL of the gateways' Redis", where="redis")
-    tiers = load_tiers(config)
-    metrics = Metrics()
-    # A worker without the gateways' Redis can do nothing alone, unless jobs have one of their own.
-    accounts = build_accounts(config, metrics, is_gateway=settings.redis != config.redis)
-    reload_listeners = ReloadListeners(metrics.count_reload)
-    pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    admission = {tier.name: worker_admission(tier.config) for tier in tiers}
-    serving = build_serving(config, tiers, pools, admission, metrics, client=accounts.redis, kind="worker")
-    reload_listeners.listeners.append(serving.warmer.loaded)
-    background = msgspec.structs.replace(config, cache=config.cache.for_background())
-    caching_service = CachingService(build_cache(background, by_name(tiers), metrics), serving.service.answer)
-    tracing = build_tracing(config, "causeway-worker")
-    trace = None if tracing is None else tracing.jobs
-    backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier)
-    runner = MeteredRunner(backend, accounts.ledger, trace, accounts.revocations)
-    slots = {tier.name: settings.concurrency or _UNBOUNDED for tier in tiers}
+    settings = jobs_settings(config, "a worker")
+    background = build_background_service(
+        config,
+        tasks,
+        route="job",
+        service_name="causeway-worker",
+        # A worker without the gateways' Redis can do nothing alone, unless jobs have one of their own.
+        is_gateway=settings.redis != config.redis,
+        reread=reread,
+    )
+    slots = {tier.name: settings.concurrency or UNBOUNDED for tier in background.tiers.values()}
     runtime = WorkerRuntime(
         settings,
-        by_name(tiers),
-        runner,
+        background.tiers,
+        background.runner,
         slots,
-        metrics.registry,
-        shared_limits=serving.admissions,
+        background.metrics.registry,
+        shared_limits=background.serving.admissions,
         limits=config.tenants.limits,
-        add_usage=accounts.accounting.usage.add,
-        trace=trace,
+        add_usage=background.accounts.accounting.usage.add,
+        trace=background.trace,
     )
-    closing += [runtime.close, caching_service.close, accounts.close, pools.close]
-    if tracing is not None:
-        closing.append(partial(to_thread.run_sync, tracing.close))
-    reload = None if reread is None else partial(reload_endpoints, pools, config, reread)
-    operator = operator_listener(config, OperatorRoutes(accounts.operators, metrics, reload=reload))
+    closing += [runtime.close, *background.closing]
+    operator = background.operator
     if serves_operators:
         await operator.start()  # (1)
         closing.insert(0, operator.close)
     if not await runtime.start(stop):  # (2)
         return
-    if reread is not None:
-        reload_on_sighup(pools, config, reread)
-    await pools.prepare()
-    tasks.start_soon(pools.watch)
-    tasks.start_soon(serving.warmer.watch)
-    tasks.start_soon(serving.lag.watch)
-    await serving.heartbeat.beat()  # The first one takes no permits yet.
-    tasks.start_soon(serving.heartbeat.watch)
-    caching_service.start(tasks)
-    await accounts.prepare()
-    accounts.start(tasks)
+    background.watch_sighup(config, reread)
+    await background.start(tasks)
     operator_url = f" operator={operator.url}" if serves_operators else ""
     tune_garbage_collector()
     print(f"ready worker={runtime.worker.name}{operator_url}", flush=True)
     await runtime.run(stop)  # (3)
 
 
-def worker_admission(tier: TierConfig) -> AdmissionSettings:
-    """Return a worker's: claims already prefer urgent jobs, and a claimed job has time to wait, whatever its class."""
-    return msgspec.structs.replace(
-        tier.admission_settings,
-        min_permits=min(1, tier.min_concurrency),
-        max_queued=_UNBOUNDED,
-        ttft_objective_s=math.inf,
-        config=AdmissionConfig(reserved_share=0.0, preemption_share=0.0),
-    )
+def jobs_settings(config: Config, process: str) -> JobsConfig:
+    """Return the configuration of jobs with their Redis. Raises ConfigError if there is none that `process` can use."""
+    settings = with_shared_redis(config.jobs, config.redis)
+    if settings.redis:
+        return settings
+    if config.redis:
+        raise ConfigError(NO_CLUSTER, where="jobs.redis")
+    raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")

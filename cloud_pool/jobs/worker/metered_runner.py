@@ -42,13 +42,15 @@ class MeteredRunner:
         trace: JobTrace | None = None,
         revocations: RevocationList | None = None,
         *,
+        route: str = "job",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: monotonic time, s, of the runs' deadlines."""
+        """`route`: in usage and audit records; `clock`: monotonic time, s, of the runs' deadlines."""
         self._backend = backend
         self._revocations = revocations
         self._ledger = ledger
         self._trace = trace
+        self._route = route
         self._clock = clock
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
@@ -111,7 +113,7 @@ class MeteredRunner:
         self._ledger.close(entry)
 
     def _open(self, job: str, principal: Principal, tier: str) -> LedgerEntry:
-        entry = self._ledger.open("job", {})
+        entry = self._ledger.open(self._route, {})
         entry.id, entry.principal, entry.tier = job, principal, tier
         return entry
 

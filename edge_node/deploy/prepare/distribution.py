@@ -1,4 +1,4 @@
-"""Programs from the distribution's packages: Redis for jobs and the shared cache, PostgreSQL and Chromium for tests."""
+"""Programs from the distribution's packages: Redis for jobs and the cache; PostgreSQL, Chromium and NATS for tests."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def find_redis() -> str | None:
     return shutil.which("redis-server")
 
 
+def find_nats() -> str | None:
+    """Return the path of the nats-server on PATH; None if there is none."""
+    return shutil.which("nats-server")
+
+
 def install_redis(places: Places, progress: Progress) -> str:
     """Uses the redis-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
     advice = (
@@ -57,6 +62,12 @@ def install_chromium(places: Places, progress: Progress) -> str:
         "Or go on without: CAUSEWAY_SKIP=chromium make ..."
     )
     return _install("Chromium", "chromium", find_chromium, advice, places, progress)
+
+
+def install_nats(places: Places, progress: Progress) -> str:
+    """Uses the nats-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
+    advice = "apt-get install nats-server (Debian, Ubuntu). Or go on without: CAUSEWAY_SKIP=nats make ..."
+    return _install("nats-server", "nats-server", find_nats, advice, places, progress)
 
 
 def _install(

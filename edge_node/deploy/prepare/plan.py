@@ -8,9 +8,11 @@ from pathlib import Path
 
 from .distribution import (
     find_chromium,
+    find_nats,
     find_postgres,
     find_redis,
     install_chromium,
+    install_nats,
     install_postgres,
     install_redis,
 )
@@ -21,7 +23,7 @@ from .progress import Progress, StepFailed, run
 from .steps import Step, digest
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis", "postgres", "chromium", "torch")
+OPTIONAL = ("triton", "redis", "nats", "postgres", "chromium", "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
@@ -35,6 +37,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     development = _packages(places, "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
     redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
+    nats = _from_distribution(places, "nats", "nats-server", "nats-server", find_nats, install_nats)
     postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
@@ -43,7 +46,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     goals = {
         "run": [environment, packages, engine, project, triton],
         "fleet": [environment, packages, engine, project],
-        "test": [*bench, postgres, chromium, training, torch],
+        "test": [*bench, nats, postgres, chromium, training, torch],
         "bench": [*bench, postgres],
         "check": [environment, packages, development, project],
         "quick": [environment, packages, development, *compiled, project],
@@ -52,6 +55,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     optional = {
         "triton": [triton],
         "redis": [redis],
+        "nats": [nats],
         "postgres": [postgres],
         "chromium": [chromium],
         "torch": [training, torch],

@@ -1,0 +1,99 @@
+"""The port between a pipeline and a broker. `tests/brokers` holds every adapter to what is written here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import msgspec
+
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One delivery of a message."""
+
+    body: bytes
+    headers: Mapping[str, str] = _NO_HEADERS  # names in lower case
+    key: str = ""  # the broker's own key; "": none
+    lane: str = ""  # the partition that it came from; "": the broker has none
+    position: str  # its place in the topic: the same in each delivery, and no other message's
+    published_at: float  # unix s, by the broker's clock
+    receipt: object = None  # the adapter's own
+
+
+class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message to publish. `id` is the same whenever the same message is published again."""
+
+    id: str
+    body: bytes
+    content_type: str
+    key: str = ""
+
+
+class TopicLag(msgspec.Struct, frozen=True):
+    """What a pipeline has still to do."""
+
+    waiting: int  # messages that were not delivered yet
+    unacknowledged: int  # delivered, and not acknowledged
+
+
+class MessageSource(Protocol):
+    """Messages of a topic for one pipeline. Every method raises BrokerUnavailable while the broker does not answer.
+
+    1. A message is delivered until it is acknowledged: again after a lost connection, a killed pipeline or broker.
+    2. First deliveries come in the order of the topic (of each lane, where it has lanes). After a loss all messages
+       that were not acknowledged come again, in this order, before any new one.
+    3. Only one process at a time may receive, where `needs_lease`; elsewhere the broker divides the lanes.
+    """
+
+    needs_lease: bool
+
+    async def open(self) -> None:
+        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+
+    async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
+        """Wait at most `wait_s` for a message, then `gather_s` for more, and return at most `most`."""
+
+    async def acknowledge(self, message: IncomingMessage) -> None:
+        """The message is done and is not delivered again. A lost acknowledgement costs one more delivery."""
+
+    async def keep(self, messages: Sequence[IncomingMessage]) -> None:
+        """These are being worked on: they are not delivered again for now."""
+
+    async def forget(self) -> None:
+        """Drop what was delivered and not acknowledged: the next `receive` gets it again, in order."""
+
+    async def lag(self) -> TopicLag: ...
+
+    async def close(self) -> None:
+        """Disconnect. What was not acknowledged is delivered to the next process."""
+
+
+class MessageSink(Protocol):
+    """A topic to publish to. Every method raises BrokerUnavailable while the broker does not answer."""
+
+    @property
+    def max_bytes(self) -> int:
+        """Of a message's body."""
+
+    async def open(self) -> None:
+        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+
+    async def publish(self, message: OutgoingMessage, lane: str) -> None:
+        """Return when the broker has stored the message. `lane`: of the message that it answers.
+
+        Raises MessageTooLarge.
+        """
+
+    def position(self) -> str:
+        """Return a place in the topic before everything that this process will publish from now on."""
+
+    async def find(self, since: Mapping[str, str], lane: str) -> set[str]:
+        """Return which of these messages are in the topic, each by its id and a `position` from before it.
+
+        No other process publishes for `lane` any more, where the broker can see to that.
+        """
+
+    async def close(self) -> None: ...

@@ -1,0 +1,203 @@
+"""One message -> its answer, or the error for which it has none, on the service that runs jobs."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import anyio
+import msgspec
+
+from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
+from router.jobs.states import JobState
+
+from ..accounts.identity.principal import Grants, Principal
+from ..accounts.tenants.config import TenantLimits
+from ..jobs.backoff import job_retry_delay_s
+from ..jobs.config import JobsConfig
+from ..jobs.record import JobRecord, NewJob, RunBill
+from ..jobs.submission import JobSubmission, SubmissionParser
+from ..jobs.worker.execution import JobResult, execute
+from ..jobs.worker.failure_policy import classify_failure
+from ..jobs.worker.runner import JobRunner, RunReceipt
+from .cloud_event import CloudEvent
+from .config import StreamsConfig
+from .metrics import StreamMetrics
+from .outcome import StreamMessage
+
+AUTHORIZATION = "authorization"
+"""Header of a message with a token: the message is then that device's."""
+_DEVICE = "stream"
+ReportFailure = Callable[[RunBill | None], Awaitable[None]]
+"""A run has failed and another one may follow; it is billed. Raises JobStoreUnavailable."""
+
+
+class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """How the last run of a message ended. Close the receipt when the outcome is recorded, or another one's is."""
+
+    result: JobResult | CausewayError
+    attempts: int
+    receipt: RunReceipt
+    expired: bool = False
+
+
+class _JobOnlyFields(msgspec.Struct, frozen=True):
+    webhook: object = None
+    deadline_ms: object = None
+
+
+class MessageRunner:
+    """Runs messages until they have an answer, or will have none.
+
+    Args:
+        identify: the value of `Authorization` -> the caller; raises CausewayError
+        limits: of a caller's tenant
+        clock: unix time, s
+        rng: uniform in [0, 1)
+    """
+
+    def __init__(
+        self,
+        config: StreamsConfig,
+        jobs: JobsConfig,
+        parser: SubmissionParser,
+        runner: JobRunner,
+        identify: Callable[[str], Principal],
+        limits: Callable[[Principal], TenantLimits],
+        metrics: StreamMetrics,
+        *,
+        clock: Callable[[], float] = time.time,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self._config = config
+        self._jobs = jobs
+        self._parser = parser
+        self._runner = runner
+        self._identify = identify
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+        self._rng = rng
+
+    async def run(
+        self, message: StreamMessage, authorization: str, attempts: int, report: ReportFailure, max_bytes: int
+    ) -> EndedRun:
+        """Run a message as often as it takes.
+
+        1. It cannot be read, is invalid, or its caller may not do this: an error at once.
+        2. It has expired, or expires between two runs: DeadlineExceeded.
+        3. The tier is not there, or the tenant is over a limit: wait, and run again. This is no attempt.
+        4. A run fails otherwise: run again, until its attempts are used up.
+
+        Args:
+            attempts: so far, with this delivery
+            max_bytes: of the answer
+        """
+        ends = message.expires_at(self._config.max_age_s)
+        postponed = 0
+        if message.event is None or message.fault is not None:
+            fault = message.fault or InvalidRequest("The message cannot be read.")
+            return EndedRun(result=fault, attempts=attempts, receipt=RunReceipt())
+        while True:
+            receipt = RunReceipt()
+            result: JobResult | CausewayError = DeadlineExceeded("the message has expired")
+            if self._clock() < ends:
+                result = await self._run_once(message, authorization, attempts, ends, receipt, max_bytes)
+            ended = EndedRun(result=result, attempts=attempts, receipt=receipt, expired=self._clock() >= ends)
+            if isinstance(result, JobResult):
+                return ended
+            action = classify_failure(result, late=ended.expired)
+            counts = action == "retried"
+            if action not in ("retried", "postponed") or (counts and attempts >= self._config.max_attempts):
+                return ended
+            self._metrics.count_retry(counted=counts)
+            attempts, postponed = attempts + counts, postponed + (not counts)
+            if counts:
+                await report(receipt.bill)
+            receipt.close(accepted=counts)
+            delay_s = self._delay_s(result, attempts if counts else postponed)
+            await anyio.sleep(max(0.0, min(delay_s, ends - self._clock())))
+
+    def _delay_s(self, error: CausewayError, attempts: int) -> float:
+        if isinstance(error, RateLimited) and error.retry_after_s is not None:
+            return min(error.retry_after_s, self._jobs.limit_retry_s)
+        return job_retry_delay_s(attempts, self._rng(), base_s=self._jobs.backoff_s, max_s=self._jobs.backoff_max_s)
+
+    async def _run_once(
+        self,
+        message: StreamMessage,
+        authorization: str,
+        attempts: int,
+        ends: float,
+        receipt: RunReceipt,
+        max_bytes: int,
+    ) -> JobResult | CausewayError:
+        event = message.event
+        assert event is not None
+        try:
+            job = self._submit(event, authorization)
+        except CausewayError as error:
+            return error
+        now = int(self._clock() * 1000)
+        record = JobRecord(
+            id=f"msg_{message.effect}",
+            owner=job.owner,
+            tier=job.tier,
+            priority=job.priority,
+            endpoint=job.endpoint,
+            body=job.body,
+            state=JobState.RUNNING,
+            created=now,
+            deadline=job.deadline_ms,
+            attempts=attempts,
+            fence=attempts,
+            tags=",".join(job.tags),
+            traceparent=event.traceparent,
+            token_id=job.token_id,
+            token_issued=job.token_issued,
+        )
+        return await execute(
+            record,
+            self._runner,
+            _report_nothing,
+            left_s=min(self._jobs.attempt_timeout_s, ends - self._clock()),
+            max_bytes=min(max_bytes, self._jobs.max_result_bytes),
+            created=now // 1000,
+            receipt=receipt,
+        )
+
+    def _submit(self, event: CloudEvent, authorization: str) -> NewJob:
+        """Check a message as a job is checked. Raises CausewayError."""
+        if len(event.data) > self._jobs.max_body_bytes:
+            raise InvalidRequest(f"`data` is larger than {self._jobs.max_body_bytes} bytes", param="data")
+        principal = self._principal(authorization)
+        principal.require("jobs")
+        submission = JobSubmission(
+            principal=principal,
+            body=bytes(event.data),
+            priority=event.causewaypriority or "bulk",
+            tags=tuple(tag for part in event.causewaytags.split(",") if (tag := part.strip())),
+        )
+        _refuse_job_fields(submission.body)
+        return self._parser.parse(submission, int(self._clock() * 1000), self._limits(principal))
+
+    def _principal(self, authorization: str) -> Principal:
+        if authorization or self._config.tenant is None:
+            return self._identify(authorization)
+        return Principal(self._config.tenant, _DEVICE, frozenset({"jobs"}), Grants(priority=self._config.priority))
+
+
+def _refuse_job_fields(body: bytes) -> None:
+    """Refuse what a job has and a message has in another place. Raises InvalidRequest."""
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the parser says what is wrong
+        fields = msgspec.json.decode(body, type=_JobOnlyFields)
+        if fields.webhook is not None:
+            raise InvalidRequest("A message has no `webhook`: its answer is published.", param="webhook")
+        if fields.deadline_ms is not None:
+            raise InvalidRequest("A message has no `deadline_ms`: its event has `expirytime`.", param="deadline_ms")
+
+
+async def _report_nothing(_progress: bytes) -> None:
+    """A message has no progress events."""

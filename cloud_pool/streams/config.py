@@ -1,0 +1,36 @@
+"""Configuration of pipelines. Retries, the time of an attempt and draining are those of jobs (`jobs.*`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ..accounts.identity.principal import ClaimName
+from ..admission import Priority
+from ..brokers.address import BrokerLogin
+
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Pause = Annotated[float, Meta(ge=0)]
+_DAY_S = 86_400.0
+
+
+class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `streams`."""
+
+    tenant: ClaimName | None = None  # of messages without a token; without it they need one, if the gateways need one
+    priority: Priority = "bulk"  # the highest that a message without a token may ask for
+    in_flight: Positive = 32  # messages that one process works on at once
+    batch: Positive = 16  # messages that begin together, at most
+    batch_wait_s: Pause = 0.005  # how long the first message of a batch waits for more
+    max_age_s: Pause = 0.0  # a message that is older, by its `time`, has expired; 0: only `expirytime` counts
+    max_attempts: Positive = 5  # deliveries and failed runs; then the message is a dead letter
+    effect_ttl_s: Seconds = _DAY_S  # how long a message that comes again is known
+    lease_s: Seconds = 10.0  # a process that does not renew its lease for so long is replaced by one that stands by
+    login: BrokerLogin = BrokerLogin()
+
+    def check(self) -> None:
+        """Raises ConfigError."""
+        self.login.check()

@@ -1,0 +1,88 @@
+"""What Redis knows of each message: how often it was delivered, its outcome until that is published, then only that.
+
+    (none) ── claim ──► counted ── record ──► recorded ── published ──► published
+
+An outcome is recorded before it is published. A process that is killed between the two leaves it to the next one,
+which looks for it in the topic and publishes it if it is not there. So a message that comes again, by redelivery or
+because it was sent twice, is answered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from ..jobs.lua.scripts import SCRIPTS, load_with_shared
+from ..jobs.record import RunBill, encode_bill
+from ..jobs.store.redis_client import RedisClient, as_bytes, as_int, as_list, as_text
+from .errors import LeaseLost
+
+_NAMES: Final = ("stream_hold", "stream_claim", "stream_count", "stream_record", "stream_published")
+STREAM_SCRIPTS: Final = {
+    **{name: load_with_shared(f"{__package__}.lua", name, "stream") for name in _NAMES},
+    **{name: SCRIPTS[name] for name in ("usage_take", "usage_done")},
+}
+REPLICATED: Final = frozenset({"stream_record"})
+"""With replicas of Redis, an outcome is published once enough of them know of it."""
+EffectState = Literal["", "recorded", "published"]
+
+
+class KnownEffect(msgspec.Struct, frozen=True):
+    """What is known of a message."""
+
+    attempts: int  # this delivery included
+    state: EffectState
+    outcome: bytes  # of a recorded one
+    position: str  # in the topic of outcomes, before the outcome
+
+
+class EffectStore:
+    """The effects of one pipeline. Every method raises JobStoreUnavailable while Redis does not answer.
+
+    Args:
+        owner: this process, if it needs the lease to receive; else ""
+    """
+
+    def __init__(self, database: RedisClient, name: str, owner: str, *, ttl_s: float) -> None:
+        self._database = database
+        self._name = name
+        self._owner = owner
+        self._ttl_ms = int(ttl_s * 1000)
+
+    async def hold(self, lease_s: float) -> bool:
+        """Take or renew the lease; with 0 give it back. Returns False if another process has it."""
+        arguments = (self._name, self._owner, int(lease_s * 1000))
+        return as_int(await self._database.run("stream_hold", *arguments)) > 0
+
+    async def claim(self, effects: Sequence[str]) -> list[KnownEffect]:
+        """Count a delivery of each message. Raises LeaseLost."""
+        rows = as_list(await self._database.run("stream_claim", self._name, self._owner, self._ttl_ms, *effects))
+        if len(rows) != len(effects):
+            raise LeaseLost
+        known = []
+        for row in rows:
+            attempts, state, outcome, position = as_list(row)
+            found = msgspec.convert(as_text(state), EffectState)
+            known.append(KnownEffect(as_int(attempts), found, as_bytes(outcome), as_text(position)))
+        return known
+
+    async def count(self, effect: str, change: int, bill: RunBill | None = None) -> None:
+        """Change a message's attempts: a run failed (1), or it did not end (-1)."""
+        await self._database.run("stream_count", self._name, effect, change, encode_bill(bill))
+
+    async def record(self, effect: str, run: str, outcome: bytes, position: str, bill: RunBill | None = None) -> bool:
+        """Keep an outcome until it is published. Can be repeated with the same `run`.
+
+        Returns False if there is one of another run already. Raises LeaseLost.
+        """
+        arguments = (self._name, self._owner, self._ttl_ms, effect, run, outcome, position, encode_bill(bill))
+        reply = as_int(await self._database.run("stream_record", *arguments))
+        if reply < 0:
+            raise LeaseLost
+        return reply > 0
+
+    async def published(self, effects: Sequence[str]) -> None:
+        """The outcomes are in their topics."""
+        await self._database.run("stream_published", self._name, self._ttl_ms, *effects)

@@ -1,0 +1,78 @@
+"""Prometheus metrics of a pipeline. No label value comes from a message."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from ..brokers.port import TopicLag
+
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+class StreamMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._messages = Counter(
+            "causeway_cloud_stream_messages",
+            "Messages that are done, by outcome: answered, expired (told so), dead (a dead letter), duplicate (its "
+            "outcome was published before).",
+            ("outcome",),
+            registry=registry,
+        )
+        self._retries = Counter(
+            "causeway_cloud_stream_retries",
+            "Runs of messages that are repeated, by kind: failed (one attempt used) or postponed (not started).",
+            ("kind",),
+            registry=registry,
+        )
+        self._recovered = Counter(
+            "causeway_cloud_stream_recovered",
+            "Outcomes that an earlier process recorded and this one found in the topic, or published.",
+            registry=registry,
+        )
+        self._lag = Gauge(
+            "causeway_cloud_stream_lag",
+            "Messages of the topic that are not acknowledged, those in progress included: scale on this.",
+            registry=registry,
+        )
+        self._in_flight = Gauge(
+            "causeway_cloud_stream_in_flight", "Messages that this process works on.", registry=registry
+        )
+        self._oldest = Gauge(
+            "causeway_cloud_stream_oldest_seconds",
+            "Time since the oldest message that this process works on was published.",
+            registry=registry,
+        )
+        self._active = Gauge(
+            "causeway_cloud_stream_active",
+            "1 while this process receives; 0 while it stands by or waits for its broker.",
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            "causeway_cloud_stream_seconds",
+            "Time from a message's publication to that of its outcome.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+
+    def count(self, outcome: str, seconds: float | None = None) -> None:
+        """`seconds`: since the message was published; None: not measured."""
+        self._messages.labels(outcome).inc()
+        if seconds is not None:
+            self._seconds.observe(max(0.0, seconds))
+
+    def count_retry(self, *, counted: bool) -> None:
+        """`counted`: as one of the message's attempts."""
+        self._retries.labels("failed" if counted else "postponed").inc()
+
+    def count_recovered(self) -> None:
+        self._recovered.inc()
+
+    def set_lag(self, lag: TopicLag) -> None:
+        self._lag.set(lag.waiting + lag.unacknowledged)
+
+    def set_work(self, in_flight: int, oldest_s: float) -> None:
+        self._in_flight.set(in_flight)
+        self._oldest.set(max(0.0, oldest_s))
+
+    def set_active(self, active: bool) -> None:
+        self._active.set(active)

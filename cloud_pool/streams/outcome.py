@@ -1,0 +1,146 @@
+"""What is published about a message, exactly once: its answer, that it expired, or a dead letter with the reason."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import UTC, datetime
+from typing import Final, Literal
+from urllib.parse import quote
+
+import msgspec
+
+from router.errors import CausewayError
+from router.jobs.view import encode_job_error
+
+from ..brokers.port import IncomingMessage, OutgoingMessage
+from .cloud_event import CONTENT_TYPE, AnswerEvent, CloudEvent, EventFormat, encode_event, event_format, parse_event
+
+OutcomeKind = Literal["answered", "expired", "dead"]
+_TYPE: Final = "causeway."
+_CONTENT_TYPE_HEADER: Final = "content-type"
+
+
+class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it was received, read once. `event` None: it cannot be read, for the reason `fault`."""
+
+    effect: str  # digest of what the message is about: another message with the same one has no effect of its own
+    key: str  # "": it has no order
+    format: EventFormat
+    event: CloudEvent | None = None
+    fault: CausewayError | None = None
+
+    def expires_at(self, max_age_s: float) -> float:
+        """Return when the message expires, unix s; infinity for never."""
+        if self.event is None:
+            return float("inf")
+        ends = [self.event.expirytime.timestamp()] if self.event.expirytime is not None else []
+        if max_age_s and self.event.time is not None:
+            ends.append(self.event.time.timestamp() + max_age_s)
+        return min(ends, default=float("inf"))
+
+
+class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What is published; Redis keeps it until it is."""
+
+    kind: OutcomeKind
+    message: OutgoingMessage
+
+    def encoded(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(StreamOutcome)
+
+
+def decode_outcome(stored: bytes) -> StreamOutcome:
+    """Return an outcome from Redis."""
+    return _DECODER.decode(stored)
+
+
+class _DeadLetterData(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Data of the event of a dead letter. The message itself is in `message`, as it was received, in Base64."""
+
+    error: msgspec.Raw
+    attempts: int
+    position: str
+    content_type: str
+    message: str = ""
+
+
+def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
+    """Read a message. `topic` tells messages without an id apart, together with their position."""
+    kind: EventFormat = "json"
+    try:
+        kind = event_format(incoming.headers.get(_CONTENT_TYPE_HEADER, ""))
+        event = parse_event(incoming.body, kind)
+    except CausewayError as error:
+        effect = _digest("unreadable", topic, incoming.position)
+        return StreamMessage(effect=effect, key=incoming.key, format=kind, fault=error)
+    effect = _digest("event", event.source, event.id)
+    return StreamMessage(effect=effect, key=event.partitionkey or incoming.key, format=kind, event=event)
+
+
+class OutcomeWriter:
+    """Writes the events of a pipeline. `name`: its name; `now`: unix s."""
+
+    def __init__(self, name: str) -> None:
+        self._source = f"/causeway/streams/{name}"
+
+    def answered(self, message: StreamMessage, body: bytes, now: float) -> StreamOutcome:
+        """`body`: OpenAI's answer."""
+        return self._outcome(message, "answered", body, now)
+
+    def expired(self, message: StreamMessage, error: CausewayError, now: float) -> StreamOutcome:
+        return self._outcome(message, "expired", b'{"error":' + encode_job_error(error) + b"}", now)
+
+    def dead(
+        self,
+        message: StreamMessage,
+        incoming: IncomingMessage,
+        error: CausewayError,
+        attempts: int,
+        now: float,
+        max_bytes: int,
+    ) -> StreamOutcome:
+        """`max_bytes`: of the event; the message is left out if it does not fit."""
+        letter = _DeadLetterData(
+            error=msgspec.Raw(encode_job_error(error)),
+            attempts=attempts,
+            position=incoming.position,
+            content_type=incoming.headers.get(_CONTENT_TYPE_HEADER, ""),
+            message=base64.b64encode(incoming.body).decode(),
+        )
+        outcome = self._outcome(message, "dead", msgspec.json.encode(letter), now)
+        if len(outcome.message.body) <= max_bytes:
+            return outcome
+        letter = msgspec.structs.replace(letter, message="")
+        return self._outcome(message, "dead", msgspec.json.encode(letter), now)
+
+    def _outcome(self, message: StreamMessage, kind: OutcomeKind, data: bytes, now: float) -> StreamOutcome:
+        event, source = message.event, self._source
+        if event is not None:  # ids are unique within a source only
+            source = f"{source}?source={quote(event.source, safe='')}"
+        written = AnswerEvent(
+            id=message.effect if event is None else event.id,
+            source=source,
+            type=_TYPE + kind,
+            time=datetime.fromtimestamp(now, UTC),
+            requestsource="" if event is None else event.source,
+            partitionkey=message.key,
+            traceparent="" if event is None else event.traceparent,
+            tracestate="" if event is None else event.tracestate,
+            data=msgspec.Raw(data),
+        )
+        body = encode_event(written, message.format)
+        outgoing = OutgoingMessage(
+            id=message.effect, body=body, content_type=CONTENT_TYPE[message.format], key=message.key
+        )
+        return StreamOutcome(kind=kind, message=outgoing)
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part.encode()).to_bytes(4, "big") + part.encode())
+    return digest.hexdigest()

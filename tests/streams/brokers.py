@@ -1,0 +1,98 @@
+"""What the conformance tests need of a broker, and each broker as that."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Protocol
+
+import nats
+from nats.js.api import StreamConfig
+
+from cloud_pool.brokers.address import BrokerLogin, TopicAddress, parse_topic
+from cloud_pool.brokers.open import open_sink, open_source
+from cloud_pool.brokers.port import MessageSink, MessageSource, OutgoingMessage
+from tests.nats_server import NatsServer
+
+NO_LOGIN = BrokerLogin()
+ACK_WAIT_S = 5.0
+_numbers = itertools.count(1)
+
+
+class RealBroker(Protocol):
+    """A real broker."""
+
+    drops_repeated_ids: bool
+
+    async def create_topic(self) -> TopicAddress:
+        """Create a topic that no other test has, and its sibling `.dead`."""
+
+    async def send(self, address: TopicAddress, body: bytes, key: str = "", **headers: str) -> None:
+        """Publish as any producer does: without an id of ours."""
+
+    async def read(self, address: TopicAddress) -> list[bytes]:
+        """Return all messages of a topic."""
+
+    def kill(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class NatsBroker:
+    """JetStream. Each topic is a stream of its own."""
+
+    drops_repeated_ids = True
+
+    def __init__(self, server: NatsServer) -> None:
+        self._server = server
+        self.kill, self.start, self.pause, self.resume = server.kill, server.start, server.pause, server.resume
+
+    async def create_topic(self) -> TopicAddress:
+        name = f"topic{next(_numbers)}"
+        client = await nats.connect(self._server.host)
+        await client.jetstream().add_stream(StreamConfig(name=name, subjects=[name, f"{name}.*"]))
+        await client.close()
+        return parse_topic(self._server.topic(name), "test")
+
+    async def send(self, address: TopicAddress, body: bytes, key: str = "", **headers: str) -> None:
+        client = await nats.connect(self._server.host)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        await client.jetstream().publish(address.topic, body, headers=named or None)
+        await client.close()
+
+    async def read(self, address: TopicAddress) -> list[bytes]:
+        client = await nats.connect(self._server.host)
+        context, found = client.jetstream(), list[bytes]()
+        stream = await context.find_stream_name_by_subject(address.topic)
+        last = (await context.stream_info(stream)).state.last_seq
+        for number in range(1, last + 1):
+            message = await context.get_msg(stream, number)
+            if message.subject == address.topic:
+                found.append(message.data or b"")
+        await client.close()
+        return found
+
+
+def source_of(address: TopicAddress, name: str = "pipeline", *, ack_wait_s: float = ACK_WAIT_S) -> MessageSource:
+    return open_source(address, name, NO_LOGIN, ack_wait_s=ack_wait_s)
+
+
+def sink_of(address: TopicAddress) -> MessageSink:
+    return open_sink(address, NO_LOGIN)
+
+
+def outgoing(name: str, body: bytes = b"{}", key: str = "") -> OutgoingMessage:
+    return OutgoingMessage(id=name, body=body, content_type="application/json", key=key)
+
+
+async def receive_all(source: MessageSource, count: int) -> list[bytes]:
+    """Receive so many messages, without acknowledging them."""
+    found: list[bytes] = []
+    async with asyncio.timeout(60.0):
+        while len(found) < count:
+            found += [message.body for message in await source.receive(count - len(found), 1.0, 0.01)]
+    return found

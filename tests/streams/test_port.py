@@ -1,0 +1,215 @@
+"""The conformance suite of the broker port: what `cloud_pool.brokers.port` says, on real brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cloud_pool.brokers.address import TopicAddress
+from cloud_pool.brokers.errors import BrokerUnavailable, MessageTooLarge
+from cloud_pool.brokers.port import MessageSink, MessageSource
+from router.errors import ConfigError
+from tests.jobs.conftest import until
+
+from .brokers import RealBroker, outgoing, receive_all, sink_of, source_of
+
+PATIENCE_S = 60.0
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def reading(address: TopicAddress, *, ack_wait_s: float = 30.0) -> AsyncIterator[MessageSource]:
+    source = source_of(address, ack_wait_s=ack_wait_s)
+    await source.open()
+    try:
+        yield source
+    finally:
+        await source.close()
+
+
+@asynccontextmanager
+async def writing(address: TopicAddress) -> AsyncIterator[MessageSink]:
+    sink = sink_of(address)
+    await sink.open()
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [str(number).encode() for number in range(first, last + 1)]
+
+
+async def publish(sink: MessageSink, first: int, last: int) -> None:
+    for body in numbers(first, last):
+        await sink.publish(outgoing(body.decode(), body), "")
+
+
+async def test_messages_come_in_order_with_what_they_carry(broker: RealBroker) -> None:
+    topic, before = await broker.create_topic(), time.time()
+    await broker.send(topic, b"first", content_type="application/json", Authorization="Bearer x")
+    await broker.send(topic, b"second")
+    async with reading(topic) as source:
+        assert await receive_all(source, 0) == []
+        first, second = [*await source.receive(2, 5.0, 5.0)]
+    assert (first.body, second.body) == (b"first", b"second")
+    assert first.headers["content-type"] == "application/json"
+    assert first.headers["authorization"] == "Bearer x"
+    assert first.position != second.position
+    assert abs(first.published_at - before) < PATIENCE_S
+
+
+async def test_what_is_not_acknowledged_comes_again_before_new_messages(broker: RealBroker) -> None:
+    """Also what was received beyond a gap; what is acknowledged without a gap never does."""
+    topic = await broker.create_topic()
+    async with writing(topic) as sink:
+        await publish(sink, 1, 5)
+        async with reading(topic) as source:
+            received = await source.receive(5, 5.0, 1.0)
+            for message in (received[0], received[1], received[3]):
+                await source.acknowledge(message)
+            await until_unacknowledged(source, 2)
+        await publish(sink, 6, 7)
+        async with reading(topic) as source:
+            again = await receive_all(source, 5)
+    assert [body for body in again if body != b"4"][:4] == [b"3", b"5", b"6", b"7"]
+
+
+async def test_forgotten_messages_come_again_in_order(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        await publish(sink, 1, 4)
+        assert await receive_all(source, 3) == numbers(1, 3)
+        await source.forget()
+        assert await receive_all(source, 4) == numbers(1, 4)
+
+
+async def test_a_batch_ends_by_size_or_by_time(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        assert await source.receive(3, 0.05, 0.01) == []
+        await publish(sink, 1, 4)
+        assert [message.body for message in await source.receive(3, 30.0, 30.0)] == numbers(1, 3)
+        assert [message.body for message in await source.receive(3, 30.0, 0.01)] == [b"4"]
+
+
+async def test_lag_counts_what_waits_and_what_is_in_progress(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        await publish(sink, 1, 5)
+        lag = await source.lag()
+        assert lag.waiting + lag.unacknowledged == 5
+        received = await source.receive(2, 5.0, 5.0)
+        await source.acknowledge(received[0])
+        await until_unacknowledged(source, 1)
+        lag = await source.lag()
+        assert (lag.waiting, lag.unacknowledged) == (3, 1)
+
+
+async def test_an_outcome_is_found_by_its_id(broker: RealBroker) -> None:
+    """From a position before it, whatever was published in between; the position of a later process is behind it."""
+    topic = await broker.create_topic()
+    async with writing(topic) as sink:
+        before = sink.position()
+        await publish(sink, 1, 300)
+        assert await sink.find({"300": before, "1": before, "absent": before}, "") == {"300", "1"}
+        assert await sink.find({}, "") == set()
+    async with writing(topic) as later:
+        assert await later.find({"300": later.position()}, "") == set()
+        assert await later.find({"2": before}, "") == {"2"}
+
+
+async def test_a_repeated_id_is_stored_once(broker: RealBroker) -> None:
+    if not broker.drops_repeated_ids:
+        pytest.skip("this broker does not know ids")
+    topic = await broker.create_topic()
+    async with writing(topic) as sink:
+        await sink.publish(outgoing("same", b"1"), "")
+        await sink.publish(outgoing("same", b"1"), "")
+    assert await broker.read(topic) == [b"1"]
+
+
+async def test_a_message_beyond_the_bound_is_refused(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink:
+        await sink.publish(outgoing("fits", bytes(sink.max_bytes - 1024)), "")
+        with pytest.raises(MessageTooLarge):
+            await sink.publish(outgoing("large", bytes(sink.max_bytes + 1)), "")
+
+
+async def test_a_topic_that_does_not_exist_is_an_error_of_the_operator(broker: RealBroker) -> None:
+    topic = (await broker.create_topic()).sibling("missing")
+    for part in (source_of(topic), sink_of(topic)):
+        with pytest.raises(ConfigError, match="missing"):
+            await part.open()
+        await part.close()
+
+
+async def test_a_killed_broker_loses_and_reorders_nothing(broker: RealBroker) -> None:
+    """Both ends go on by themselves, and while it is down they say so."""
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        await publish(sink, 1, 4)
+        received = await source.receive(3, 5.0, 5.0)
+        await source.acknowledge(received[0])
+        await until_unacknowledged(source, 2)
+        broker.kill()
+        try:
+            with pytest.raises(BrokerUnavailable):
+                await sink.publish(outgoing("lost", b"5"), "")
+        finally:
+            broker.start()
+        await insist_publish(sink, b"5")
+        # What was acknowledged last may come again: an acknowledgement may be lost.
+        assert await receive_through(source, b"5") in (numbers(1, 5), numbers(2, 5))
+
+
+async def test_a_partition_ends_and_nothing_is_lost(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        await publish(sink, 1, 2)
+        assert await receive_all(source, 1) == [b"1"]
+        broker.pause()
+        try:
+            with pytest.raises(BrokerUnavailable):
+                await sink.publish(outgoing("late", b"3"), "")
+        finally:
+            broker.resume()
+        await source.forget()
+        await insist_publish(sink, b"3")
+        assert await receive_through(source, b"3") == numbers(1, 3)
+
+
+async def until_unacknowledged(source: MessageSource, count: int) -> None:
+    async def reached() -> bool:
+        return (await source.lag()).unacknowledged == count
+
+    await until(reached)
+
+
+async def insist_publish(sink: MessageSink, body: bytes) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await sink.publish(outgoing(f"insisted-{body.decode()}", body), "")
+            except BrokerUnavailable:
+                await asyncio.sleep(0.02)
+
+
+async def receive_through(source: MessageSource, last: bytes) -> list[bytes]:
+    """Receive until a message comes; from the beginning again after a fault of the broker."""
+    found: list[bytes] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while last not in found:
+            try:
+                found += await receive_all(source, 1)
+            except BrokerUnavailable:
+                found.clear()
+                await asyncio.sleep(0.02)
+                await source.forget()
+    return found
