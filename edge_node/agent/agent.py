@@ -387,6 +387,9 @@ class Agent:
                 await self._host.use(bundle, must=True)
             except UpdateRefused as refusal:
                 log.error("the bundle before is not whole: %s: %s", refusal.code, refusal.message)
+        if self._trial is not None:
+            self._earlier.leave_out(self._trial.progress(self._clock.monotonic(), self._host.condition()).now)
+            self._trial = None
         self._undone = True
         bundles = back.bundles[back.bundles.index(bundle.id) :] if bundle else ()
         self._store.point(bundles)

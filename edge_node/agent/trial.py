@@ -81,6 +81,14 @@ class ConditionHistory:
         """Note the condition at a look, in monotonic seconds."""
         self._looks.append((at, condition))
 
+    def leave_out(self, part: Traffic) -> None:
+        """Leave the requests of a bundle that was undone out of the time before."""
+        none = Traffic()
+        shifted = [
+            (at, msgspec.structs.replace(look, traffic=look.traffic - (none - part))) for at, look in self._looks
+        ]
+        self._looks = deque(shifted, maxlen=_MOST_LOOKS)
+
     def before(self, at: float, now: BoxCondition) -> BoxCondition:
         """Return the requests since the fourth look before, and the heat of the day before, if it is known.
 

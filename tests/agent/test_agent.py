@@ -64,7 +64,11 @@ async def test_a_failed_trial_is_undone_and_not_tried_again(publisher: Publisher
     await box.until(IDLE)
     assert (box.agent.running, box.agent.wanted, box.agent.row.code) == (first, second, "errors_rose")
     third = publisher.release()
-    await box.change()
+    await box.until(TRIAL)
+    before = box.agent.row.before
+    assert before is not None
+    assert (before.traffic.requests, before.traffic.errors) == (300, 0)  # not those of the second bundle
+    await box.prove()
     assert (box.agent.running, box.agent.row.code) == (third, "")
 
 

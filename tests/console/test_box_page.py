@@ -252,6 +252,8 @@ async def test_the_agent_shows_its_trial_and_why_it_gave_a_bundle_up(
         await tab_to(page, "#fleet summary")
         await press(page, ["Enter"])
         await expect(fleet.locator("#fleet-rows")).to_contain_text("dry run")
+        await page.set_viewport_size({"width": 420, "height": 800})
+        assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert await accessibility_faults(page) == []
         box.engine.fault = "refuse"
         for _ in range(4):
