@@ -76,10 +76,8 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     keys = KeySet(key_file, fleet) if config.identity.signed else None
     verifier = TokenVerifier(config.identity, keys) if keys is not None else None
     revocations = RevocationList(config.identity, client, fleet)
-    limiter, usage = (
-        TenantRateLimiter(config.tenants, client, is_gateway=is_gateway),
-        UsageRecorder(config.tenants, client),
-    )
+    limiter = TenantRateLimiter(config.tenants, client, is_gateway=is_gateway)
+    usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
     accounting = TenantAccounting(config.tenants, limiter, usage)
     audit = AuditLog(config.audit_file)
     tenants = TenantMetrics(metrics.registry)

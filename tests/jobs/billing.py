@@ -48,7 +48,7 @@ class Books:
         self.client = redis.asyncio.Redis.from_url(url)
         config = TenantsConfig(default=TenantLimits(usd_per_day=usd_per_day), prices=(PRICE,), redis_timeout_s=20.0)
         self.usage = UsageRecorder(config, self.client, wall_clock=lambda: NOW)
-        limiter = TenantRateLimiter(config, self.client, wall_clock=lambda: NOW)
+        limiter = TenantRateLimiter(config, self.client, wall_clock=lambda: NOW, now_s=lambda: NOW)
         self.accounting = TenantAccounting(config, limiter, self.usage)
         self.audit = AuditLog(audit)
         self.audit.start()

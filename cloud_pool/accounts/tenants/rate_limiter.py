@@ -17,7 +17,6 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, cast
 
 import anyio
@@ -27,6 +26,7 @@ from redis.exceptions import RedisError
 from router.errors import RateLimited
 
 from ...redis.scripts import load_script
+from .budget_day import BudgetDay
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
 from .redis_keys import (
@@ -64,7 +64,7 @@ class TenantRateLimiter:
         is_gateway: whether it counts among the gateways that share the limits while Redis is away; a worker that cannot
             work without this Redis does not
         clock: monotonic time, s
-        wall_clock: unix time, s
+        wall_clock: unix time, s; where there is a Redis, its clock decides what day it is
         now_s: replaces Redis's clock in tests; a negative value uses Redis's clock
     """
 
@@ -81,7 +81,7 @@ class TenantRateLimiter:
         self._config = config
         self._redis = client
         self._clock = clock
-        self._wall_clock = wall_clock
+        self.day = BudgetDay(wall_clock)
         self._now_s = now_s
         self._name = secrets.token_hex(8) if is_gateway else ""
         if client is not None:
@@ -134,7 +134,7 @@ class TenantRateLimiter:
             self._unsettled[reservation.tenant] = self._unsettled.get(reservation.tenant, 0) + difference
         local = self._local.get(reservation.tenant)
         if local is not None:
-            local.settle(charge, self._day)
+            local.settle(charge, self.day.name)
 
     async def flush(self) -> None:
         """Send settled differences to Redis; count the gateways; after an outage, restore first. Never raises."""
@@ -165,18 +165,25 @@ class TenantRateLimiter:
     async def _check_in_redis(
         self, limits: TenantLimits, reservation: Reservation, lifetime_s: float
     ) -> RateLimited | None:
-        tenant, day = reservation.tenant, self._day
+        tenant = reservation.tenant
         budget = round(limits.usd_per_day * MICRO_USD_PER_USD)
-        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, day)]
-        keys += [reserved_key(tenant), reservation_ends_key(tenant)]
-        cost = (budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s)
         requests = min(float(reservation.sequences), limits.request_capacity)
-        reply = await self._take(keys, [self._now_s(), *_rates(limits, requests, float(reservation.tokens)), *cost])
-        exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
+        amounts: list[float | str] = list(_rates(limits, requests, float(reservation.tokens)))
+        amounts += [budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s]
+        kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts)
+        if kind == "day":
+            self.day.follow(wait_ms / 1000.0)
+            kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts)
         if reservation.micro_usd:
-            _remember(self._used, tenant, (day, spent + reserved))
-        kind = exhausted.decode() if isinstance(exhausted, bytes) else exhausted
+            _remember(self._used, tenant, (self.day.name, spent + reserved))
         return self._error(kind, wait_ms / 1000.0, limits, reservation, left=budget - spent)
+
+    async def _take_today(self, tenant: str, amounts: list[float | str]) -> tuple[str, int, int, int]:
+        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, self.day.name)]
+        keys += [reserved_key(tenant), reservation_ends_key(tenant)]
+        reply = await self._take(keys, [self._now_s(), *amounts, self.day.number])
+        exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
+        return exhausted.decode() if isinstance(exhausted, bytes) else exhausted, wait_ms, spent, reserved
 
     async def _settle_tokens(self, tenant: str, amount: int) -> None:
         limits = self._config.limits(tenant)
@@ -192,7 +199,9 @@ class TenantRateLimiter:
 
     async def _meet(self) -> None:
         alive_s = max(_ALIVE_S, 3 * self._config.usage_flush_s)
-        self._gateways = int(cast("int", await self._gateways_script([GATEWAYS_KEY], [self._name, alive_s])))
+        reply = await self._gateways_script([GATEWAYS_KEY], [self._name, alive_s, self._now_s()])
+        self._gateways, now_ms = cast("tuple[int, int]", reply)
+        self.day.follow(now_ms / 1000.0)
 
     async def _restore_all(self) -> None:
         """(3). Raises RedisError, OSError or TimeoutError; what is not restored yet is kept."""
@@ -234,7 +243,7 @@ class TenantRateLimiter:
     def _check_locally(self, limits: TenantLimits, reservation: Reservation, lifetime_s: float) -> RateLimited | None:
         now = self._clock()
         local = self._local_limits(reservation.tenant, limits)
-        exhausted, wait_s = local.take(reservation, now + lifetime_s, self._day, now)
+        exhausted, wait_s = local.take(reservation, now + lifetime_s, self.day.name, now)
         if self._redis is not None and exhausted in ("budget", "reserved"):
             return self._error("share", _ALONE_RETRY_S, limits, reservation)
         return self._error(exhausted, wait_s, limits, reservation)
@@ -243,7 +252,8 @@ class TenantRateLimiter:
         local = self._local.get(tenant)
         if local is None:
             day, used = self._used.get(tenant, ("", 0))
-            local = LocalLimits(limits, self._share, self._day, used if day == self._day else 0, self._clock())
+            today = self.day.name
+            local = LocalLimits(limits, self._share, today, used if day == today else 0, self._clock())
         _remember(self._local, tenant, local)
         return local
 
@@ -252,10 +262,6 @@ class TenantRateLimiter:
         if self._redis is None:
             return 1.0
         return 1.0 / self._gateways if self._gateways else self._config.local_share
-
-    @property
-    def _day(self) -> str:
-        return datetime.fromtimestamp(self._wall_clock(), UTC).strftime("%Y-%m-%d")
 
     def _error(
         self, exhausted: str, wait_s: float, limits: TenantLimits, reservation: Reservation, left: float = 0.0
@@ -281,12 +287,7 @@ class TenantRateLimiter:
         if left > 0:
             rest, cost = left / MICRO_USD_PER_USD, reservation.micro_usd / MICRO_USD_PER_USD
             message = f"{budget} has {rest:g} USD left, and this request may cost up to {cost:g}: ask for fewer tokens."
-        return RateLimited(message, retry_after_s=self._until_midnight_s())
-
-    def _until_midnight_s(self) -> float:
-        now = self._wall_clock()
-        day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        return (day + timedelta(days=1)).timestamp() - now
+        return RateLimited(message, retry_after_s=self.day.left_s)
 
 
 def _rates(limits: TenantLimits, requests: float, tokens: float) -> tuple[float, ...]:

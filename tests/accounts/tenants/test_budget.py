@@ -32,17 +32,20 @@ DAY = "2027-01-15"
 
 
 class Gateway:
-    """The accounting of one gateway."""
+    """The accounting of one gateway. `wrong_by_s`: of its own clock; `clock` is Redis's."""
 
-    def __init__(self, client: redis.asyncio.Redis | None, clock: Clock, limits: TenantLimits) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis | None, clock: Clock, limits: TenantLimits, wrong_by_s: float = 0.0
+    ) -> None:
         # A long timeout: a real Redis may be slow under load, and these tests are not about the timeout.
         config = TenantsConfig(default=limits, prices=(PRICE,), redis_timeout_s=20.0)
-        limiter = TenantRateLimiter(config, client, clock=clock, wall_clock=clock, now_s=clock)
+        limiter = TenantRateLimiter(config, client, clock=clock, wall_clock=lambda: clock() + wrong_by_s, now_s=clock)
         self.limiter = limiter
-        self.accounting = TenantAccounting(config, limiter, UsageRecorder(config, client, wall_clock=clock))
+        usage = UsageRecorder(config, client, wall_clock=limiter.day.unix_time)
+        self.accounting = TenantAccounting(config, limiter, usage)
 
-    async def reserve(self, tokens: int = 100, job: str = "", fence: int = 0) -> Reservation:
-        request = Request(kind="chat", model="large", messages=(Message("user", "hello"),), max_tokens=tokens)
+    async def reserve(self, tokens: int = 100, job: str = "", fence: int = 0, n: int = 1) -> Reservation:
+        request = Request(kind="chat", model="large", messages=(Message("user", "hello"),), max_tokens=tokens, n=n)
         return await self.accounting.reserve(
             "acme", request, 100, tier="large", max_tokens=500, lifetime_s=60.0, job=job, fence=fence
         )
@@ -255,3 +258,25 @@ async def test_a_gateway_without_redis_has_the_whole_budget(clock: Clock) -> Non
     assert "is spent" in (await gateway.refusal(1)).message
     clock.now += 86400.0
     await gateway.reserve(1000)
+
+
+async def test_each_sequence_of_a_request_is_taken_from_the_rate(client: redis.asyncio.Redis, clock: Clock) -> None:
+    gateway = Gateway(client, clock, TenantLimits(requests_per_s=1.0, burst=8))
+    await gateway.reserve(n=4)
+    await gateway.reserve(n=4)
+    assert "requests a second" in (await gateway.refusal()).message
+
+
+@pytest.mark.parametrize("wrong_by_s", [86_400.0, -86_400.0])
+async def test_the_day_is_that_of_redis(client: redis.asyncio.Redis, clock: Clock, wrong_by_s: float) -> None:
+    """A process whose own clock is wrong neither uses another day's budget nor counts for one."""
+    limits = TenantLimits(usd_per_day=0.25)
+    punctual, wrong = Gateway(client, clock, limits), Gateway(client, clock, limits, wrong_by_s)
+    await punctual.settle(await punctual.reserve(100), 100)
+    await wrong.settle(await wrong.reserve(100), 100)
+    assert await spent(client) == 200_000
+    refused = await wrong.refusal(100)
+    assert refused.retry_after_s == (await punctual.refusal(100)).retry_after_s
+    unused = Gateway(client, clock, limits, wrong_by_s)
+    await unused.accounting.flush()  # as at its start
+    assert unused.limiter.day.name == DAY

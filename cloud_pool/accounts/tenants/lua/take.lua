@@ -1,14 +1,16 @@
--- Take a request's sequences and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's budget: all
--- or nothing.
+-- Take a request's sequences and a number of tokens from a tenant's buckets, and reserve what it may cost of the day's
+-- budget: all or nothing.
 -- KEYS: request bucket, token bucket, usage of the day, reservations, their ends
 -- ARGV: now, requests/s, request capacity, requests, tokens/s, token capacity, tokens, budget (micro-USD), what the
---   request may cost (micro-USD), id of the reservation, its fence, its lifetime (s); a rate of 0 is unlimited, and a
---   cost of 0 needs no budget
--- Reply: {'' | budget | reserved | requests | tokens (what is exhausted), ms to wait, micro-USD spent, micro-USD reserved}
+--   request may cost (micro-USD), id of the reservation, its fence, its lifetime (s), the day of KEYS[3] (days since
+--   1970); a rate of 0 is unlimited, and a cost of 0 needs no budget
+-- Reply: {'' | budget | reserved | requests | tokens (what is exhausted), ms to wait, micro-USD spent, micro-USD
+--   reserved}; {day, now (unix ms), 0, 0} if it is another day
 local request_rate, request_capacity, requests = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local token_rate, token_capacity, tokens = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local budget, cost, spent, reserved = tonumber(ARGV[8]), tonumber(ARGV[9]), 0, 0
 if cost > 0 then
+  if math.floor(now / 86400) ~= tonumber(ARGV[13]) then return {'day', math.floor(now * 1000), 0, 0} end
   spent = tonumber(redis.call('HGET', KEYS[3], 'micro_usd') or '0')
   reserved = reserved_by_others(KEYS[4], KEYS[5], now, ARGV[10])
   if spent + cost > budget then return {'budget', 0, spent, reserved} end
