@@ -194,6 +194,7 @@ def build_server(
         InfoRoutes(tiers, readiness, created=int(time.time())),
         bodies,
         jobs=(lambda _: None) if jobs is None else jobs.api.handler,
+        as_job=None if jobs is None else jobs.api.respond_async,
     )
 
 

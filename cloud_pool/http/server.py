@@ -19,6 +19,7 @@ from .responses import error_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 
 
 class Server:
@@ -30,6 +31,7 @@ class Server:
         info: models and health.
         bodies: bounds the bodies in memory.
         jobs: returns the handler of a job route, or None for any other path.
+        as_job: answers a request with the header `Prefer`; None where that asks for nothing.
     """
 
     def __init__(
@@ -40,11 +42,13 @@ class Server:
         bodies: BodyMemory,
         *,
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
+        as_job: AsJob | None = None,
     ) -> None:
         self._admission = admission
         self._info = info
         self._bodies = bodies
         self._jobs = jobs
+        self._as_job = as_job
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, generations.chat),
             "/v1/completions": (hdrs.METH_POST, generations.completion),
@@ -69,6 +73,10 @@ class Server:
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
+            if self._as_job is not None and "Prefer" in http.headers:
+                response = await self._as_job(http)
+                if response is not None:
+                    return response
             return await self._handler(http)(http)
         except CausewayError as error:
             return error_response(error, request_id)

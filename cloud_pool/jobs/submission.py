@@ -36,6 +36,7 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int | None = None  # time left
     key: str = ""  # Idempotency-Key
     tags: tuple[str, ...] = ()
+    endpoint: Endpoint | None = None  # of a plain request; None: the body names it
 
 
 CheckCost = Callable[[str, str, Request, int, int], int]
@@ -68,8 +69,13 @@ class SubmissionParser:
         """
         principal = submission.principal
         extensions, body = split_body(submission.body, JobFields)
+        if submission.endpoint is not None:
+            extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
         allowed = allowed_tiers(self._tiers, principal, limits)
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
+        if submission.endpoint is not None and request.stream:
+            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
+            raise InvalidRequest(message, param="stream")
         principal.grants.require_modalities(request)
         limits.check_request(request)
         tier = self._tiers[request.model]
@@ -134,5 +140,6 @@ class SubmissionParser:
 
 def _digest(submission: JobSubmission) -> str:
     """Return the digest of everything that must be the same under the same Idempotency-Key."""
-    headers = ",".join((submission.priority, *submission.tags)).encode()
+    plain = (submission.endpoint,) if submission.endpoint is not None else ()
+    headers = ",".join((submission.priority, *submission.tags, *plain)).encode()
     return hashlib.sha256(headers + b"\0" + submission.body).hexdigest()

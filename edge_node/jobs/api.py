@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 
 from router.decision.attempts import no_route
 from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull, UnsupportedFeature
+from router.jobs.respond_async import JobFailed
 from router.jobs.submission import Endpoint, Priority, key_digest, parse_job_request, split_body
 from router.openai import check_media_type, error_event
 from router.policy.signals import modalities
@@ -21,7 +22,6 @@ from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from .entry import PATH
-from .errors import JobFailed
 from .events import EventReader, read_last_id
 from .record import EdgeJob, EdgeJobFields, EdgeJobView, edge_job_view
 from .runner import JobRunner

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ import anyio.abc
 from aiohttp import web
 
 from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound
+from router.jobs.respond_async import wait_of
 from router.jobs.submission import Endpoint
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ PATH = "/v1/jobs"
 FILE = "jobs-1.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
-_LONGEST_WAIT_S = 300.0
-_WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
 Parts = Callable[[Path], "tuple[JobStore, JobRunner, JobApi]"]
 
 
@@ -128,15 +126,3 @@ class JobEntry:
             await self._store.open()
             self._opened = True
         return self._api
-
-
-def wait_of(headers: Iterable[str]) -> float | None:
-    """Return the seconds that a client waits before it wants a job (RFC 7240); None: it wants none.
-
-    Without `wait` that is 0. Other preferences are ignored, as the RFC requires.
-    """
-    preferences = [part.strip() for header in headers for part in header.split(",")]
-    if not any(part.partition(";")[0].strip().lower() == "respond-async" for part in preferences):
-        return None
-    waits = [float(match[1]) for part in preferences if (match := _WAIT.fullmatch(part))]
-    return min(waits[0], _LONGEST_WAIT_S) if waits else 0.0

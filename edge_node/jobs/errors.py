@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from router.errors import CausewayError, InvalidRequest, QueueFull
 
 
@@ -25,37 +23,6 @@ class JobNotEnded(InvalidRequest):
 
     status = 409
     code = "job_not_ended"
-
-
-class JobFailed(CausewayError):
-    """A job ended without an answer while its client waited. The code and the message are those of its error."""
-
-    def __init__(self, state: str, error: bytes) -> None:
-        """`error`: the stored error object, JSON; empty for a job that was cancelled."""
-        found = msgspec.json.decode(error, type=_Stored) if error else _Stored()
-        super().__init__(found.message or f"the job was {state}", param=found.param)
-        kind = _kinds().get(found.code, CausewayError)
-        self.status = kind.status  # type: ignore[misc]
-        self.type = found.type  # type: ignore[misc]
-        self.code = found.code  # type: ignore[misc]
-
-
-class _Stored(msgspec.Struct, frozen=True):
-    message: str = ""
-    type: str = "server_error"
-    code: str = "job_cancelled"
-    param: str | None = None
-
-
-def _kinds() -> dict[str, type[CausewayError]]:
-    """Every error of the tree, by its code."""
-    found: dict[str, type[CausewayError]] = {}
-    kinds = [CausewayError]
-    while kinds:
-        kind = kinds.pop()
-        found.setdefault(kind.code, kind)
-        kinds += kind.__subclasses__()
-    return found
 
 
 class JobDropped(CausewayError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.jobs.entry import wait_of
+from router.jobs.respond_async import wait_of
 
 from ..edge.box import Answer, Box, running
 from .cloud import JobCloud

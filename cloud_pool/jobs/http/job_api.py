@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Final, get_args
 
+import anyio
 import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import JobStoreUnavailable, MethodNotAllowed, QueueFull
+from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
+from router.jobs.submission import Endpoint
 from router.jobs.view import JobView
 from router.openai import error_event
 
 from ...accounts.identity.principal import Principal
 from ...accounts.tenants.config import TenantLimits
+from ...cache.single_flight.reply import STATUS_HEADER
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
+from ...http.responses import JSON
+from ...observability.logs import REQUEST
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
 from ..errors import WebhookDisabled
-from ..record import job_view
+from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser
-from .event_stream import read_last_id, stream_events
+from .event_stream import START, read_last_id, stream_events
 from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, read_page, route, write_chunk
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
@@ -32,6 +41,9 @@ IdentifyCaller = Callable[[web.BaseRequest], Principal]
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
 """Counts a submission. Raises RateLimited."""
 _READ_S = 20.0
+_PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in get_args(Endpoint)}
+_APPLIED: Final = {"preference-applied": "respond-async"}
+_log = logging.getLogger("causeway.cloud.jobs")
 
 
 class _JobList(msgspec.Struct):
@@ -116,7 +128,61 @@ class JobApi:
             await self._admit(principal)  # before its body is read
         return await handle(request, principal, name)
 
+    async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
+        """Take a plain request with `Prefer: respond-async` as a job: its answer within `wait`, else 202 with the job.
+
+        Returns None where the preference is ignored: for other paths and preferences, for a token without the scope
+        `jobs`, and while no job can be accepted.
+
+        Raises CausewayError: what is wrong with the request, or how the job ended within that time.
+        """
+        wait_s = wait_of(request.headers.getall("Prefer", ()))
+        endpoint = _PLAIN.get(request.path) if request.method == hdrs.METH_POST else None
+        if wait_s is None or endpoint is None:
+            return None
+        principal = self._identify(request)
+        if "jobs" not in principal.scopes:
+            return None
+        try:
+            await self._durability.ensure()
+        except JobStoreUnavailable as error:
+            _log.info("answered without a job: %s", error.message)
+            return None
+        if self._admit is not None:
+            await self._admit(principal)
+        record, accepted = await self._accept(request, principal, endpoint)
+        record = await self._wait_for_end(record, wait_s)
+        if not record.ended:
+            return _accepted_response(record, accepted | _APPLIED)
+        if record.state is not JobState.SUCCEEDED:
+            raise JobFailed(record.state.value, record.error)
+        headers = {"x-request-id": REQUEST.get(), "x-causeway-tier": record.tier, **accepted, **_APPLIED}
+        if record.cache:
+            headers[STATUS_HEADER] = record.cache
+        return web.Response(body=await self._jobs.read_result(record.id), content_type=JSON, headers=headers)
+
+    async def _wait_for_end(self, record: JobRecord, wait_s: float) -> JobRecord:
+        """Return the record once it has ended, or after so long; at once where too many clients follow events."""
+        if self._event_streams >= self._config.max_event_streams:
+            wait_s = 0.0
+        self._event_streams += 1
+        try:
+            with suppress(JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
+                async for _ in stream_events(self._db, record.id, START):
+                    pass
+                return await self._jobs.get(record.id, record.owner)
+            return record
+        finally:
+            self._event_streams -= 1
+
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+        await self._durability.ensure()
+        return _accepted_response(*await self._accept(request, principal))
+
+    async def _accept(
+        self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
+    ) -> tuple[JobRecord, dict[str, str]]:
+        """Return the accepted job, and the headers that tell whether it was known. `endpoint`: of a plain request."""
         headers = read_headers(request.headers)
         limits = self._limits(principal)
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
@@ -128,19 +194,16 @@ class JobApi:
             deadline_ms=headers.deadline_ms,
             key=request.headers.get("idempotency-key", ""),
             tags=headers.tags,
+            endpoint=endpoint,
         )
         job = self._parser.parse(submission, await self._jobs.now_ms(), limits)
-        await self._durability.ensure()
         if job.webhook and await self._outbox.is_disabled(principal.owner, job.webhook):
             raise WebhookDisabled("`webhook` answered 410 Gone: it gets no deliveries for now", param="webhook")
         with enqueue_span(self._trace, job.id, job.tier, headers.traceparent) as traceparent:
             accepted = await self._jobs.accept(msgspec.structs.replace(job, traceparent=traceparent), limits)
         record = await self._jobs.get(accepted.id, principal.owner)
         await self._accepted.record(principal, "job", record.id, record.tier, record.created)
-        location = {"location": f"/v1/jobs/{record.id}"}
-        return json_response(
-            job_view(record), 202, location | ({"idempotent-replayed": "true"} if accepted.known else {})
-        )
+        return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         record = await self._jobs.get(job, principal.owner)
@@ -185,6 +248,10 @@ class JobApi:
 
     async def _rotate_secret(self, _: web.BaseRequest, principal: Principal, __: str) -> web.StreamResponse:
         return _secrets_response(await self._outbox.signing_secrets(principal.owner, rotate=True))
+
+
+def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> web.Response:
+    return json_response(job_view(record), 202, {"location": f"/v1/jobs/{record.id}", **headers})
 
 
 def _secrets_response(secrets: tuple[str, ...]) -> web.Response:

@@ -1,0 +1,56 @@
+"""`Prefer: respond-async` (RFC 7240): a plain request that takes longer than its client waits becomes a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from ..errors import CausewayError
+
+_LONGEST_WAIT_S = 300.0
+_WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
+
+
+def wait_of(headers: Iterable[str]) -> float | None:
+    """Return the seconds that a client waits before it wants a job; None: it wants none.
+
+    Without `wait` that is 0. Other preferences are ignored, as the RFC requires.
+    """
+    preferences = [part.strip() for header in headers for part in header.split(",")]
+    if not any(part.partition(";")[0].strip().lower() == "respond-async" for part in preferences):
+        return None
+    waits = [float(match[1]) for part in preferences if (match := _WAIT.fullmatch(part))]
+    return min(waits[0], _LONGEST_WAIT_S) if waits else 0.0
+
+
+class JobFailed(CausewayError):
+    """A job ended without an answer while its client waited. The code and the message are those of its error."""
+
+    def __init__(self, state: str, error: bytes) -> None:
+        """`error`: the stored error object, JSON; empty for a job that was cancelled."""
+        found = msgspec.json.decode(error, type=_StoredError) if error else _StoredError()
+        super().__init__(found.message or f"the job was {state}", param=found.param)
+        kind = _kinds().get(found.code, CausewayError)
+        self.status = kind.status  # type: ignore[misc]
+        self.type = found.type  # type: ignore[misc]
+        self.code = found.code  # type: ignore[misc]
+
+
+class _StoredError(msgspec.Struct, frozen=True):
+    message: str = ""
+    type: str = "server_error"
+    code: str = "job_cancelled"
+    param: str | None = None
+
+
+def _kinds() -> dict[str, type[CausewayError]]:
+    """Every error of the tree, by its code."""
+    found: dict[str, type[CausewayError]] = {}
+    kinds = [CausewayError]
+    while kinds:
+        kind = kinds.pop()
+        found.setdefault(kind.code, kind)
+        kinds += kind.__subclasses__()
+    return found
