@@ -25,7 +25,9 @@ Modality = Literal["text", "image", "audio", "file"]
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Transcripts = Literal["written", "spoken"]
 """How a model reads what was said: as a speech model writes it, or in lower case, without punctuation."""
-PartStatus = Literal["ok", "timeout", "failed"]
+PartStatus = Literal["ok", "timeout", "failed", "skipped"]  # skipped: the policy did not wait for it
+Fusion = Literal["late", "early", "hybrid"]
+WaitFor = Literal["all", "first"]
 MODALITIES: tuple[Modality, ...] = ("text", "image", "audio", "file")
 AUTO = "auto"
 """The model name with which a client lets the policy choose."""
@@ -236,12 +238,20 @@ class Chunk(msgspec.Struct, frozen=True):
     reasoning: str = ""  # what the model thinks before its answer; never part of `text`
 
 
+class Label(msgspec.Struct, frozen=True):
+    """A thing that a picture shows, and its probability."""
+
+    name: str
+    probability: float
+
+
 class Fact(msgspec.Struct, frozen=True):
     """What an encoder found in one part of a request: the words of a sound, the text in a picture."""
 
     text: str  # "": nobody speaks, or there is no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
+    labels: tuple[Label, ...] = ()  # of a picture, most probable first
 
 
 class Embeddings(msgspec.Struct, frozen=True):
@@ -278,6 +288,8 @@ class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
     handoff: Handoff | None = None  # only if a later attempt exists
     facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the box's encoders
+    fusion: Fusion = "late"  # how
+    wait_for: WaitFor = "all"  # the branches that the attempt waits for
 
 
 ReasonCode = Literal[
@@ -419,6 +431,8 @@ class Estimates(msgspec.Struct, frozen=True):
 
     prompt_tokens: int | None = None  # counted with the edge model's tokenizer
     quality: float | None = None  # edge.quality: probability that the device's answer is right
+    image_pixels: int | None = None  # of all pictures, as their files declare them
+    pictures_text: bool | None = None  # pictures.text: whether one of them has text in it
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..config.tiers import Tier
-from ..serving.service import check_supported
+from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
 from .record import NewJob
 from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
@@ -77,6 +77,7 @@ class SubmissionParser:
             message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
             raise InvalidRequest(message, param="stream")
         principal.grants.require_modalities(request)
+        check_parts(request)
         limits.check_request(request)
         tier = self._tiers[request.model]
         self._check_cost(principal.tenant, tier.name, limits.bounded(request), len(body), tier.max_tokens)

@@ -23,6 +23,7 @@ from functools import partial
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
+from router.parts.reading import first_part
 from router.tool_calls.formats import NO_FRAME
 from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Embeddings, Request
@@ -90,6 +91,7 @@ class Service:
             CausewayError: no tier answered, or the answer broke.
         """
         check_supported(context.request)
+        check_parts(context.request)
         partial_answer = self._partial_answer(context)
         key = prefix_key(context.request)
         fallback_request = self._fallback_request(context, partial_answer, key)
@@ -244,6 +246,16 @@ def check_supported(request: Request) -> None:
     if request.echo and request.logprobs is not None:
         raise UnsupportedFeature(
             "`echo` with `logprobs`: the tiers give none for the prompt. Remove one.", param="echo"
+        )
+
+
+def check_parts(request: Request) -> None:
+    """Raise UnsupportedFeature for a sound, a picture or a file: tiers take text, and the gateway decodes nothing."""
+    path = first_part(request)
+    if path:
+        raise UnsupportedFeature(
+            f"`{path}`: the tiers take text only. Send what is in it as text; an edge daemon with encoders does that.",
+            param=path,
         )
 
 

@@ -120,6 +120,7 @@ class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_parts: Positive = 8
     max_audio_s: Seconds = 120.0
     max_pixels: Positive = 24_000_000
+    max_text_bytes: Positive = 256 * 1024
     audio_timeout_s: Seconds = 20.0
     image_timeout_s: Seconds = 10.0
     decoder_memory_bytes: Positive = 512 * 1024 * 1024
@@ -226,14 +227,15 @@ MEANING: Mapping[str, str] = {
     "long; 0: it ends at once",
     "realtime.idle_s": "a session without an event of its client and without an answer ends after this time",
     "realtime.ping_s": "time between two pings; a client that answers none within half of it is gone",
-    "modalities.enabled": "turn sounds and pictures of requests into text for models that take text only; "
-    "needs the extra `voice` or `pictures`",
-    "modalities.max_parts": "maximum sounds and pictures of one request",
+    "modalities.enabled": "turn sounds, pictures and files of requests into text for models that take text only; "
+    "sounds need the extra `voice`, pictures `pictures`",
+    "modalities.max_parts": "maximum sounds, pictures and files of one request",
     "modalities.max_audio_s": "maximum length of a sound; a longer one is rejected before it is decoded",
     "modalities.max_pixels": "maximum size of a picture, width × height; a larger one is rejected before it is decoded",
+    "modalities.max_text_bytes": "maximum size of a file of text",
     "modalities.audio_timeout_s": "maximum time to decode and understand a sound, loading the model included; "
     "after it the request goes on without",
-    "modalities.image_timeout_s": "the same for a picture",
+    "modalities.image_timeout_s": "the same for a picture or a file",
     "modalities.decoder_memory_bytes": "maximum memory of each process that decodes files",
     "modalities.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",

@@ -1,1 +1,2 @@
-"""Sound and pictures in requests: which encoders this box has (`boxed`), and the graph that runs them (`graph`)."""
+"""Sound, pictures and files in requests: which encoders this box has (`boxed`), the graph that runs them (`graph`), and
+what they found (`facts`)."""

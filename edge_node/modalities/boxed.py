@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from models.modalities.process.messages import WorkerSpec
 
 SPEECH_MODEL = "speech"
+PICTURES_MODEL = "pictures"
+DECODER = "models.modalities.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _PACKAGES: Mapping[Modality, tuple[str, ...]] = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
 
@@ -31,8 +33,13 @@ def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
             pass  # `doctor` says so
         else:
             found["audio"] = _spec("models.modalities.encoders.speech:SpeechEncoder", {"model": str(speech.folder)})
+    found["file"] = _spec(DECODER, {})  # a file of text needs no encoder
     if is_installed("image"):
-        found["image"] = _spec("models.modalities.encoders.reader:TextReader", {})
+        try:
+            options = {"classifier": str(find_artifact(PICTURES_MODEL, model_dirs).path)}
+        except ArtifactError:
+            options = {}  # text is read all the same
+        found["image"] = _spec("models.modalities.encoders.pictures:PictureEncoder", options)
     return found
 
 

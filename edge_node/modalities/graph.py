@@ -1,4 +1,4 @@
-"""The encoder graph of a request: a branch per part, decoder then encoder, all branches at the same time.
+"""The encoder graph of a request: a branch per kind of part, decoder then encoder, all branches at the same time.
 
     part ── decoder child ── encoder child ── fact       each branch has its own deadline
                                                           cancelled with the request
@@ -6,6 +6,9 @@
 A part that is invalid is the client's error. A branch that is late or whose child dies leaves its fact out: the request
 goes on with what is there, and says so (`x-causeway-modalities`, and the decision record). Facts are remembered by the
 hash of the part, in memory only. A part's bytes are nowhere but in the request.
+
+A branch runs before the Decision only if a signal needs its facts (`estimate`), else with the first attempt whose
+target cannot take its parts (`fuse`); never twice for one request.
 """
 
 from __future__ import annotations
@@ -21,9 +24,12 @@ import msgspec
 from models.modalities.process.messages import (
     DecodePicture,
     DecodeSound,
+    DecodeText,
     Found,
+    MeasurePicture,
     PartLimits,
     Picture,
+    PictureSize,
     Refusal,
     Sound,
     Transcribe,
@@ -34,51 +40,40 @@ from router.errors import InvalidRequest
 from router.openai.audio import TranscriptionRequest
 from router.parts.fusion import fuse
 from router.parts.reading import FoundPart, find_parts, has_parts
-from router.types import Fact, Modality, PartRecord, PartStatus, Request, Transcripts
+from router.policy.signals import IMAGE_PIXELS, PICTURES_TEXT
+from router.types import Fact, Modality, PartRecord, PartStatus, Request, Transcripts, WaitFor
 
 from ..clock import Clock
 from ..config.schema import ModalitiesConfig
+from .boxed import DECODER
+from .facts import RequestFacts
 
 if TYPE_CHECKING:
     from ..serving.generation import Generation
 
 log = logging.getLogger(__name__)
 
-_DECODER = "models.modalities.decoding.decoder:PartDecoder"
-_WORST: tuple[PartStatus, ...] = ("failed", "timeout", "ok")
-
-
-class RequestFacts(msgspec.Struct, frozen=True):
-    """What the encoders found in one request. A fact is None if its branch did not end in time."""
-
-    facts: dict[tuple[int, int], Fact | None]  # by message and index of the part
-    records: tuple[PartRecord, ...]
-
-    @property
-    def summary(self) -> str:
-        """The state of each kind of part, ``audio=ok,image=timeout``: the worst of its parts."""
-        found: dict[Modality, set[PartStatus]] = {}
-        for record in self.records:
-            found.setdefault(record.modality, set()).add(record.status)
-        worst = {kind: next(status for status in _WORST if status in found[kind]) for kind in sorted(found)}
-        return ",".join(f"{kind}={status}" for kind, status in worst.items())
-
-    @property
-    def complete(self) -> bool:
-        return all(record.status == "ok" for record in self.records)
+_JOBS: Mapping[Modality, Callable[[bytes], DecodeSound | DecodePicture | DecodeText]] = {
+    "audio": DecodeSound,
+    "image": DecodePicture,
+    "file": DecodeText,
+}
+_Outcome = tuple[Fact | None, PartRecord] | InvalidRequest
 
 
 class _Branch:
     """Decoder and encoder of one kind of part, each a child that starts with the first part."""
 
     def __init__(self, encoder: WorkerSpec, limits: PartLimits, memory_bytes: int, timeout_s: float) -> None:
-        self.decoder = WorkerProcess(WorkerSpec(_DECODER, limits, memory_bytes=memory_bytes))
+        self.decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=memory_bytes))
         self.encoder = WorkerProcess(encoder)
         self.timeout_s = timeout_s
 
-    async def run(self, job: DecodeSound | DecodePicture, deadline: float) -> Fact:
+    async def run(self, job: DecodeSound | DecodePicture | DecodeText, deadline: float) -> Fact:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
+        if isinstance(decoded, Found):  # text: nothing is left to encode
+            return decoded.fact
         assert isinstance(decoded, Sound | Picture)
         encoded = Transcribe(decoded) if isinstance(decoded, Sound) else decoded
         found = await self.encoder.run(encoded, deadline)
@@ -93,6 +88,12 @@ class _Branch:
         found = await self.encoder.run(job, deadline)
         assert isinstance(found, Found)
         return sound, found
+
+    async def pixels(self, picture: bytes, deadline: float) -> int:
+        """Width × height as the file declares them. Raises as `run`."""
+        size = await self.decoder.run(MeasurePicture(picture), deadline)
+        assert isinstance(size, PictureSize)
+        return size.width * size.height
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -114,12 +115,12 @@ class EncoderGraph:
         clock: Clock,
         transcripts: Callable[[str], Transcripts] = lambda _: "written",
     ) -> None:
-        limits = PartLimits(config.max_audio_s, config.max_pixels)
-        timeouts: dict[Modality, float] = {"audio": config.audio_timeout_s, "image": config.image_timeout_s}
+        limits = PartLimits(config.max_audio_s, config.max_pixels, config.max_text_bytes)
         self.kinds: tuple[Modality, ...] = tuple(sorted(encoders))
-        self._branches = {
-            kind: _Branch(spec, limits, config.decoder_memory_bytes, timeouts[kind]) for kind, spec in encoders.items()
-        }
+        self._branches: dict[Modality, _Branch] = {}
+        for kind, spec in encoders.items():
+            timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
+            self._branches[kind] = _Branch(spec, limits, config.decoder_memory_bytes, timeout_s)
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
@@ -130,53 +131,114 @@ class EncoderGraph:
         """Whether the request has a part that an encoder of this box reads."""
         return request.kind == "chat" and has_parts(request, self.kinds)
 
-    async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
+    async def fuse(
+        self, generation: Generation, kinds: Sequence[Modality], model: str, wait_for: WaitFor = "all"
+    ) -> Request:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
+
+        Args:
+            wait_for: first: branches that are not ready when the first one is are cancelled, and skipped.
 
         Raises:
             InvalidRequest: a part is invalid, or nobody speaks in a request that is one sound.
             EncoderFailed: nothing is left of the request's last message.
         """
-        if generation.facts is None:
-            generation.facts = await self.facts(generation.request, generation.deadline)
-        return fuse(generation.request, generation.facts.facts, kinds, self._transcripts(model))
+        found = await self._ask(generation, kinds, wait_for)
+        return fuse(generation.request, found.facts, kinds, self._transcripts(model))
 
-    async def facts(self, request: Request, deadline: float) -> RequestFacts:
-        """Run all branches of the request and return what they found in time.
+    async def estimate(self, generation: Generation, signals: frozenset[str]) -> None:
+        """Compute those of `signals` that are about parts. One that cannot be computed stays absent.
+
+        Raises:
+            InvalidRequest: a part is invalid.
+        """
+        estimates = generation.estimates
+        if "image" not in self.kinds or not has_parts(generation.request, ("image",)):
+            return
+        if IMAGE_PIXELS in signals and estimates.image_pixels is None:
+            pixels = await self.pixels(generation.request, generation.deadline)
+            estimates = msgspec.structs.replace(estimates, image_pixels=pixels)
+        if PICTURES_TEXT in signals and estimates.pictures_text is None:
+            found = await self._ask(generation, ("image",))
+            estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
+        generation.estimates = estimates
+
+    async def _ask(self, generation: Generation, kinds: Sequence[Modality], wait_for: WaitFor = "all") -> RequestFacts:
+        """The generation's facts about these kinds and those asked for earlier. Raises InvalidRequest."""
+        known = generation.facts or RequestFacts()
+        if missing := [kind for kind in kinds if kind not in known.kinds]:
+            known = known.joined(await self.facts(generation.request, generation.deadline, missing, wait_for))
+            generation.facts = known
+        return known
+
+    async def pixels(self, request: Request, deadline: float) -> int | None:
+        """Return the declared size of the request's pictures together; None if that is not known in time.
+
+        Raises:
+            InvalidRequest: a picture is invalid; the message names it.
+        """
+        branch, total = self._branches["image"], 0
+        deadline = min(deadline, self._clock.monotonic() + branch.timeout_s)
+        for part in find_parts(request, ("image",), self._config.max_parts):
+            try:
+                total += await branch.pixels(part.data, deadline)
+            except Refusal as refusal:
+                raise _invalid(part, refusal) from None
+            except WorkerFailed as failure:
+                log.warning("a picture could not be measured: %s (sha256 %s)", failure, part.sha256[:16])
+                return None
+        return total
+
+    async def facts(
+        self,
+        request: Request,
+        deadline: float,
+        kinds: Sequence[Modality] | None = None,
+        wait_for: WaitFor = "all",
+    ) -> RequestFacts:
+        """Run the branches of these kinds and return what they found in time.
 
         Args:
             deadline: monotonic seconds; each branch also has its own.
+            kinds: None: all that this box reads.
+            wait_for: first: cancel the branches that are not ready when the first one is.
 
         Raises:
             InvalidRequest: a part is invalid; the message names it.
         """
-        parts = find_parts(request, self.kinds, self._config.max_parts)
+        kinds = self.kinds if kinds is None else kinds
+        parts = find_parts(request, kinds, self._config.max_parts)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._branch(part, deadline)) for part in parts]
-        outcomes = [task.result() for task in running]
+            if wait_for == "first":
+                await _first_ready(parts, running)
+        pairs = zip(parts, running, strict=True)
+        outcomes = [_skipped(part) if task.cancelled() else task.result() for part, task in pairs]
         for outcome in outcomes:
             if isinstance(outcome, InvalidRequest):
                 raise outcome
         found = [outcome for outcome in outcomes if not isinstance(outcome, InvalidRequest)]
         facts = {(part.message, part.index): fact for part, (fact, _) in zip(parts, found, strict=True)}
-        return RequestFacts(facts, tuple(record for _, record in found))
+        return RequestFacts(tuple(kinds), facts, tuple(record for _, record in found))
 
-    async def _branch(self, part: FoundPart, deadline: float) -> tuple[Fact | None, PartRecord] | InvalidRequest:
+    async def _branch(self, part: FoundPart, deadline: float) -> _Outcome:
         """Never raises but when it is cancelled: one branch does not end the others."""
-        key = (part.modality, part.sha256)
+        key = (part.reader, part.sha256)
         started = self._clock.monotonic()
-        branch = self._branches[part.modality]
+        branch = self._branches.get(part.reader)
+        if branch is None:
+            return _invalid(part, "it is a picture, and this box has no encoder for pictures. Send its text")
         status: PartStatus = "ok"
         fact = self._remembered.get(key)
         cached = fact is not None
         if fact is None:
             self.running += 1
             try:
-                job = DecodeSound(part.data) if part.modality == "audio" else DecodePicture(part.data)
-                fact = await branch.run(job, min(deadline, started + branch.timeout_s))
-                self._remember(key, fact)
+                fact = await branch.run(_JOBS[part.reader](part.data), min(deadline, started + branch.timeout_s))
+                if part.reader != "file":  # whose text may be long, and costs nothing
+                    self._remember(key, fact)
             except Refusal as refusal:
-                return InvalidRequest(f"`{part.path}`: {refusal}.", param=part.path)
+                return _invalid(part, refusal)
             except WorkerTimeout:
                 status = "timeout"
             except WorkerFailed as failure:
@@ -221,3 +283,30 @@ class EncoderGraph:
         """End all children."""
         for branch in self._branches.values():
             await branch.close()
+
+
+def _invalid(part: FoundPart, refusal: Refusal | str) -> InvalidRequest:
+    return InvalidRequest(f"`{part.path}`: {refusal}.", param=part.path)
+
+
+async def _first_ready(parts: Sequence[FoundPart], running: Sequence[asyncio.Task[_Outcome]]) -> None:
+    """Return when a branch has read all of its parts, and one of them with success; cancel the other branches."""
+    pending = set(running)
+    while pending:
+        _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        outcomes: dict[Modality, list[_Outcome | None]] = {}
+        for part, task in zip(parts, running, strict=True):
+            outcomes.setdefault(part.modality, []).append(task.result() if task.done() else None)
+        if any(None not in ended and any(_is_useful(one) for one in ended) for ended in outcomes.values()):
+            break
+    for task in pending:
+        task.cancel()
+
+
+def _is_useful(outcome: _Outcome | None) -> bool:
+    """Whether a part was read, or is the client's error."""
+    return isinstance(outcome, InvalidRequest) or (outcome is not None and outcome[0] is not None)
+
+
+def _skipped(part: FoundPart) -> _Outcome:
+    return None, PartRecord(part.path, part.modality, part.sha256, len(part.data), "skipped")

@@ -109,7 +109,8 @@ class AttemptRunner:
             raise _no_backend(target)
         request = generation.request
         if attempt.plan.facts and self._encoders is not None:
-            request = await self._encoders.fuse(generation, attempt.plan.facts, target.model)
+            plan = attempt.plan
+            request = await self._encoders.fuse(generation, plan.facts, target.model, plan.wait_for)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
         now = _now()

@@ -30,6 +30,7 @@ from router.types import (
     Chunk,
     Decision,
     Estimates,
+    Modality,
     Request,
     Snapshot,
     Target,
@@ -43,7 +44,7 @@ from .reply import AnswerHead, Piece
 if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
-    from ..modalities.graph import RequestFacts
+    from ..modalities.facts import RequestFacts
     from ..observability.tracing import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -109,13 +110,13 @@ class Generation:
     @property
     def degraded(self) -> bool:
         upstream_degraded = self.upstream is not None and self.upstream.degraded
-        incomplete = self.facts is not None and not self.facts.complete and self.answers_from_facts
+        incomplete = self.facts is not None and not self.facts.complete(self.encoded)
         return self.sequence is not None and (self.sequence.degraded or upstream_degraded or incomplete)
 
     @property
-    def answers_from_facts(self) -> bool:
-        """Whether the target of the current, or last, attempt gets parts of the request as text."""
-        return self.sequence is not None and bool(self.sequence.attempts and self.sequence.attempts[-1].plan.facts)
+    def encoded(self) -> tuple[Modality, ...]:
+        """The kinds of parts that the target of the current, or last, attempt gets as text."""
+        return self.sequence.attempts[-1].plan.facts if self.sequence is not None and self.sequence.attempts else ()
 
     @property
     def heard(self) -> float | None:
@@ -161,7 +162,7 @@ class Generation:
             cache="bypass" if self.cache_key is None else "miss",
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
-            modalities=self.facts.summary if self.facts is not None and self.answers_from_facts else "",
+            modalities="" if self.facts is None else self.facts.summary(self.encoded),
         )
 
     def set_upstream(self, info: UpstreamInfo) -> None:

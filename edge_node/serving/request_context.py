@@ -14,6 +14,7 @@ import msgspec
 from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
+from router.policy.signals import concerned
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
@@ -134,7 +135,7 @@ class RequestContext:
             created=unix_s,
             request=memo.features,
             estimates=generation.estimates,
-            unrecorded=generation.unrecorded,
+            unrecorded=concerned(generation.unrecorded, memo.features.modalities),
             snapshot=generation.snapshot,
             decision=generation.decision,
             outcome=self._outcome(now),

@@ -397,8 +397,13 @@ class Service:
 
     async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
         """Compute the costly signals among `signals`. One that cannot be computed stays absent."""
-        estimates, request = generation.estimates, await self._as_text(generation)
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
+        if self._encoders is not None and self._encoders.concerns(generation.request):
+            await self._encoders.estimate(generation, signals)
+        if QUALITY not in signals and _TOKENS not in signals:
+            return
+        request = await self._as_text(generation)
+        estimates = generation.estimates
         if QUALITY in signals and self._estimate_quality is not None and estimates.quality is None:
             try:
                 quality = self._estimate_quality(generation.policy, request)

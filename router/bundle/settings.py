@@ -66,6 +66,7 @@ SETTINGS: Mapping[str, object] = {
     "modalities.max_parts": _Positive,
     "modalities.max_audio_s": _Seconds,
     "modalities.max_pixels": _Positive,
+    "modalities.max_text_bytes": _Positive,
     "modalities.audio_timeout_s": _Seconds,
     "modalities.image_timeout_s": _Seconds,
     "modalities.decoder_memory_bytes": _Positive,

@@ -57,10 +57,12 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: bool = False
     json: bool = False
     image: bool = False
+    image_pixels: int | None = None  # there is a picture of this size
     logprobs: bool = False
 
     def build(self) -> Request:
-        content: str | tuple[ImagePart, ...] = (ImagePart("https://example.org/a.png"),) if self.image else "…"
+        pictured = self.image or self.image_pixels is not None
+        content: str | tuple[ImagePart, ...] = (ImagePart("https://example.org/a.png"),) if pictured else "…"
         return Request(
             kind=self.kind,
             model=self.model,
@@ -82,11 +84,16 @@ class CaseEdge(EdgeSignals, frozen=True):
     quality: float | None = None  # an estimate about the request, under the name that policies use
 
 
+class CasePictures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: bool | None = None  # what an encoder found in the request's pictures
+
+
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The signals of the box. One that is left out is absent."""
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()
+    pictures: CasePictures = CasePictures()
     cloud: CloudSignals = CloudSignals()
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
@@ -95,6 +102,11 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def build(self) -> Snapshot:
         edge = EdgeSignals(self.edge.queue, self.edge.tokens_per_s, self.edge.loaded)
         return Snapshot(self.device, edge, self.cloud, self.spend, self.now, self.down)
+
+
+def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
+    """Return the estimates that a case states."""
+    return Estimates(request.prompt_tokens, snapshot.edge.quality, request.image_pixels, snapshot.pictures.text)
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,7 +172,7 @@ def run_cases(cases: CaseFile, locations: KeyLocations, policy: Policy) -> list[
 
 def _compare(case: Case, policy: Policy) -> list[Difference]:
     request, snapshot = case.request.build(), case.snapshot.build()
-    estimates = Estimates(case.request.prompt_tokens, case.snapshot.edge.quality)
+    estimates = estimates_of(case.request, case.snapshot)
     try:
         decision = decide(policy, request, snapshot, estimates)
     except ModelNotFound as error:

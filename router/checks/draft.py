@@ -12,8 +12,8 @@ from ..documents.reader import did_you_mean
 from ..errors import ConfigError
 from ..policy.compiled import Policy
 from ..policy.signals import SIGNALS, SignalType
-from ..types import Estimates, NowSignals
-from .cases import CaseRequest, CaseSnapshot
+from ..types import NowSignals
+from .cases import CaseRequest, CaseSnapshot, estimates_of
 from .explanation import RouteExplanation
 
 CHARACTERS_PER_TOKEN: Final = 4  # of English text; the box counts with its model's tokenizer
@@ -60,7 +60,7 @@ def try_draft(policy: Policy, text: str, settings: Iterable[str], now: NowSignal
             groups.setdefault(group, {})[name] = value
     request = msgspec.convert(groups.pop("request"), CaseRequest)
     case = msgspec.convert({**groups, "down": down}, CaseSnapshot)
-    estimates = Estimates(request.prompt_tokens, case.edge.quality)
+    estimates = estimates_of(request, case)
     question, snapshot = request.build(), case.build()
     return RouteExplanation(
         cache=plan_cache(policy, question, snapshot, estimates),

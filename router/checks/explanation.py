@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..types import CachePlan, Decision, Estimates, Handoff, Reason, ReasonCode, Snapshot
+from ..types import AttemptPlan, CachePlan, Decision, Estimates, Handoff, Reason, ReasonCode, Snapshot
 
 Segment = tuple[str, str]  # text and its style, as rich writes styles; "" for none
 Line = list[Segment]
@@ -82,9 +82,17 @@ def _attempts(decision: Decision) -> list[Line]:
     rows = []
     for number, plan in enumerate(decision.attempts, start=1):
         handoff, target = plan.handoff, plan.target
-        note = "" if handoff is None else _handoff_note(handoff)
+        notes = [*_fusion_notes(plan), *([] if handoff is None else [_handoff_note(handoff)])]
+        note = "; ".join(notes)
         rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.model, ""), (note, "dim")))
     return _aligned(rows)
+
+
+def _fusion_notes(plan: AttemptPlan) -> list[str]:
+    if not plan.facts:
+        return []
+    first = ", of the branch that is ready first" if plan.wait_for == "first" else ""
+    return [f"{plan.fusion} fusion: {' and '.join(plan.facts)} as text{first}"]
 
 
 def _handoff_note(handoff: Handoff) -> str:
@@ -131,8 +139,9 @@ def _cache(explanation: RouteExplanation) -> str:
 def _signals(explanation: RouteExplanation) -> list[Line]:
     """Return every signal that has a value, under its name in policies."""
     snapshot, estimates = explanation.snapshot, explanation.estimates
-    groups = {
-        "request": {"prompt_tokens": estimates.prompt_tokens},
+    groups: dict[str, dict[str, object]] = {
+        "request": {"prompt_tokens": estimates.prompt_tokens, "image_pixels": estimates.image_pixels},
+        "pictures": {"text": estimates.pictures_text},
         "device": msgspec.structs.asdict(snapshot.device),
         "edge": {**msgspec.structs.asdict(snapshot.edge), "quality": estimates.quality},
         "cloud": msgspec.structs.asdict(snapshot.cloud),

@@ -20,7 +20,12 @@ from ..policy.signals import SIGNALS, SignalType, Value
 from ..types import Decision, DecisionRecord
 from .replay.possible import PolicyReplay
 
-_ESTIMATES: Final = {"request.prompt_tokens": "prompt_tokens", "edge.quality": "quality"}
+_ESTIMATES: Final = {
+    "request.prompt_tokens": "prompt_tokens",
+    "edge.quality": "quality",
+    "request.image_pixels": "image_pixels",
+    "pictures.text": "pictures_text",
+}
 _LONGEST = 256  # characters of a text that is set
 
 
@@ -108,7 +113,7 @@ def _signal(record: DecisionRecord, name: str, named: frozenset[str]) -> Recorde
 def _recorded(record: DecisionRecord, name: str) -> Value | tuple[str, ...] | None:
     group, _, field = name.partition(".")
     if name in _ESTIMATES:
-        value = getattr(record.estimates, _ESTIMATES[name])
+        value = SIGNALS[name].read(request_of(record.request), record.snapshot, record.estimates)
     else:
         value = getattr(record.request if group == "request" else getattr(record.snapshot, group), field)
     if value is None and name == "request.prefer":

@@ -173,9 +173,9 @@ def _encoded(request: Request, snapshot: Snapshot) -> tuple[Modality, ...]:
 
 
 def _with_facts(
-    plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...], kept: tuple[Constraint, ...]
+    plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...], kept: tuple[Constraint, ...], route: Route | None
 ) -> tuple[AttemptPlan, ...]:
-    """Note in each plan which parts its target gets as text: those that it cannot take, or may not have."""
+    """Note in each plan which parts its target gets as text (those that it cannot take, or may not have), and how."""
     if not encoded:
         return plans
     return tuple(
@@ -186,6 +186,8 @@ def _with_facts(
                 for modality in encoded
                 if modality not in plan.target.can or (kept and plan.target.at == "cloud")
             ),
+            fusion="late" if route is None else route.fusion,
+            wait_for="all" if route is None else route.wait_for,
         )
         for plan in plans
     )
@@ -216,8 +218,10 @@ def _attempts(
     skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
     on_device = bool(bound) or request.hints.prefer == "only_on_device"
     if route is None or route.handoff is None or on_device:  # (5)
-        return _with_facts(tuple([AttemptPlan(target) for target in ordered]), encoded, kept), skipped_target
-    return _with_facts(plan_handoff(ordered, route.handoff, snapshot.down), encoded, kept), skipped_target
+        plans = tuple([AttemptPlan(target) for target in ordered])
+    else:
+        plans = plan_handoff(ordered, route.handoff, snapshot.down)
+    return _with_facts(plans, encoded, kept, route), skipped_target
 
 
 def _exclude(

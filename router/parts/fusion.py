@@ -1,4 +1,4 @@
-"""Late fusion: what encoders found in sounds and pictures becomes text in their place.
+"""Late fusion: what encoders found in sounds, pictures and files becomes text in their place.
 
 A message that is one sound and nothing else becomes the words that were said, as if they had been typed: so a spoken
 command is constrained, cached and counted as a typed one.
@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ..errors import EncoderFailed, InvalidRequest
-from ..types import AudioPart, Fact, Message, Modality, Part, Request, TextPart, Transcripts
-from .reading import modality_of
+from ..types import AudioPart, Fact, FilePart, Message, Modality, Part, Request, TextPart, Transcripts
+from .reading import file_name, modality_of
 from .spoken_form import spoken_form
 
 Facts = Mapping[tuple[int, int], Fact | None]
 """By message and index of the part; None: its encoder found nothing in time."""
 
-_WORDS: Mapping[Modality, tuple[str, str]] = {"image": ("picture", "text in it"), "audio": ("sound", "words in it")}
+_WORDS: Mapping[Modality, tuple[str, str]] = {
+    "image": ("picture", "text in it"),
+    "audio": ("sound", "words in it"),
+    "file": ("file", "text in it"),
+}
 
 
 def fuse(request: Request, facts: Facts, kinds: Sequence[Modality], transcripts: Transcripts = "written") -> Request:
@@ -71,16 +75,24 @@ def _fused(
         words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
         return msgspec.structs.replace(message, content=words)
     content = tuple(
-        TextPart(_in_words(modality, facts.get((at, index)))) if (modality := modality_of(part)) in kinds else part
+        TextPart(_in_words(part, modality, facts.get((at, index))))
+        if (modality := modality_of(part)) in kinds
+        else part
         for index, part in enumerate(parts)
     )
     return msgspec.structs.replace(message, content=content)
 
 
-def _in_words(modality: Modality, fact: Fact | None) -> str:
+def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:
     kind, what = _WORDS[modality]
+    if isinstance(part, FilePart) and (name := file_name(part)):
+        kind = f"{kind} named {name}"
     if fact is None:
         return f"[A {kind} that could not be read.]"
+    if fact.labels:
+        shown = ", ".join(f"{label.name} ({label.probability:.2f})" for label in fact.labels)
+        kind = f"{kind} that may show {shown}"
     if not fact.text:
-        return f"[A {kind} without {what}.]"
-    return f"[A {kind}; {what}, with confidence {fact.confidence:.2f}:\n{fact.text}\n]"
+        return f"[A {kind}, without {what}.]" if fact.labels else f"[A {kind} without {what}.]"
+    sure = "" if modality == "file" and fact.confidence == 1.0 else f", with confidence {fact.confidence:.2f}"
+    return f"[A {kind}; {what}{sure}:\n{fact.text}\n]"

@@ -1,4 +1,4 @@
-"""Sound and pictures inside a chat request: their bytes. A URL of the network is refused, not fetched."""
+"""Sound, pictures and files inside a chat request: their bytes. A URL of the network is refused, not fetched."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..errors import InvalidRequest, UnsupportedFeature
-from ..types import AudioPart, ImagePart, Modality, Part, Request, TextPart
+from ..errors import InvalidRequest, MissingField, UnsupportedFeature
+from ..types import AudioPart, FilePart, ImagePart, Modality, Part, Request, TextPart
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
+_NAME_CHARACTERS = 100
 
 
 class FoundPart(msgspec.Struct, frozen=True):
@@ -25,6 +26,7 @@ class FoundPart(msgspec.Struct, frozen=True):
     modality: Modality
     data: bytes
     sha256: str
+    reader: Modality  # the branch that reads it: a file may be a picture
 
 
 def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
@@ -37,11 +39,21 @@ def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
     )
 
 
+def first_part(request: Request) -> str:
+    """Return the place of the first part that is not text, ``messages[0].content[1]``; "" if there is none."""
+    for at, message in enumerate(request.messages):
+        if type(message.content) is tuple:
+            for index, part in enumerate(message.content):
+                if not isinstance(part, TextPart):
+                    return f"messages[{at}].content[{index}]"
+    return ""
+
+
 def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tuple[FoundPart, ...]:
     """Return the parts of these kinds, decoded from base64.
 
     Raises:
-        InvalidRequest: a part is no base64, or there are more than `at_most`.
+        InvalidRequest: a part is no base64, or there are more than `at_most` parts of all kinds.
         UnsupportedFeature: a part is elsewhere, at a URL.
     """
     places = [
@@ -49,13 +61,15 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
         for at, message in enumerate(request.messages)
         if type(message.content) is tuple
         for index, part in enumerate(message.content)
-        if (modality := modality_of(part)) in kinds
+        if (modality := modality_of(part)) != "text"
     ]
     if len(places) > at_most:
         at, index, *_ = places[at_most]
         path = f"messages[{at}].content[{index}]"
-        raise InvalidRequest(f"`{path}`: at most {at_most} sounds and pictures are taken. Send fewer.", param=path)
-    return tuple(_found(at, index, part, modality) for at, index, part, modality in places)
+        raise InvalidRequest(
+            f"`{path}`: at most {at_most} sounds, pictures and files are taken. Send fewer.", param=path
+        )
+    return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
 
 
 def modality_of(part: Part) -> Modality:
@@ -65,15 +79,54 @@ def modality_of(part: Part) -> Modality:
 
 
 def _found(at: int, index: int, part: Part, modality: Modality) -> FoundPart:
-    path = f"messages[{at}].content[{index}]"
+    path, reader = f"messages[{at}].content[{index}]", modality
     if isinstance(part, AudioPart):
         path += ".input_audio.data"
         data = _base64(part.data, path)
-    else:
-        assert isinstance(part, ImagePart)
+    elif isinstance(part, ImagePart):
         path += ".image_url.url"
         data = _base64(part.url[_data_url_head(part.url, path) :], path)
-    return FoundPart(at, index, path, modality, data, hashlib.sha256(data).hexdigest())
+    else:
+        assert isinstance(part, FilePart)
+        encoded, media_type = _file_data(part, f"{path}.file")
+        path += ".file.file_data"
+        data = _base64(encoded, path)
+        reader = "image" if media_type.startswith("image/") and "svg" not in media_type else "file"
+    return FoundPart(at, index, path, modality, data, hashlib.sha256(data).hexdigest(), reader)
+
+
+class _SentFile(msgspec.Struct):
+    """OpenAI's `file` object. `file_data`: a data: URL, or base64 alone."""
+
+    file_data: str = ""
+    file_id: str | None = None
+    filename: str | None = None
+
+
+def file_name(part: FilePart) -> str:
+    """Return the name that the client gives the file, on one line; "" if there is none."""
+    return " ".join((msgspec.json.decode(part.document, type=_SentFile).filename or "").split())[:_NAME_CHARACTERS]
+
+
+def _file_data(part: FilePart, path: str) -> tuple[str, str]:
+    """Return the base64 and the media type ("" if it is not given)."""
+    try:
+        file = msgspec.json.decode(part.document, type=_SentFile)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"`{path}`: {error}. Send `file_data` and `filename`.", param=path) from None
+    if not file.file_data:
+        if file.file_id:
+            raise UnsupportedFeature(
+                f"`{path}.file_id`: this box keeps no uploaded files. Send `file_data`.", param=f"{path}.file_id"
+            )
+        raise MissingField(f"`{path}.file_data` is missing. Send a data: URL.", param=f"{path}.file_data")
+    match = _DATA_URL.match(file.file_data)
+    if match is not None:
+        return file.file_data[match.end() :], match["type"].lower()
+    if ":" in file.file_data[:16]:
+        message = f"`{path}.file_data`: no data: URL in base64. Send `data:text/plain;base64,…`."
+        raise InvalidRequest(message, param=f"{path}.file_data")
+    return file.file_data, ""
 
 
 def _data_url_head(url: str, path: str) -> int:

@@ -16,7 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import ExactCache, Handoff, Reason, ReasonCode, SemanticCache, Target
+from ..types import ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Target, WaitFor
 from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
@@ -57,6 +57,8 @@ class Constraint(Rule):
 class Route(Rule):
     targets: tuple[Target, ...]
     handoff: Handoff | None
+    fusion: Fusion
+    wait_for: WaitFor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -263,7 +265,7 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
     handoff = None
     if not isinstance(doc.handoff, UnsetType):
         handoff = Handoff(doc.handoff.after_tokens, doc.handoff.below, seconds(doc.handoff.within))
-    return Route(doc.name, when, used, handoff)
+    return Route(doc.name, when, used, handoff, doc.fusion, doc.wait_for)
 
 
 def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule:

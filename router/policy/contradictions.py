@@ -17,7 +17,7 @@ from .cel_source import Token, rewrite, scan, split, unbracketed
 from .signals import TEMPERATURE, SignalSpec
 
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
-_NOT_NEGATIVE: Final = frozenset({"tokens", "ms", "MB", "W", "tokens/s", "USD", "requests", "s"})
+_NOT_NEGATIVE: Final = frozenset({"tokens", "ms", "MB", "W", "tokens/s", "USD", "requests", "s", "pixels"})
 _RANGES: Final[Mapping[str, tuple[float, float]]] = {"request.n": (1.0, math.inf), TEMPERATURE: (0.0, 2.0)}
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "=="}
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..types import Ability
+from ..types import Ability, Fusion, WaitFor
 
 MAX_EXPRESSION = 2000
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -120,6 +120,20 @@ class RouteDoc(_Doc, frozen=True):
     handoff: Annotated[
         HandoffDoc | UnsetType, Meta(description="When an answer of the device is handed off to the next target.")
     ] = UNSET
+    fusion: Annotated[
+        Fusion,
+        Meta(
+            description="How sound and pictures reach a target that takes text only. late: as text in their place. "
+            "early (as embeddings) and hybrid are refused: no engine of this version takes embeddings."
+        ),
+    ] = "late"
+    wait_for: Annotated[
+        WaitFor,
+        Meta(
+            description="The branches whose facts an answer waits for. all: each kind of part, or its time-out. first: "
+            "the one that is ready first; the others are left out, and the answer is degraded."
+        ),
+    ] = "all"
 
 
 class ExactDoc(_Doc, frozen=True):

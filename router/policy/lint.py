@@ -15,7 +15,7 @@ from ..types import AUTO
 from .contradictions import contradiction
 from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
-from .signals import SIGNALS, Expression
+from .signals import OF_TEXT, SIGNALS, Expression
 
 Conditions = Mapping[str, Expression]
 """The compiled conditions by path (``routes[0].when``)."""
@@ -30,6 +30,7 @@ def check_meaning(
         *checks.targets(),
         *checks.uses(),
         *checks.handoffs(),
+        *checks.fusions(),
         *checks.names(),
         *checks.reach(),
         *checks.constraints(),
@@ -90,6 +91,20 @@ class _Checks:
             elif sides.index("edge") == len(sides) - 1:
                 name = route.use[sides.index("edge")]
                 yield self.error(path, f"no target can take over from `{name}`: it is the last in `use`")
+
+    def fusions(self) -> Iterator[Problem]:
+        text = next((name for one in self.conditions.values() for name in OF_TEXT if name in one.signals), "")
+        for index, route in enumerate(self.doc.routes):
+            if route.fusion != "late":
+                yield self.error(
+                    f"routes[{index}].fusion",
+                    f"`{route.fusion}` needs an engine that takes embeddings, which this version has not: write `late`",
+                )
+            if route.wait_for == "first" and text:
+                yield self.warning(
+                    f"routes[{index}].wait_for",
+                    f"has no effect: {text} is that of the text of all parts, so that all are waited for",
+                )
 
     def names(self) -> Iterator[Problem]:
         for part, listed in rules(self.doc).items():

@@ -38,6 +38,8 @@ Reader = Callable[[Request, Snapshot, Estimates], Value | None]
 OPENAI_TEMPERATURE = 1.0
 """OpenAI's default temperature, assumed for a target whose own is not known."""
 TEMPERATURE = "request.temperature"
+IMAGE_PIXELS = "request.image_pixels"
+PICTURES_TEXT = "pictures.text"
 _INT64 = 2**63 - 1  # the widest int of CEL
 
 
@@ -99,6 +101,11 @@ def modalities(request: Request) -> list[Modality]:
     return ["text"] if len(found) == 1 else [name for name in MODALITIES if name in found]
 
 
+def _of_parts(modality: Modality, value: Value | None, without: Value, request: Request) -> Value | None:
+    """Return an estimate about parts; without such parts in the request nothing need be computed."""
+    return without if value is None and modality not in modalities(request) else value
+
+
 def _double(value: float | None) -> float | None:
     """Convert a reading for CEL: an int becomes a double; a NaN or an infinity is no reading."""
     return None if value is None or not math.isfinite(value) else float(value)
@@ -132,6 +139,9 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
+    _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures together, as their files declare it; 0 "
+       "without pictures", "this box has no encoder for pictures",
+       lambda r, s, e: _of_parts("image", e.image_pixels, 0, r), optional=True),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
@@ -163,6 +173,9 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        "no quality estimator", lambda r, s, e: _double(e.quality), optional=True),
     _S("edge.loaded", "bool", "", "the edge model is in memory, or the next request loads it", "no engine",
        lambda r, s, e: s.edge.loaded),
+    _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures; false without pictures",
+       "this box has no encoder for pictures, or it was not ready in time",
+       lambda r, s, e: _of_parts("image", e.pictures_text, without=False, request=r), optional=True),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
     _S("cloud.rtt_ms", "double", "ms", "recent round-trip time to the cloud", "not measured",
@@ -234,8 +247,17 @@ class Expression:
         return EvaluationFailure("", f"the result is {result!r}, not true or false")
 
 
-COSTLY: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
+OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
+"""The costly signals of a request's text, to which sound and pictures contribute what encoders find in them."""
+PART_SIGNALS: Mapping[str, Modality] = {IMAGE_PIXELS: "image", PICTURES_TEXT: "image"}
+"""The costly signals about parts of a kind: the box's decoders and encoders compute them."""
+COSTLY: tuple[str, ...] = (*OF_TEXT, *PART_SIGNALS)
 """The signals of `Estimates`: computed for a request only if the policy names them, or records keep all signals."""
+
+
+def concerned(signals: Iterable[str], kinds: Iterable[Modality]) -> tuple[str, ...]:
+    """Return those of the signals that a request with these kinds of content can have anything but a constant for."""
+    return tuple([name for name in signals if PART_SIGNALS.get(name, "text") in kinds])
 
 
 def _reader(name: str, default_temperature: float) -> Reader:

@@ -1,8 +1,9 @@
-"""`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile sounds and pictures through a daemon.
+"""`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile sounds, pictures and files through both daemons.
 
-Decoders are real, encoders tiny. Each file is a good one with bytes flipped, cut, doubled or spliced, or one of the
-lists that the tests use. Every answer must be a 200, a 400 that names the part, or a 413; then a good request is
-answered, and the daemon has not grown. Needs Pillow (extra `pictures`).
+Each is a good one with bytes flipped, cut, doubled or spliced, or one of the lists that the tests use. Decoders of the
+edge are real, its encoders tiny; the gateway, which takes no parts, has a real Triton behind it. Every answer must be a
+200, a 400 that names the part, or a 413; then a good request is answered, and the daemon has not grown. Needs Pillow
+(extra `pictures`), and Triton's environment for the gateway.
 """
 
 from __future__ import annotations
@@ -10,19 +11,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import contextlib
 import io
+import os
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import psutil
 
-from tests.edge.box import Box, running
-from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, header, png, tone, wav
-from tests.modalities.test_fusion import BOTH, ask, picture, sound, text
+from tests.cloud.conftest import ROOT, Command
+from tests.edge.box import running
+from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
+from tests.modalities.test_files import ALL, file
+from tests.modalities.test_fusion import ask, picture, sound, text
+
+TRITON = ROOT / ".venv-triton"
+GATEWAY = """
+server: {port: 0, max_body_bytes: 20000000}
+tiers: [{name: assistant-large, aliases: [large]}]
+"""
 
 _BOUND_S = 30.0  # of one answer: far above any seen, below the branches' own time
 _GROWTH_BYTES = 30_000_000
@@ -34,14 +47,18 @@ def good_pictures() -> list[bytes]:
     files = [png(40, 30)]
     image = Image.effect_noise((80, 60), 60).convert("RGB")
     for kind in ("JPEG", "PNG", "GIF", "WEBP"):
-        file = io.BytesIO()
-        image.save(file, kind)
-        files.append(file.getvalue())
+        saved = io.BytesIO()
+        image.save(saved, kind)
+        files.append(saved.getvalue())
     return files
 
 
 def good_sounds() -> list[bytes]:
     return [wav(tone(0.2, rate), rate, width=width) for rate, width in ((8_000, 1), (16_000, 2), (44_100, 3))]
+
+
+def good_files() -> list[bytes]:
+    return ["Total: 99,50 €\nDue: Friday\n".encode(), "Gruß".encode("utf-16"), b'{"total": 99.5}', png(40, 30)]
 
 
 def spoiled(chance: random.Random, files: list[bytes]) -> bytes:
@@ -62,51 +79,110 @@ def spoiled(chance: random.Random, files: list[bytes]) -> bytes:
     return bytes(data)
 
 
-async def send(box: Box, chance: random.Random, sounds: list[bytes], pictures: list[bytes]) -> tuple[str, float]:
-    """Send one file; return its kind of answer and its seconds."""
-    if chance.random() < 0.5:
-        data = chance.choice(list(HOSTILE_SOUNDS.values())) if chance.random() < 0.1 else spoiled(chance, sounds)
-        part, name = sound(data), "sound"
-    else:
-        data = chance.choice(list(HOSTILE_PICTURES.values())) if chance.random() < 0.1 else spoiled(chance, pictures)
-        part, name = picture(data), "picture"
-    started = time.monotonic()
-    answer = await ask(box, text("hello"), part)
-    assert answer.status in (200, 400, 413), answer.body
-    assert answer.status != 400 or "messages[0].content[1]" in answer.message, answer.message
-    said = answer.headers.get("x-causeway-modalities", "refused").partition("=")[2] or "refused"
-    return f"{name} {said}", time.monotonic() - started
+def hostile_part(chance: random.Random, good: dict[str, list[bytes]]) -> tuple[str, dict[str, object]]:
+    """Return a part and its kind."""
+    name = chance.choice(list(good))
+    lists = {"sound": HOSTILE_SOUNDS, "picture": HOSTILE_PICTURES, "file": HOSTILE_TEXTS}
+    data = chance.choice(list(lists[name].values())) if chance.random() < 0.1 else spoiled(chance, good[name])
+    kind = chance.choice(("text/plain", "application/pdf", "image/png"))
+    return name, sound(data) if name == "sound" else picture(data) if name == "picture" else file(data, kind)
 
 
-async def run(files: int, seed: int) -> bool:
-    chance = random.Random(seed)
-    sounds, pictures = [*good_sounds(), header(data=bytes(640))], good_pictures()
+def check(status: int, message: str, place: str) -> None:
+    assert status in (200, 400, 413), (status, message)
+    assert status != 400 or place in message, message
+
+
+async def through_edge(chance: random.Random, good: dict[str, list[bytes]], files: int) -> bool:
     counts: collections.Counter[str] = collections.Counter()
-    slowest_s, half_bytes = 0.0, 0
+    watched = Watched(psutil.Process())
     with tempfile.TemporaryDirectory() as folder:
-        async with running(Path(folder), encoders=BOTH) as box:
+        async with running(Path(folder), encoders=ALL) as box:
             for at in range(files):
-                kind, seconds = await send(box, chance, sounds, pictures)
-                counts[kind] += 1
-                slowest_s = max(slowest_s, seconds)
-                if at == files // 2:
-                    half_bytes = psutil.Process().memory_info().rss
-            grown = psutil.Process().memory_info().rss - half_bytes
-            children = {child.pid: child.memory_info().rss for child in psutil.Process().children(recursive=True)}
-            last = await ask(box, sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)))
+                name, part = hostile_part(chance, good)
+                with watched.request(half=at == files // 2):
+                    answer = await ask(box, text("hello"), part)
+                check(answer.status, answer.message if answer.status == 400 else "", "messages[0].content[1]")
+                said = answer.headers.get("x-causeway-modalities", "refused").partition("=")[2] or "refused"
+                counts[f"{name} {said}"] += 1
+            children = [child.memory_info().rss for child in psutil.Process().children(recursive=True)]
+            last = await ask(box, sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello"))
             box.assert_nothing_leaks()
-    print(f"{files} files, seed {seed}: {dict(sorted(counts.items()))}")
-    print(f"slowest {slowest_s:.2f} s; daemon grew {grown / 1e6:.1f} MB in the second half")
-    print(f"children {[round(size / 1e6) for size in children.values()]} MB; then a good request: {last.status}")
-    return last.status == 200 and slowest_s < _BOUND_S and grown < _GROWTH_BYTES
+    print(f"edge: {files} files: {dict(sorted(counts.items()))}; children {[round(n / 1e6) for n in children]} MB")
+    return watched.report(last.status)
+
+
+async def through_gateway(chance: random.Random, good: dict[str, list[bytes]], files: int) -> bool:
+    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    pool = Command("triton", *ports, CAUSEWAY_TRITON_ENV=os.environ.get("CAUSEWAY_TRITON_ENV", str(TRITON)))
+    gateway = None
+    try:
+        grpc = pool.ready()["grpc"]
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "gateway.yaml").write_text(GATEWAY)
+            gateway = Command("serve", "--config", f"{folder}/gateway.yaml", "--triton", grpc)
+            url = gateway.ready()["url"] + "/chat/completions"
+            watched = Watched(psutil.Process(gateway.process.pid))
+            async with aiohttp.ClientSession() as session:
+                for at in range(files):
+                    _, part = hostile_part(chance, good)
+                    messages = [{"role": "user", "content": [text("hello"), part]}]
+                    with watched.request(half=at == files // 2):
+                        async with session.post(url, json={"model": "large", "messages": messages}) as answer:
+                            message = str((await answer.json())["error"]["message"])
+                    check(answer.status, message, "messages[0].content[1]")
+                hello = {"model": "large", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+                async with session.post(url, json=hello) as answer:
+                    last = answer.status
+        print(f"gateway: {files} files")
+        return watched.report(last)
+    finally:
+        for command in filter(None, (gateway, pool)):
+            command.stop()
+
+
+class Watched:
+    """The slowest answer of a daemon, and how much its process grew in the second half."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._half_bytes = 0
+        self._slowest_s = 0.0
+
+    @contextlib.contextmanager
+    def request(self, *, half: bool) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self._slowest_s = max(self._slowest_s, time.monotonic() - started)
+        if half:
+            self._half_bytes = self._process.memory_info().rss
+
+    def report(self, last: int) -> bool:
+        """Print the figures; return whether they are within their bounds. `last`: status of a good request."""
+        grown = self._process.memory_info().rss - self._half_bytes
+        print(
+            f"  slowest {self._slowest_s:.2f} s; grew {grown / 1e6:.1f} MB in the second half; then a good one: {last}"
+        )
+        return last == 200 and self._slowest_s < _BOUND_S and grown < _GROWTH_BYTES
+
+
+async def run(files: int, seed: int, daemons: tuple[str, ...]) -> bool:
+    good = {"sound": [*good_sounds(), header(data=bytes(640))], "picture": good_pictures(), "file": good_files()}
+    passed = True
+    for daemon in daemons:
+        through = through_edge if daemon == "edge" else through_gateway
+        passed &= await through(random.Random(seed), good, files)
+    return passed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bed.hostile_files", description=__doc__)
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--daemon", choices=("edge", "gateway"), action="append", help="by default both")
     arguments = parser.parse_args()
-    sys.exit(0 if asyncio.run(run(arguments.files, arguments.seed)) else 1)
+    daemons = tuple(arguments.daemon or ("edge", "gateway"))
+    sys.exit(0 if asyncio.run(run(arguments.files, arguments.seed, daemons)) else 1)
 
 
 if __name__ == "__main__":

@@ -283,6 +283,25 @@ async def test_invalid_request_gets_its_status_and_code(
         assert reply.status == 200
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64,PHN2Zz4="}},
+        {"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+    ],
+)
+async def test_a_part_is_refused_by_its_place_before_any_tier_is_asked(
+    http: aiohttp.ClientSession, part: dict[str, object]
+) -> None:
+    """Also where the tier is down: no attempt is made."""
+    messages = [*ASK, {"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}]
+    for model in ("large", "absent"):
+        async with http.post("/v1/chat/completions", json={"model": model, "messages": messages}) as reply:
+            error = (await reply.json())["error"]
+        assert (reply.status, error["code"], error["param"]) == (400, "unsupported_feature", "messages[1].content[1]")
+
+
 async def test_error_of_a_too_long_prompt_names_its_length_and_the_limit(http: aiohttp.ClientSession) -> None:
     async with http.post("/v1/completions", json={"model": "large", "prompt": "word " * 9000}) as reply:
         message = (await reply.json())["error"]["message"]

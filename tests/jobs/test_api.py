@@ -275,6 +275,14 @@ async def test_a_jobs_priority_is_bounded_by_its_token(http: aiohttp.ClientSessi
         assert [(status, job["priority"]) for status, job in (by_body, by_header)] == [(202, priority)] * 2
 
 
+async def test_a_job_with_a_part_that_no_tier_takes_is_refused_at_once(http: aiohttp.ClientSession) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    status, body = await submit(http, CHAT | {"messages": [{"role": "user", "content": [image]}]})
+    assert (status, body["error"]["code"], body["error"]["param"]) == (  # type: ignore[index]
+        400, "unsupported_feature", "messages[0].content[0]",
+    )  # fmt: skip
+
+
 async def test_a_job_uses_the_models_and_content_of_its_token_only(http: aiohttp.ClientSession) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     seeing = [{"role": "user", "content": [image]}]

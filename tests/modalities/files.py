@@ -80,6 +80,22 @@ def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
+HOSTILE_TEXTS: dict[str, bytes] = {
+    "empty": b"",
+    "white space only": b" \r\n\t",
+    "PDF": b"%PDF-1.7\n",
+    "ZIP": b"PK\x03\x04" + bytes(64),
+    "program": b"\x7fELF" + bytes(64),
+    "SVG": b"<?xml version='1.0'?><SVG xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></SVG>",
+    "Latin-1": "Müller".encode("latin-1"),
+    "a zero between letters": b"hello\0world",
+    "escape codes of a terminal": b"hello \x1b[2J",
+    "half a character of UTF-16": "hello".encode("utf-16")[:-1],
+    "WAV": wav(tone(0.01)),
+    "too long": b"a" * 70_000,
+}
+
+
 HOSTILE_PICTURES: dict[str, bytes] = {
     "empty": b"",
     "text": b"hello, this is no picture",

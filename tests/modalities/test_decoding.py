@@ -12,8 +12,10 @@ import pytest
 from models.modalities.process.messages import (
     DecodePicture,
     DecodeSound,
+    MeasurePicture,
     PartLimits,
     Picture,
+    PictureSize,
     Refusal,
     Sound,
     WorkerSpec,
@@ -131,6 +133,13 @@ async def test_hostile_pictures_are_refused_and_the_next_good_one_is_decoded(dec
         assert "Send" in str(refusal.value) or "Save" in str(refusal.value), name
         assert (await picture(decoder, png(8, 4))).shape == (4, 8, 3), name
     assert decoder.starts == 1
+
+
+@needs_pillow
+async def test_a_picture_is_measured_by_what_its_file_declares_without_its_pixels(decoder: WorkerProcess) -> None:
+    assert await decoder.run(MeasurePicture(png(640, 480, compressed=b"")), soon()) == PictureSize(640, 480)
+    with pytest.raises(Refusal, match="megapixels"):
+        await decoder.run(MeasurePicture(HOSTILE_PICTURES["declares 4 gigapixels"]), soon())
 
 
 @needs_pillow

@@ -33,7 +33,8 @@ def test_a_box_without_the_extras_or_with_the_encoders_off_has_no_finding(config
 
 def test_a_missing_and_an_altered_model_are_named_with_what_to_do(config: Config, tmp_path: Path) -> None:
     missing, pictures = check_encoders(config, lambda _: True)
-    assert (missing.level, pictures.level) == ("warn", "ok")
+    assert (missing.level, pictures.level) == ("warn", "warn")
+    assert "causeway-models pull pictures" in pictures.advice
     assert "causeway-models pull speech" in missing.advice
     add_speech(tmp_path)
     assert next(check_encoders(config, lambda _: True)).level == "ok"

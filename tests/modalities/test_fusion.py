@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -121,6 +122,21 @@ async def test_typed_text_a_sound_and_a_picture_are_fused_in_their_order_with_th
         assert COMMAND in heard
 
 
+@needs_pillow
+async def test_branches_of_one_request_run_at_the_same_time(tmp_path: Path) -> None:
+    """Each encoder waits for the other one: one after the other they would end in a timeout."""
+    place = tmp_path / "meeting"
+    place.mkdir()
+    meeting = {
+        kind: msgspec.structs.replace(spec, options=spec.options | {"fault": "meet", "folder": str(place)})
+        for kind, spec in BOTH.items()
+    }
+    parts = ModalitiesConfig(audio_timeout_s=WAIT_S, image_timeout_s=WAIT_S)
+    async with running(tmp_path, encoders=meeting, parts=parts) as box:
+        answer = await ask(box, picture(), sound())
+        assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
+
+
 async def test_a_sound_in_which_nobody_speaks_is_a_clear_error_alone_and_a_fact_beside_text(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH) as box:
         alone = await ask(box, sound(SILENCE))
@@ -168,10 +184,32 @@ async def assert_left_out(box: Box, send: Callable[..., Awaitable[Answer]], stat
     box.assert_nothing_leaks()
 
 
+@needs_pillow
+async def test_a_policy_may_answer_from_the_first_branch_that_is_ready(tmp_path: Path) -> None:
+    policy = POLICY.replace("edge-first\n    use", "edge-first\n    wait_for: first\n    use")
+    encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND), "image": encoder("", "hang")}
+    parts = ModalitiesConfig(image_timeout_s=WAIT_S)
+    async with running(tmp_path, policy=policy, encoders=encoders, parts=parts) as box:
+        answer = await ask(box, picture(), sound())
+        assert answer.headers["x-causeway-modalities"] == "audio=ok,image=skipped"
+        assert answer.headers["x-causeway-degraded"] == "true"
+        assert COMMAND in texts(prompt(box.engine))[1]
+        record = await box.record(answer)
+        assert {part.modality: part.status for part in record.parts} == {"audio": "ok", "image": "skipped"}
+        assert record.decision is not None
+        plan = record.decision.attempts[0]
+        assert (plan.facts, plan.fusion, plan.wait_for) == (("audio", "image"), "late", "first")
+        body = {"model": "auto", "messages": [{"role": "user", "content": [picture()]}]}
+        async with box.session.post("/v1/route", json=body) as response:
+            planned = (await response.json())["decision"]["attempts"][0]
+        assert (planned["facts"], planned["fusion"], planned["wait_for"]) == (["image"], "late", "first")
+        box.assert_nothing_leaks()
+
+
 async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp_path: Path) -> None:
     url: dict[str, object] = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
     cases: list[tuple[dict[str, object], str, str]] = [
-        (sound(b"nonsense"), "input_audio.data", "no WAV"),
+        (sound(b"nonsense"), "input_audio.data", "Send WAV"),
         (sound(b""), "input_audio.data", "empty"),
         ({"type": "input_audio", "input_audio": {"data": "%%%", "format": "wav"}}, "input_audio.data", "base64"),
         (url, "image_url.url", "nothing is fetched"),

@@ -50,7 +50,10 @@ class Scripted:
 
 
 class TinyEncoder:
-    """Hears and reads what `options` say, or dies, or hangs until the file `until` is there; zeros are silence."""
+    """Hears and reads what `options` say, in `pace_s`, or dies, or hangs until the file `until` is there.
+
+    A sound of zeros is silence. `meet`: it waits for the worker of the other kind.
+    """
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._options = spec.options
@@ -64,6 +67,12 @@ class TinyEncoder:
             awake = self._options.get("until")
             while not link.cancelled and not (awake and Path(awake).exists()):
                 time.sleep(0.01)
+        if fault == "meet":
+            folder, kind = Path(self._options["folder"]), type(job).__name__
+            (folder / kind).touch()
+            while len(list(folder.iterdir())) < 2 and not link.cancelled:
+                time.sleep(0.01)
+        time.sleep(float(self._options.get("pace_s", "0")))
         if isinstance(job, Transcribe) and not any(job.sound.samples):
             return Found(Fact("", 1.0))
         text = self._options["text"]

@@ -9,7 +9,7 @@ from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifa
 from router.types import Modality
 
 from ...config.schema import Config
-from ...modalities.boxed import SPEECH_MODEL, is_installed
+from ...modalities.boxed import PICTURES_MODEL, SPEECH_MODEL, is_installed
 from .finding import Finding, fail, ok, warn
 
 
@@ -24,7 +24,7 @@ def check_encoders(config: Config, installed: Callable[[Modality], bool] = is_in
     if installed("audio"):
         yield _check_speech([Path(folder) for folder in config.engine.model_dirs])
     if installed("image"):
-        yield ok("pictures", "text in pictures is read; the models are in the package")
+        yield _check_pictures([Path(folder) for folder in config.engine.model_dirs])
 
 
 def _check_speech(folders: list[Path]) -> Finding:
@@ -37,3 +37,15 @@ def _check_speech(folders: list[Path]) -> Finding:
     except ArtifactError as error:
         return fail("speech", str(error), f"delete the folder, then {pull}")
     return ok("speech", f"{speech.manifest.note}, SHA-256 matches ({speech.path})")
+
+
+def _check_pictures(folders: list[Path]) -> Finding:
+    pull = f"`causeway-models pull {PICTURES_MODEL}`"
+    try:
+        pictures = find_artifact(PICTURES_MODEL, folders)
+        verify_artifact(pictures)
+    except ArtifactNotFound:
+        return warn("pictures", "text in pictures is read; the model that tells what they show is not here", pull)
+    except ArtifactError as error:
+        return fail("pictures", str(error), f"delete the folder, then {pull}")
+    return ok("pictures", f"text is read; {pictures.manifest.note}, SHA-256 matches ({pictures.path})")

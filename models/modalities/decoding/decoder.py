@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from ..process.child import Link
-from ..process.messages import DecodePicture, DecodeSound, Refusal, WorkerJob, WorkerResult, WorkerSpec
+from ..process.messages import (
+    DecodePicture,
+    DecodeSound,
+    DecodeText,
+    MeasurePicture,
+    Refusal,
+    WorkerJob,
+    WorkerResult,
+    WorkerSpec,
+)
 
 
 class PartDecoder:
-    """Decodes sound and pictures within `spec.limits`."""
+    """Decodes sound, pictures and text within `spec.limits`."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._limits = spec.limits
@@ -21,4 +30,12 @@ class PartDecoder:
             from .pictures import decode_picture
 
             return decode_picture(job.data, self._limits)
+        if isinstance(job, DecodeText):
+            from .texts import decode_text
+
+            return decode_text(job.data, self._limits.text_bytes)
+        if isinstance(job, MeasurePicture):
+            from .pictures import measure_picture
+
+            return measure_picture(job.data, self._limits)
         raise Refusal(f"a decoder cannot {type(job).__name__}")

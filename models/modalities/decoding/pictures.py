@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from PIL import Image, ImageOps
 
-from ..process.messages import PartLimits, Picture, Refusal
+from ..process.messages import PartLimits, Picture, PictureSize, Refusal
+
+_R = TypeVar("_R")
 
 # The first bytes of a file, and Pillow's name of the only decoder that may read it.
 _KINDS: Mapping[bytes, str] = {
@@ -34,13 +37,28 @@ def decode_picture(data: bytes, limits: PartLimits) -> Picture:
     Raises:
         Refusal: it is no such picture, broken, animated, or declares more than `limits.pixels`.
     """
+    return _opened(data, limits, _pixels)
+
+
+def measure_picture(data: bytes, limits: PartLimits) -> PictureSize:
+    """Return the size that the file declares; no pixel is decoded.
+
+    Raises:
+        Refusal: it is no such picture, or declares more than `limits.pixels`.
+    """
+    return _opened(data, limits, _size)
+
+
+def _opened(data: bytes, limits: PartLimits, use: Callable[[Image.Image, PartLimits], _R]) -> _R:
     kind = _kind_of(data)
     Image.MAX_IMAGE_PIXELS = limits.pixels
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(io.BytesIO(data), formats=(kind,)) as image:
-                return _pixels(image, limits)
+                if image.width * image.height > limits.pixels:
+                    raise _too_large(limits)
+                return use(image, limits)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise _too_large(limits) from None
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError) as error:
@@ -60,9 +78,11 @@ def _kind_of(data: bytes) -> str:
     return kind
 
 
+def _size(image: Image.Image, _: PartLimits) -> PictureSize:
+    return PictureSize(image.width, image.height)
+
+
 def _pixels(image: Image.Image, limits: PartLimits) -> Picture:
-    if image.width * image.height > limits.pixels:
-        raise _too_large(limits)
     if getattr(image, "n_frames", 1) > 1:
         raise Refusal("it is animated. Send a single frame")
     image.draft("RGB", (limits.side, limits.side))  # a JPEG decoder then skips what scaling would drop

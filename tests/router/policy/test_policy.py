@@ -224,6 +224,11 @@ MISTAKES = {
         (7, 60, "routes[0].handoff.after_tokens"),
         "0 is less than 1",
     ),
+    "a fusion that no engine has": (
+        routes("{name: a, use: [small], fusion: early}"),
+        (7, 29, "routes[0].fusion"),
+        "write `late`",
+    ),
     "a handoff at more than all": (
         routes("{name: a, use: [small, large], handoff: {after_tokens: 8, below: 1.5}}"),
         (7, 70, "routes[0].handoff.below"),

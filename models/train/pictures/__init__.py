@@ -1,0 +1,1 @@
+"""A picture classifier from published weights: `torch_file` reads them without torch, `efficientnet` writes ONNX."""

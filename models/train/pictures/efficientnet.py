@@ -1,0 +1,139 @@
+"""EfficientNet-Lite (Tan & Le 2019, without squeeze-and-excitation) from its PyTorch weights to one ONNX graph.
+
+The graph takes upright pixels as they leave the decoder, and gives what a picture shows and a feature vector. Batch
+normalisation is folded into the convolutions. Names of the weights: those of efficientnet_lite_pytorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ...catalog.artifact import ArtifactError
+from ..signals.onnx_writer import FLOAT, UINT8, Attribute, Constant, Node, Port, write_onnx
+from .torch_file import read_tensors
+
+Weights = Mapping[str, NDArray[np.float32]]
+
+LITE0: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
+"""Stages: the number of blocks, and the stride of the first one. All other sizes are those of the weights."""
+SIDE = 224  # pixels of the square that the network was trained on
+LABELS_KEY = "labels"  # of the metadata: one label per line
+_EPSILON = 1e-3  # of batch normalisation
+_MEAN, _SCALE = 127.0, 128.0  # of the pixels
+_NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+def write_classifier(
+    weights: Weights, labels: Sequence[str], target: Path, stages: Sequence[tuple[int, int]] = LITE0, side: int = SIDE
+) -> None:
+    """Write the ONNX file `target`: ``pixels`` uint8 [side, side, 3] → ``probabilities`` [labels], ``features`` [n].
+
+    Raises:
+        ArtifactError: a weight is missing, or the labels are not as many as the classes.
+    """
+    graph = _Graph(weights)
+    try:
+        features = graph.build(stages)
+        classes = len(weights["_fc.bias"])
+    except KeyError as error:
+        raise ArtifactError(f"no EfficientNet-Lite: the weight {error} is missing") from None
+    if classes != len(labels):
+        raise ArtifactError(f"{len(labels)} labels for {classes} classes")
+    write_onnx(
+        target,
+        "efficientnet_lite",
+        graph.nodes,
+        inputs=[Port("pixels", UINT8, [side, side, 3])],
+        outputs=[Port("probabilities", FLOAT, [classes]), Port("features", FLOAT, [features])],
+        constants=graph.constants,
+        metadata={LABELS_KEY: "\n".join(labels)},
+    )
+
+
+def convert(weights: Path, labels: Path, target: Path) -> None:
+    """Write EfficientNet-Lite0 as ONNX. Raises ArtifactError.
+
+    Args:
+        weights: a file of torch with the state of efficientnet_lite_pytorch's model.
+        labels: a JSON list, in the order of the classes.
+    """
+    try:
+        names = msgspec.json.decode(labels.read_bytes(), type=list[str])
+    except msgspec.DecodeError as error:
+        raise ArtifactError(f"{labels}: no list of labels ({error})") from error
+    write_classifier(read_tensors(weights), names, target)
+
+
+class _Graph:
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Constant] = {
+            "mean": np.array(_MEAN, np.float32),
+            "scale": np.array(_SCALE, np.float32),
+            "zero": np.array(0.0, np.float32),
+            "six": np.array(6.0, np.float32),
+            "first": np.array([0], np.int64),
+        }
+
+    def build(self, stages: Sequence[tuple[int, int]]) -> int:
+        """Add all nodes; return the number of features. Raises KeyError."""
+        value = self._add("Cast", ["pixels"], {"to": FLOAT})
+        value = self._add("Div", [self._add("Sub", [value, "mean"]), "scale"])
+        value = self._add("Unsqueeze", [self._add("Transpose", [value], {"perm": [2, 0, 1]}), "first"])
+        value = self._relu6(self._convolution(value, "_conv_stem", "_bn0", stride=2))
+        number = 0
+        for blocks, first_stride in stages:
+            for at in range(blocks):
+                value = self._block(value, f"_blocks.{number}", first_stride if at == 0 else 1)
+                number += 1
+        value = self._relu6(self._convolution(value, "_conv_head", "_bn1"))
+        flat = self._add("Flatten", [self._add("GlobalAveragePool", [value])])
+        self.constants |= {"fc.weight": self._weights["_fc.weight"], "fc.bias": self._weights["_fc.bias"]}
+        scores = self._add("Gemm", [flat, "fc.weight", "fc.bias"], {"transB": 1})
+        self._add("Squeeze", [self._add("Softmax", [scores]), "first"], output="probabilities")
+        self._add("Squeeze", [flat, "first"], output="features")
+        return int(self._weights["_fc.weight"].shape[1])
+
+    def _block(self, value: str, name: str, stride: int) -> str:
+        """An inverted residual block: expand, filter each channel, project."""
+        before = value
+        if f"{name}._expand_conv.weight" in self._weights:
+            value = self._relu6(self._convolution(value, f"{name}._expand_conv", f"{name}._bn0"))
+        value = self._relu6(
+            self._convolution(value, f"{name}._depthwise_conv", f"{name}._bn1", stride=stride, depthwise=True)
+        )
+        value = self._convolution(value, f"{name}._project_conv", f"{name}._bn2")
+        inputs = self._weights[f"{name}._depthwise_conv.weight"].shape[0]
+        if f"{name}._expand_conv.weight" in self._weights:
+            inputs = self._weights[f"{name}._expand_conv.weight"].shape[1]
+        same = stride == 1 and inputs == self._weights[f"{name}._project_conv.weight"].shape[0]
+        return self._add("Add", [value, before]) if same else value
+
+    def _convolution(self, value: str, name: str, norm: str, *, stride: int = 1, depthwise: bool = False) -> str:
+        kernel = self._weights[f"{name}.weight"]
+        scale, shift, mean, variance = (self._weights[f"{norm}.{part}"] for part in _NORM)
+        factor = scale / np.sqrt(variance + _EPSILON)
+        self.constants[f"{name}.w"] = (kernel * factor[:, None, None, None]).astype(np.float32)
+        self.constants[f"{name}.b"] = (shift - mean * factor).astype(np.float32)
+        side = kernel.shape[-1]
+        attributes: dict[str, Attribute] = {
+            "auto_pad": "SAME_UPPER",  # as TensorFlow pads
+            "kernel_shape": [side, side],
+            "strides": [stride, stride],
+            "group": kernel.shape[0] if depthwise else 1,
+        }
+        return self._add("Conv", [value, f"{name}.w", f"{name}.b"], attributes)
+
+    def _relu6(self, value: str) -> str:
+        return self._add("Clip", [value, "zero", "six"])
+
+    def _add(self, op: str, inputs: Sequence[str], attributes: Mapping[str, Attribute] = {}, output: str = "") -> str:
+        output = output or f"{op.lower()}{len(self.nodes)}"
+        self.nodes.append(Node(op, inputs, [output], attributes))
+        return output

@@ -1,0 +1,36 @@
+"""`python -m tests.bench.modalities paced | real | invoice`: what a request with a sound and a picture costs.
+
+- paced: encoders that take a given time, the shipped assistant; needs Pillow (extra `pictures`)
+- real: Whisper, PP-OCRv4 and a brought model; needs the extras, `causeway-models pull speech` and espeak-ng
+- invoice: a rendered and a distorted invoice (synthetic), a typed and a spoken question, a stalled branch; as `real`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from . import invoice, side_by_side
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.modalities", description=__doc__)
+    parser.add_argument("what", choices=("paced", "real", "invoice"))
+    parser.add_argument("--model", default="qwen-05b", help="a brought model that answers in words")
+    parser.add_argument("--models", type=Path, action="append", default=[], help="folder of brought models")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--espeak", default="espeak-ng", help="command of espeak-ng, with its options")
+    arguments = parser.parse_args()
+    if arguments.what == "paced":
+        holds = asyncio.run(side_by_side.paced(arguments.rounds))
+    elif arguments.what == "real":
+        holds = asyncio.run(side_by_side.real(arguments.model, arguments.models, arguments.espeak, arguments.rounds))
+    else:
+        holds = asyncio.run(invoice.run(arguments.model, arguments.models, arguments.espeak))
+    sys.exit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    main()
