@@ -29,6 +29,7 @@ from .http.listener import Listener
 from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
 from .http.request_admission import RequestAdmission
+from .http.request_runner import RequestRunner
 from .http.server import Server
 from .jobs.config import with_shared_redis
 from .jobs.gateway import JobsGateway
@@ -36,6 +37,7 @@ from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .serving.service import Service, nothing_stale
+from .sessions.sessions import Sessions
 
 _log = logging.getLogger("causeway.cloud")
 
@@ -73,6 +75,10 @@ class App:
         return f"{self._listener.url}/v1"
 
     @property
+    def sessions(self) -> Sessions:
+        return self._server.sessions
+
+    @property
     def operator_url(self) -> str:
         return self._operator.url
 
@@ -88,6 +94,7 @@ class App:
         self._tasks.start_soon(self._serving.lag.watch)
         self._tasks.start_soon(self._serving.heartbeat.watch)
         self._caching_service.start(self._tasks)
+        self.sessions.start(self._tasks)
         await self._accounts.prepare()
         await self._operator.start()
         await self._listener.start()
@@ -102,6 +109,7 @@ class App:
 
     async def stop(self) -> None:
         """Close the listeners and cancel the background tasks: their task group may then be left."""
+        await self.sessions.close()
         await self._listener.close()
         await self._operator.close()
         self._tasks.cancel_scope.cancel()
@@ -188,11 +196,13 @@ def build_server(
         critical_tenants=config.degradation.critical_tenants,
         tracing=tracing,
     )
+    runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
     return Server(
         admission,
-        GenerationRoutes(admission, service, caching_service, accounts.ledger, metrics),
+        GenerationRoutes(admission, runner),
         InfoRoutes(tiers, readiness, created=int(time.time())),
         bodies,
+        Sessions(config.realtime, accounts.authenticator, admission, runner, metrics.registry),
         jobs=(lambda _: None) if jobs is None else jobs.api.handler,
         as_job=None if jobs is None else jobs.api.respond_async,
     )

@@ -113,6 +113,20 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(parse_endpoint_address(text) for text in self.endpoints or (self.triton,))
 
 
+class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Live sessions over WebSocket."""
+
+    max_sessions: Positive = 1024  # live sessions of this gateway; one more is 429, unless a cut one gives way
+    max_items: Annotated[int, Meta(ge=2)] = 256  # items of a session's conversation; the oldest ones give way
+    # size of a session's conversation; a client's event may have twice as much
+    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
+    replay_bytes: Count = 256 * 1024  # sent events that are kept for a connection that is cut
+    # how long a session whose connection was cut can be resumed, its running answer going on; 0: it ends at once
+    resume_s: Pause = 30.0
+    idle_s: Seconds = 900.0  # a session without an event of its client and without an answer ends after this time
+    ping_s: Annotated[float, Meta(ge=1)] = 20.0  # between pings; a client that is silent for half of it then is gone
+
+
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
     # share of the requests without a trace context that are traced
@@ -133,6 +147,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: JobsConfig = JobsConfig()
     streams: StreamsConfig = StreamsConfig()
     cache: CacheConfig = CacheConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
     tracing: TracingConfig = TracingConfig()
     audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none
     # level: debug, info, warning or error; none of them logs prompts or answers

@@ -19,7 +19,7 @@ from ..config.tiers import Tier
 from ..observability.tracing import Tracing
 from ..serving.request_context import RequestContext
 from .body_memory import BodyMemory
-from .request_reader import read_body, read_headers
+from .request_reader import RequestHeaders, read_body, read_headers
 
 Parse = Callable[[bytes, RoutingHints], Request]
 
@@ -61,6 +61,10 @@ class RequestAdmission:
         """Raises AuthenticationFailed or IdentityUnavailable."""
         return self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
 
+    def check_model(self, model: str, principal: Principal) -> None:
+        """Raises ModelNotFound or ModelNotAllowed."""
+        find_tier(self._tiers, model, self.allowed(principal))
+
     def allowed(self, principal: Principal) -> AllowedTiers:
         """Return the tiers that the caller may use."""
         return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
@@ -76,7 +80,28 @@ class RequestAdmission:
         max_bytes, timeout_s = limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s
         body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
-        allowed = self.allowed(principal)
+        return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
+
+    async def admit_parsed(
+        self,
+        parsed: Request,
+        inbound: RequestHeaders,
+        size_bytes: int,
+        principal: Principal,
+        arrived_at: float,
+        entry: LedgerEntry,
+    ) -> RequestContext:
+        """Check a request against its tier and the limits of its tenant, and reserve its cost. Raises CausewayError.
+
+        Args:
+            parsed: the request.
+            inbound: its headers.
+            size_bytes: of its body.
+            principal: its caller.
+            arrived_at: monotonic time in seconds.
+            entry: of the request.
+        """
+        limits, allowed = self._ledger.limits(principal), self.allowed(principal)
         tier = find_tier(self._tiers, parsed.model, allowed)
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)
@@ -85,7 +110,7 @@ class RequestAdmission:
         tier.check_sequences(request)
         deadline_s = self._deadline_s(request)
         await self._ledger.admit(
-            entry, principal, request, len(body), max_tokens=tier.max_tokens, lifetime_s=deadline_s
+            entry, principal, request, size_bytes, max_tokens=tier.max_tokens, lifetime_s=deadline_s
         )
         return RequestContext(
             id=inbound.id,
@@ -97,7 +122,7 @@ class RequestAdmission:
             trace=None if self._tracing is None else self._tracing.begin(request, inbound.id, inbound.traceparent),
             tenant=principal.tenant,
             weight=limits.weight,
-            tokens=len(body) / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
+            tokens=size_bytes / BYTES_PER_TOKEN * request.n / request.sequences + _answer_tokens(request, tier),
             critical=(inbound.critical and principal.grants.critical) or principal.tenant in self._critical_tenants,
             allowed_tiers=allowed,
         )

@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from router.errors import CausewayError, MethodNotAllowed, NotFound
 
 from ..observability.logs import REQUEST, redacted
+from ..sessions.sessions import Sessions
 from .body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
@@ -30,6 +31,7 @@ class Server:
         generations: routes that generate.
         info: models and health.
         bodies: bounds the bodies in memory.
+        sessions: live sessions.
         jobs: returns the handler of a job route, or None for any other path.
         as_job: answers a request with the header `Prefer`; None where that asks for nothing.
     """
@@ -40,6 +42,7 @@ class Server:
         generations: GenerationRoutes,
         info: InfoRoutes,
         bodies: BodyMemory,
+        sessions: Sessions,
         *,
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         as_job: AsJob | None = None,
@@ -47,6 +50,7 @@ class Server:
         self._admission = admission
         self._info = info
         self._bodies = bodies
+        self.sessions = sessions
         self._jobs = jobs
         self._as_job = as_job
         self._routes: Mapping[str, tuple[str, Handler]] = {
@@ -55,6 +59,7 @@ class Server:
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
             "/v1/models": (hdrs.METH_GET, self._models),
+            "/v1/realtime": (hdrs.METH_GET, sessions.connect),
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
@@ -65,8 +70,9 @@ class Server:
         return self._info.draining
 
     def begin_draining(self) -> None:
-        """Accept no new requests; /readyz reports it."""
+        """Accept no new requests, and end live sessions after their answers; /readyz reports it."""
         self._info.draining = self._admission.draining = True
+        self.sessions.drain()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""

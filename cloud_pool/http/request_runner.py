@@ -1,0 +1,160 @@
+"""One request from its admission to its outcome, whoever delivers its answer: an HTTP response, or a live session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
+from typing import Protocol, TypeVar, cast
+
+from aiohttp import web
+
+from router.errors import CausewayError, ClientGone
+from router.types import Chunk, Usage
+
+from ..accounts.ledger import Ledger, LedgerEntry
+from ..cache.caching_service import CachingService
+from ..cache.single_flight.reply import Reply
+from ..observability.logs import redacted
+from ..observability.metrics import Metrics
+from ..observability.tracing import Trace
+from ..serving.request_context import AnswerHead, RequestContext
+from ..serving.service import Service
+from .request_metrics import RequestMetrics
+from .responses import BrokenStream, OnChunk, embedding_response
+
+_log = logging.getLogger("causeway.cloud.server")
+Delivered = TypeVar("Delivered", covariant=True)
+
+
+class Delivery(Protocol[Delivered]):
+    """Delivers one answer to its client."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the client has the whole answer, though perhaps not its last byte."""
+        ...
+
+    async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> Delivered:
+        """Deliver all chunks; `on_chunk` gets each one before it is sent. Raises CausewayError or BrokenStream."""
+        ...
+
+
+class RequestRunner:
+    """Runs requests on the service, with exactly one outcome for each.
+
+    Args:
+        service: makes embeddings.
+        caching_service: answers everything else.
+        ledger: usage and audit records.
+        metrics: the process's metrics.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        caching_service: CachingService,
+        ledger: Ledger,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._service = service
+        self._caching_service = caching_service
+        self._ledger = ledger
+        self._metrics = metrics
+
+    @contextmanager
+    def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
+        """One request's entry in the ledger, closed at the end, or with the shared generation that answers it."""
+        entry = self._ledger.open(route, headers)
+        entry.id = request_id
+        try:
+            yield entry
+        finally:
+            if not entry.closes_later:
+                self._ledger.close(entry)
+
+    def refuse(self, entry: LedgerEntry, error: CausewayError) -> None:
+        """Count a request that was not admitted."""
+        entry.outcome = error.code
+        self._metrics.count_rejected(error.code)
+
+    async def run(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, delivery: Delivery[Delivered]
+    ) -> Delivered | web.StreamResponse:
+        """Answer an admitted request. Raises CausewayError. Returns what delivered it, a broken answer too."""
+        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
+        reply, answer = self._caching_service.reply(context, measured.first_token)
+        outcome = ClientGone.code  # if the handler is cancelled
+        try:
+            async with aclosing(answer) as pieces:
+                head = await anext(pieces)
+                assert isinstance(head, AnswerHead)
+                entry.tier = measured.tier = head.tier
+                entry.response_headers = dict(head.headers)
+                chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
+                delivered = await delivery.deliver(head, chunks, partial(measured.on_chunk, reply))
+            outcome = "ok"
+            return delivered
+        except BrokenStream as broken:
+            outcome = broken.error.code
+            if isinstance(broken.__cause__, CausewayError):
+                _log.info("%s: the answer broke: %s", context.id, outcome)
+            else:
+                _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(broken))
+            return broken.response
+        except asyncio.CancelledError:
+            if delivery.finished:
+                outcome = "ok"  # the client left without waiting for the stream's end: it has its answer
+            raise
+        except CausewayError as error:
+            outcome = error.code
+            if error.status >= 500:
+                _log.warning("%s: %s: %s", context.id, measured.tier, error.code)
+            raise
+        except Exception:
+            outcome = CausewayError.code
+            raise
+        finally:
+            self._settle(entry, reply, measured, outcome, context.trace)
+
+    async def embed(self, entry: LedgerEntry, context: RequestContext, arrived_at: float) -> web.StreamResponse:
+        """Answer an admitted request for embeddings. Raises CausewayError."""
+        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
+        reply = Reply(measured.first_token, "")
+        outcome = ClientGone.code  # if the handler is cancelled
+        try:
+            head, embeddings = await self._service.embed(context)
+            measured.on_chunk(reply, Chunk(usage=embeddings.usage))
+            entry.response_headers = dict(head.headers)
+            headers = {"x-request-id": context.id, **entry.response_headers}
+            response = embedding_response(context.request, embeddings, head.tier, headers)
+            outcome = "ok"
+            return response
+        except CausewayError as error:
+            outcome = error.code
+            raise
+        finally:
+            self._settle(entry, reply, measured, outcome, context.trace)
+
+    def _settle(
+        self, entry: LedgerEntry, reply: Reply, measured: RequestMetrics, outcome: str, trace: Trace | None
+    ) -> None:
+        entry.outcome, entry.cache, entry.billable = outcome, reply.status, reply.billable
+        measured.stop()
+
+        def on_usage(usage: Usage) -> None:
+            entry.usage = usage
+            measured.record(outcome, usage)
+            if trace is not None:
+                trace.end(tier=measured.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
+            if entry.closes_later:
+                self._ledger.close(entry)
+
+        entry.closes_later = not reply.settle(measured.usage, on_usage)

@@ -1,0 +1,169 @@
+"""One live session: its connection, while it has one, and the response that is being generated.
+
+A cut connection leaves the session without one: the running answer goes on, until its events fill the bound, and waits
+there. Sends never wait for the peer: what it does not read stays in the session's log, and those that produce wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.abc
+
+from router.errors import CausewayError, ClientGone
+from router.realtime import CancelResponse, CloseCode, RealtimeSession, StartResponse
+
+from .socket import RealtimeSocket
+
+Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
+UNSENT_BYTES = 64 * 1024
+"""Events that a session holds for a client that is behind, before what makes them waits."""
+
+
+class LiveSession:
+    """Couples a session with its connection and its running response.
+
+    Args:
+        session: the state, and the events for the client.
+        client: its tenant and device; nobody else may resume it.
+        tasks: the parent of its tasks, which outlive a connection.
+        answer: answers a response as a request of the gateway.
+        on_answered: called after each answer, however it ended.
+        stalled_s: a peer that reads nothing for so long is disconnected.
+        now: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        session: RealtimeSession,
+        client: str,
+        tasks: anyio.abc.TaskGroup,
+        answer: Answer,
+        on_answered: Callable[[LiveSession], None],
+        *,
+        stalled_s: float,
+        now: Callable[[], float],
+    ) -> None:
+        self.session = session
+        self.client = client
+        self.changed_at = now()
+        """When the client last did something, an answer ended, or the connection was cut; monotonic seconds."""
+        self._tasks = tasks
+        self._answer = answer
+        self._on_answered = on_answered
+        self._stalled_s = stalled_s
+        self._now = now
+        self._socket: RealtimeSocket | None = None
+        self._running: anyio.CancelScope | None = None
+        self._pumping = False
+        self._has_room = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is being generated."""
+        return self._running is not None
+
+    # --- the connection ----------------------------------------------------------------------------------------------
+
+    def attach(self, socket: RealtimeSocket) -> None:
+        """Go on over this connection; an earlier one is closed."""
+        if self._socket is not None:
+            self._socket.close(CloseCode.TAKEN_OVER)
+        self._socket = socket
+        self._send()
+
+    def answer_with(self, answer: Answer) -> None:
+        """Answer later responses so: for another token of the client."""
+        self._answer = answer
+
+    def detach(self, socket: RealtimeSocket) -> bool:
+        """Go on without a connection. Returns False if `socket` is no longer the session's."""
+        if self._socket is not socket:
+            return False
+        self._socket = None
+        self.changed_at = self._now()
+        return True
+
+    async def receive(self, frame: bytes) -> None:
+        """Take one event of the client; waits while it reads too little."""
+        self.changed_at = self._now()
+        effect = self.session.receive(frame)
+        if isinstance(effect, StartResponse):
+            self._running = anyio.CancelScope()
+            self._tasks.start_soon(self._run, effect, self._running)
+        elif isinstance(effect, CancelResponse):
+            self.stop()
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Send new events; waits while the client is far behind, or away with many events unsent."""
+        self._send()
+        while self.session.log.unsent_bytes > UNSENT_BYTES:
+            self._has_room.clear()
+            await self._has_room.wait()
+
+    def _send(self) -> None:
+        socket, log = self._socket, self.session.log
+        if socket is None or not socket.is_open:
+            return
+        while not socket.is_behind and (event := log.take()) is not None:
+            socket.write(event)
+        if log.unsent_bytes <= UNSENT_BYTES:
+            self._has_room.set()
+        if log.unsent_bytes and not self._pumping:
+            self._pumping = True
+            self._tasks.start_soon(self._pump, socket)
+
+    async def _pump(self, socket: RealtimeSocket) -> None:
+        """Wait for a peer that is behind, and send on. One that reads nothing is disconnected."""
+        try:
+            await socket.drained(self._stalled_s)
+        except TimeoutError:
+            self.detach(socket)
+            socket.close(CloseCode.TOO_SLOW)
+        except ConnectionError:
+            pass  # the connection's own task detaches it
+        finally:
+            self._pumping = False
+        self._send()
+
+    # --- the response ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Cancel the running answer: the work stops within a decode step."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    def end(self, code: CloseCode, error: CausewayError | None = None) -> None:
+        """End the session: stop the answer, tell the client, close the connection."""
+        self.stop()
+        if error is not None:
+            self.session.report(error)
+        self._send()
+        if self._socket is not None:
+            self._socket.close(code)
+            self._socket = None
+
+    async def _run(self, start: StartResponse, scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                try:
+                    await self._answer(self, start)
+                except ClientGone:
+                    pass
+                except CausewayError as error:
+                    start.response.fail(error)
+        finally:
+            self._send()
+            if self._running is scope:
+                self._running = None
+            if self.connected:
+                self.changed_at = self._now()
+            self._on_answered(self)

@@ -1,0 +1,300 @@
+"""The table of live sessions: who may open or resume one, how many there are, how long they live, and drain.
+
+1. A client opens a session by connecting to one gateway.
+2. A close frame of the client ends it, and stops its answer.
+3. A cut connection leaves it resumable for `resume_s` at this gateway, by `?session_id=…&after=N`, for the same device
+   of the same tenant only. Where it still has a connection, that one is closed: the second takes over.
+4. Without an event or an answer for `idle_s` it ends.
+5. While the gateway drains, sessions end as soon as they have no running answer.
+6. A token is verified at each response: one that has expired or was revoked gets no more answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from functools import partial
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+from aiohttp import hdrs, web
+from anyio.abc import TaskGroup
+from prometheus_client import CollectorRegistry
+
+from router.errors import (
+    CausewayError,
+    Draining,
+    InvalidRequest,
+    MissingField,
+    NotFound,
+    PermissionDenied,
+    QueueFull,
+)
+from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
+from router.types import RoutingHints
+
+from ..accounts.identity.authenticator import Authenticator
+from ..accounts.identity.principal import ANYONE, Principal
+from ..config.schema import RealtimeConfig
+from ..http.request_admission import RequestAdmission
+from ..http.request_reader import RequestHeaders, read_headers
+from ..http.request_runner import RequestRunner
+from ..observability.logs import REQUEST, redacted
+from .delivery import SessionDelivery
+from .live import Answer, LiveSession
+from .metrics import SessionMetrics
+from .socket import RealtimeSocket
+
+STALLED_S = 30.0
+_KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a token
+_SWEEP_S = 1.0
+_STOP_S = 2.0  # for cancelled answers to end
+_RETRY_S = 5.0
+_DIGITS = 15
+_log = logging.getLogger("causeway.cloud.sessions")
+
+
+class SessionUnknown(NotFound):
+    """The session to resume does not exist at this gateway, has ended, or is another client's."""
+
+    code = "session_not_found"
+
+
+class Sessions:
+    """Owns the sessions.
+
+    Args:
+        authenticator: authenticates clients, at connecting and for each response.
+        admission: admits responses as requests.
+        runner: answers them.
+        registry: of the process's metrics.
+        stalled_s: a peer that reads nothing for so long is disconnected.
+    """
+
+    def __init__(
+        self,
+        config: RealtimeConfig,
+        authenticator: Authenticator,
+        admission: RequestAdmission,
+        runner: RequestRunner,
+        registry: CollectorRegistry,
+        *,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        self._config = config
+        self._limits = SessionLimits(config.max_items, config.max_bytes, config.replay_bytes)
+        self._authenticator = authenticator
+        self._admission = admission
+        self._runner = runner
+        self._metrics = SessionMetrics(registry, lambda: self.open)
+        self._stalled_s = stalled_s
+        self._clock = runner.clock
+        self._tasks: TaskGroup | None = None
+        self._sessions: dict[str, LiveSession] = {}
+        self._running = 0  # answers
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+
+    @property
+    def open(self) -> tuple[int, int]:
+        """How many sessions have a connection, and how many were cut and can be resumed."""
+        connected = sum(live.connected for live in self._sessions.values())
+        return connected, len(self._sessions) - connected
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Events that wait for their clients."""
+        return sum(live.session.log.unsent_bytes for live in self._sessions.values())
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Run answers, and end sessions whose time is over, as children of `tasks`."""
+        self._tasks = tasks
+        tasks.start_soon(self._sweep)
+
+    def drain(self) -> None:
+        """(5) Open no more sessions; end each one as soon as it has no running answer."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            if not live.running:
+                self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    async def close(self) -> None:
+        """Stop the running answers and end all sessions."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            live.session.abandon(_shutting_down())
+            live.stop()
+        with anyio.move_on_after(_STOP_S):
+            await self._idle.wait()
+        self.drain()
+
+    async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/realtime. Raises CausewayError before the handshake; afterwards faults are events."""
+        authorization = _authorization(http)
+        principal = self._principal(authorization, http)
+        inbound = read_headers(http.headers, REQUEST.get())
+        hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
+        if self._tasks is None or self._draining:
+            raise _shutting_down()
+        socket = RealtimeSocket(
+            http, self._tasks, max_frame_bytes=2 * self._config.max_bytes, ping_s=self._config.ping_s
+        )
+        answer = partial(self._answer, authorization, inbound, http.headers.get("x-causeway-policy", ""))
+        resumed = http.query.get("session_id")
+        if resumed is None:
+            live = self._open(http.query.get("model", ""), principal, hints, answer)
+            try:
+                await socket.open()
+            except BaseException:
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+                raise
+        else:
+            await socket.open()
+            try:
+                live = self._resume(resumed, http.query.get("after", "0"), principal, hints, answer)
+            except InvalidRequest as error:
+                await socket.refuse(error)
+                return socket.response
+        await self._follow(live, socket)
+        return socket.response
+
+    async def _follow(self, live: LiveSession, socket: RealtimeSocket) -> None:
+        """Take the client's events until the connection ends, by whatever."""
+        live.attach(socket)
+        try:
+            while (frame := await socket.frame()) is not None:
+                await live.receive(frame)
+        finally:
+            if live.detach(socket) and (socket.closed_by_peer or self._config.resume_s == 0.0):
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _principal(self, authorization: str, http: web.BaseRequest) -> Principal:
+        """Raises AuthenticationFailed, IdentityUnavailable or PermissionDenied."""
+        principal = self._authenticator.principal(authorization)
+        principal.require("chat")
+        origin = http.headers.get(hdrs.ORIGIN)
+        if origin is not None and principal is ANYONE and urlsplit(origin).netloc != http.headers.get(hdrs.HOST):
+            # Browsers let any page open a WebSocket anywhere, so without tokens each page would reach this gateway.
+            raise PermissionDenied("A page of another origin may open a session only with a token.")
+        return principal
+
+    def _make_room(self) -> None:
+        """Raises QueueFull. Sessions without a connection give way, the one that was cut first."""
+        if len(self._sessions) < self._config.max_sessions:
+            return
+        cut = [live for live in self._sessions.values() if not live.connected]
+        if not cut:
+            self._metrics.refused()
+            message = f"{len(self._sessions)} sessions are open (realtime.max_sessions)"
+            raise QueueFull(message, retry_after_s=_RETRY_S)
+        self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
+
+    def _open(self, model: str, principal: Principal, hints: RoutingHints, answer: Answer) -> LiveSession:
+        """Raises MissingField, ModelNotFound or QueueFull."""
+        assert self._tasks is not None
+        if not model:
+            raise MissingField("`model` is missing in the query. Name a tier.", param="model")
+        self._admission.check_model(model, principal)
+        self._make_room()
+        session = RealtimeSession(
+            f"sess_{secrets.token_hex(16)}", model, hints, self._limits, lambda: secrets.token_hex(8)
+        )
+        live = self._sessions[session.id] = LiveSession(
+            session,
+            principal.owner,
+            self._tasks,
+            answer,
+            self._answered,
+            stalled_s=self._stalled_s,
+            now=self._clock,
+        )
+        self._metrics.opened()
+        return live
+
+    def _resume(
+        self, session_id: str, after: str, principal: Principal, hints: RoutingHints, answer: Answer
+    ) -> LiveSession:
+        """(3) Raises SessionUnknown, EventsLost or InvalidRequest."""
+        live = self._sessions.get(session_id)
+        if live is None or live.client != principal.owner:
+            raise SessionUnknown("There is no such session; it may have ended. Start a new one.", param="session_id")
+        if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
+            raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
+        live.session.narrow(hints)
+        live.session.log.rewind(int(after))
+        live.answer_with(answer)
+        self._metrics.resumed()
+        return live
+
+    # --- answers and ends --------------------------------------------------------------------------------------------
+
+    async def _answer(
+        self, authorization: str, inbound: RequestHeaders, policy: str, live: LiveSession, start: StartResponse
+    ) -> None:
+        """One response as a request of the gateway. Raises CausewayError."""
+        self._running += 1
+        self._idle.clear()
+        REQUEST.set(start.id)
+        arrived_at, headers = self._clock(), msgspec.structs.replace(inbound, id=start.id)
+        try:
+            with self._runner.ledger_entry("realtime", start.id, {"x-causeway-policy": policy}) as entry:
+                try:
+                    principal = entry.principal = self._authenticator.principal(authorization)  # (6)
+                    principal.require("chat")
+                    context = await self._admission.admit_parsed(
+                        start.request, headers, start.size_bytes, principal, arrived_at, entry
+                    )
+                except CausewayError as error:
+                    self._runner.refuse(entry, error)
+                    raise
+                await self._runner.run(
+                    entry, context, arrived_at, SessionDelivery(start.response, live.flush, start.id)
+                )
+        except CausewayError:
+            raise
+        except Exception as failure:
+            _log.error("a response failed unexpectedly: %s", redacted(failure))
+            raise CausewayError("The gateway failed.") from failure
+
+    def _answered(self, live: LiveSession) -> None:
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
+        if self._draining and not live.running:
+            self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    def _end(self, live: LiveSession, reason: str, code: CloseCode, error: CausewayError | None = None) -> None:
+        if self._sessions.pop(live.session.id, None) is not None:
+            self._metrics.ended(reason)
+            live.end(code, error)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """(3) (4) End the sessions whose time is over."""
+        now = self._clock()
+        for live in [*self._sessions.values()]:
+            if not live.connected and now - live.changed_at >= self._config.resume_s:
+                self._end(live, "not_resumed", CloseCode.GOING_AWAY)
+            elif live.connected and not live.running and now - live.changed_at >= self._config.idle_s:
+                self._end(live, "idle", CloseCode.IDLE)
+
+
+def _authorization(http: web.BaseRequest) -> str:
+    """The header `Authorization`, or what a browser sends instead: the token as a subprotocol."""
+    sent = http.headers.get(hdrs.AUTHORIZATION, "")
+    offered = [name.strip() for name in http.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",")]
+    tokens = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
+    return f"Bearer {tokens[0]}" if tokens and not sent else sent
+
+
+def _shutting_down() -> Draining:
+    return Draining("this gateway is shutting down; connect again", retry_after_s=1.0)

@@ -1,0 +1,227 @@
+"""Live sessions of the gateway before a real Triton, whose model does what the prompt says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from cloud_pool.app import App, build
+from cloud_pool.config.schema import Config, RealtimeConfig, ServerConfig, TierConfig
+from tests.cloud.conftest import triton_environment
+from tests.dispatch.replica import Replica
+from tests.edge.scripted import until
+
+from .peer import BINARY, Event, Peer, Refused, done, text_of
+
+__all__ = ["triton_environment"]
+
+pytestmark = [pytest.mark.triton, pytest.mark.slow]
+TEMPLATE = "{% set said = messages[-1].content %}{{ said if said is string else said[0].text }}"
+FOREVER: Event = {"wait": None}
+TOKENS = "kiosk kiosk-secret\nother other-secret\n"
+
+
+@pytest.fixture(scope="module")
+def replica(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    found = Replica("a", tmp_path_factory.mktemp("replica"))
+    try:
+        found.process.ready()
+        yield found
+    finally:
+        found.process.stop()
+
+
+class Gateway:
+    """A gateway in this process, with its audit records."""
+
+    def __init__(self, app: App, folder: Path) -> None:
+        self.app = app
+        self.port = int(app.url.rpartition(":")[2].split("/")[0])
+        self._audit = folder / "audit.jsonl"
+
+    @property
+    def audit(self) -> list[Event]:
+        return [json.loads(line) for line in self._audit.read_text().splitlines()]
+
+    @asynccontextmanager
+    async def peer(self, query: str = "model=large", **headers: str) -> AsyncIterator[Peer]:
+        found = await Peer.connect(self.port, query, headers=headers)
+        try:
+            if "session_id" not in query:
+                await found.event()
+            yield found
+        finally:
+            found.cut()
+
+
+@asynccontextmanager
+async def running(
+    replica: Replica, folder: Path, *, tokens: str = "", realtime: RealtimeConfig | None = None
+) -> AsyncIterator[Gateway]:
+    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "tokens").write_text(tokens)
+    (folder / "audit.jsonl").touch()
+    tier = TierConfig(
+        name="large",
+        model="obedient",
+        template_file=str(folder / "template.jinja"),
+        context_tokens=4096,
+        triton=replica.address,
+    )
+    config = Config(
+        server=ServerConfig(port=0, drain_s=30.0, token_file=str(folder / "tokens") if tokens else ""),
+        tiers=(tier,),
+        audit_file=str(folder / "audit.jsonl"),
+        realtime=realtime or RealtimeConfig(),
+    )
+    async with anyio.create_task_group() as tasks:
+        app = build(config, tasks)
+        await app.start()
+        try:
+            yield Gateway(app, folder)
+        finally:
+            await app.stop()
+    await app.close()
+
+
+def orders(mark: str, *told: Event) -> str:
+    return json.dumps({"mark": mark, "a": told})
+
+
+def words(count: int) -> list[Event]:
+    return [{"say": f"w{number} "} for number in range(count)]
+
+
+async def say(client: Peer, mark: str, *told: Event) -> None:
+    content = [{"type": "input_text", "text": orders(mark, *told)}]
+    await client.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    await client.send("response.create")
+
+
+async def test_a_response_is_one_request_with_one_outcome(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as client:
+        events = await client.ask(orders("whole", *words(3)))
+        response = done(events)
+        assert (text_of(events), response["status"]) == ("w0 w1 w2 ", "completed")
+        assert response["causeway"]["tier"] == "large"
+        assert response["id"] == f"resp_{response['causeway']['request_id']}"
+        await until(lambda: len(gateway.audit) == 1)
+        record = gateway.audit[0]
+        assert (record["route"], record["outcome"], record["tier"]) == ("realtime", "ok", "large")
+
+
+async def test_an_interruption_stops_the_work_in_triton(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as client:
+        await say(client, "interrupted", {"say": "w0 "}, FOREVER)
+        await client.until("response.output_text.delta")
+        await client.send("response.cancel")
+        assert done(await client.until("response.done"))["status"] == "cancelled"
+        await until(lambda: "cancelled" in replica.noted("interrupted"))
+        assert done(await client.ask(orders("next", *words(1))))["status"] == "completed"
+
+
+async def test_a_client_that_leaves_ends_its_answer(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as client:
+        await say(client, "left", {"say": "w0 "}, FOREVER)
+        await client.until("response.output_text.delta")
+        await client.close()
+        await until(lambda: "cancelled" in replica.noted("left"))
+        assert gateway.app.sessions.open == (0, 0)
+
+
+async def test_an_answer_that_breaks_is_told_and_the_session_goes_on(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as client:
+        response = done(await client.ask(orders("broken", {"say": "w0 "}, {"fail": ["INTERNAL", "it broke"]})))
+        assert (response["status"], response["output"][0]["status"]) == ("failed", "incomplete")
+        assert done(await client.ask(orders("after", *words(1))))["status"] == "completed"
+
+
+async def test_a_cut_connection_resumes_and_of_two_the_second_takes_over(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as first:
+        await say(first, "cut", {"say": "w0 "}, {"wait": 0.2}, *words(5)[1:])
+        await first.until("response.output_text.delta")
+        first.cut()
+        await until(lambda: gateway.app.sessions.open == (0, 1))
+        resume = f"session_id={first.session_id}&after={first.last}"
+        async with gateway.peer(resume) as second:
+            await second.until("response.done")
+            events = first.events + second.events
+            assert [event["sequence_number"] for event in events] == list(range(1, len(events) + 1))
+            assert text_of(events) == "w0 w1 w2 w3 w4 "
+            async with gateway.peer(f"session_id={first.session_id}&after={second.last}"):
+                assert (await second.closed()).code == 4409
+
+
+async def test_a_session_needs_a_token_and_is_its_devices(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path, tokens=TOKENS) as gateway:
+        with pytest.raises(Refused) as refused:
+            await Peer.connect(gateway.port, "model=large")
+        assert refused.value.status == 401
+        browser = {"Sec-WebSocket-Protocol": "realtime, openai-insecure-api-key.kiosk-secret", "Origin": "https://any"}
+        async with gateway.peer(**browser) as first:
+            assert done(await first.ask(orders("token", *words(1))))["status"] == "completed"
+            resume = f"session_id={first.session_id}&after={first.last}"
+            async with gateway.peer(resume, Authorization="Bearer other-secret") as second:
+                assert (await second.event())["error"]["code"] == "session_not_found"
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "code"),
+    [
+        ("", {}, "missing_required_parameter"),
+        ("model=none", {}, "model_not_found"),
+        ("model=large", {"Origin": "https://evil.example"}, "permission_denied"),
+        ("model=large", {"x-causeway-tag": "private"}, "unknown_parameter"),
+    ],
+)
+async def test_what_cannot_become_a_session_is_refused_over_http(
+    replica: Replica, tmp_path: Path, query: str, headers: dict[str, str], code: str
+) -> None:
+    async with running(replica, tmp_path) as gateway:
+        with pytest.raises(Refused) as refused:
+            await Peer.connect(gateway.port, query, headers=headers)
+        assert (refused.value.code, gateway.app.sessions.open) == (code, (0, 0))
+
+
+async def test_a_gateway_that_drains_ends_sessions_after_their_answers(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as idle, gateway.peer() as busy:
+        await say(busy, "drained", {"say": "w0 "}, {"wait": 0.2}, {"say": "w1 "})
+        await busy.until("response.output_text.delta")
+        async with anyio.create_task_group() as draining:
+            draining.start_soon(gateway.app.drain)
+            assert (await idle.event())["error"]["code"] == "draining"
+            assert (await idle.closed()).code == 1001
+            assert done(await busy.until("response.done"))["status"] == "completed"
+            assert (await busy.closed()).code == 1001
+        with pytest.raises(Refused) as refused:
+            await Peer.connect(gateway.port, "model=large")
+        assert refused.value.code == "draining"
+
+
+async def test_a_gateway_that_stops_tells_the_clients_of_unfinished_answers(replica: Replica, tmp_path: Path) -> None:
+    async with running(replica, tmp_path) as gateway, gateway.peer() as client:
+        await say(client, "stopped", {"say": "w0 "}, FOREVER)
+        await client.until("response.output_text.delta")
+        async with anyio.create_task_group() as stopping:
+            stopping.start_soon(gateway.app.stop)
+            response = done(await client.until("response.done"))
+            assert response["status_details"]["error"]["code"] == "draining"
+            assert (await client.closed()).code == 1001
+
+
+async def test_bad_frames_and_a_crowd(replica: Replica, tmp_path: Path) -> None:
+    few = RealtimeConfig(max_sessions=1)
+    async with running(replica, tmp_path, realtime=few) as gateway, gateway.peer() as client:
+        with pytest.raises(Refused) as refused:
+            await Peer.connect(gateway.port, "model=large")
+        assert refused.value.status == 429
+        await client.send_frame(BINARY, b"{}")
+        assert (await client.closed()).code == 1003
+        await until(lambda: gateway.app.sessions.open == (0, 1))
+        async with gateway.peer():  # the cut one gives way
+            assert gateway.app.sessions.open == (1, 0)
