@@ -6,6 +6,8 @@
    (Llama 3), ``<|tool_call|>`` and ``functools`` (Phi), and as a fenced block (Qwen Coder, Gemma)
 3. ``[name(key=value), …]`` at the start of the answer or behind a mark (Llama 3.2 and 4, Gemma)
 4. ``[TOOL_CALLS]name[ARGS]{…}`` (Mistral since 2025)
+5. ``<function=name>…</function>`` (Qwen3-Coder, Llama 3.1), ``<start_function_call>call:name{…}`` (FunctionGemma), see
+   `markup_calls`
 
 Every form is read whatever the model's family, because models often mix them: Qwen2.5 Coder fences its calls though its
 template asks for ``<tool_call>``. Which form a required call has is decided by `formats`.
@@ -21,7 +23,7 @@ from typing import Final
 
 from ..errors import StreamBroken
 from ..types import Request, ToolCallDelta
-from . import json_calls, python_calls
+from . import json_calls, markup_calls, python_calls
 
 MARKS: Final = {
     "<tool_call>": "</tool_call>",
@@ -34,10 +36,14 @@ MARKS: Final = {
     "```tool_code": "```",
     "```tool_call": "```",
     "```\n": "```",
+    markup_calls.FUNCTION: "</tool_call>",
+    markup_calls.GEMMA_CALL: "",
 }
 """What calls stand behind → what may follow them."""
 
-TEXT_MARKS: Final = frozenset({*MARKS, *filter(None, MARKS.values()), "[ARGS]", "[CALL_ID]"})
+TEXT_MARKS: Final = frozenset(
+    {*MARKS, *filter(None, MARKS.values()), *markup_calls.ENDS.values(), markup_calls.ESCAPE, "[ARGS]", "[CALL_ID]"}
+)
 """Tokens that have to reach the parser as text, though vocabularies list them as control tokens."""
 
 _MARK_ENDS: Final = {**MARKS, "": "</tool_call>"}  # some models close what they did not open
@@ -58,6 +64,7 @@ class _State(Enum):
     HEAD = auto()  # behind a mark, or at a bracket that may begin calls
     OBJECT = auto()  # inside a JSON object that may be a call
     PYTHON = auto()  # inside a Python expression that may be calls
+    MARKUP = auto()  # behind a mark of `markup_calls`
     TEXT = auto()  # only a mark can start a call from here on
 
 
@@ -72,7 +79,8 @@ class ToolCallParser:
     def __init__(self, request: Request, choice: int = 0) -> None:
         """`choice`: which of the answer's choices is parsed."""
         disabled = request.tool_choice.mode == "none"
-        self._names = frozenset[str]() if disabled else frozenset(tool.name for tool in request.tools)
+        self._tools = {} if disabled else {tool.name: tool for tool in request.tools}
+        self._names = frozenset(self._tools)
         self._parallel = request.parallel_tool_calls
         self._streams = request.stream
         self._identity = f"{len(request.messages)}\0{choice}"
@@ -83,6 +91,7 @@ class ToolCallParser:
         self._in_list = False
         self._object = json_calls.ObjectScanner()
         self._python = python_calls.BracketScanner()
+        self._markup = markup_calls.MarkupScanner("")
         self._name = ""  # of the call whose arguments the object is; "": the object is a call
         self._partial: _PartialCall | None = None  # the call that is returned while it is written
         self._calls = 0
@@ -113,6 +122,8 @@ class ToolCallParser:
                     text = self._in_object(text, out, calls)
                 case _State.PYTHON:
                     text = self._in_python(text, out, calls)
+                case _State.MARKUP:
+                    text = self._in_markup(text, out, calls)
                 case _State.TEXT:
                     text = self._in_text(text, out)
         return "".join(out), tuple(calls)
@@ -135,6 +146,12 @@ class ToolCallParser:
                 held = self._lead + self._object.text
             case _State.PYTHON:
                 held = self._lead + self._python.text
+            case _State.MARKUP:
+                calls: list[ToolCallDelta] = []
+                if self._add_markup_call(calls):  # its end is a control token that some servers drop
+                    self._state = _State.TEXT
+                    return "", tuple(calls)
+                held = self._lead + self._markup.text
             case _State.HEAD:
                 held = self._lead + held
             case _State.BEGIN if self._calls:
@@ -155,13 +172,26 @@ class ToolCallParser:
             self._enter_head(lead["visible"] + mark[0], mark[0])
             return rest[mark.end() :]
         if rest[0] in "{[":
-            self._enter_head(lead["visible"], self._mark)
+            self._enter_head(lead["visible"], "" if self._mark in markup_calls.ENDS else self._mark)
             return rest
         return self._to_text(lead["visible"], rest, out)
 
     def _head(self, text: str, out: list[str]) -> str:
-        """Decide what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an object."""
+        """Decide what follows: (1) an object, (2) a list of objects, (3) Python calls, (4) a name and an object, (5)
+        markup.
+        """
+        if self._mark in markup_calls.ENDS:  # (5)
+            self._state, self._markup = _State.MARKUP, markup_calls.MarkupScanner(markup_calls.ENDS[self._mark])
+            return text
         rest = text.lstrip()
+        if self._mark and rest[:1] == "<":
+            if rest.startswith(markup_calls.FUNCTION):  # (5) behind <tool_call>
+                self._mark = markup_calls.FUNCTION
+                self._lead += text[: len(text) - len(rest)] + self._mark
+                return rest[len(self._mark) :] or self._head("", out)
+            if markup_calls.FUNCTION.startswith(rest):
+                self._held = text
+                return ""
         inner = rest[1:].lstrip() if rest[:1] == "[" else rest
         if not inner:
             self._held = text
@@ -226,6 +256,21 @@ class ToolCallParser:
             self._add_call(name, arguments, calls)
         self._state = _State.BEGIN
         return rest or ""
+
+    def _in_markup(self, text: str, out: list[str], calls: list[ToolCallDelta]) -> str:
+        rest = self._markup.feed(text)
+        if rest is None and not self._markup.too_long:
+            return ""
+        if self._markup.too_long or not self._add_markup_call(calls):
+            return self._to_text(self._lead + self._markup.text, rest or "", out)
+        self._state = _State.BEGIN
+        return rest or ""
+
+    def _add_markup_call(self, calls: list[ToolCallDelta]) -> bool:
+        call = markup_calls.read_call(self._mark, self._markup.text, self._tools)
+        if call is not None:
+            self._add_call(*call, calls)
+        return call is not None
 
     def _in_text(self, text: str, out: list[str]) -> str:
         mark = _MARK.search(text)

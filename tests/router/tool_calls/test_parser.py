@@ -41,6 +41,9 @@ def parse(text: str, *cuts: int, request: Request = LAMP) -> tuple[str, list[Cal
     return "".join([piece for piece, _ in results]), calls
 
 
+FAN = "<tool_call>\n<function=fan>\n</function>\n</tool_call>"
+ROOM = "<parameter=room>\nthe <hall>\n12\n</parameter>\n"
+
 # text → (text for the client, calls)
 CASES: list[tuple[str, str, list[Call]]] = [
     (CALL, "", [("lamp", '{"on": true}')]),
@@ -77,7 +80,24 @@ CASES: list[tuple[str, str, list[Call]]] = [
     (f"<|tool_call|>[{CALL}]<|/tool_call|>", "", [("lamp", '{"on": true}')]),  # Phi
     (f"functools[{CALL}]", "", [("lamp", '{"on": true}')]),
     ("```tool_code\nfan(v=1)\n```", "", [("fan", '{"v": 1}')]),  # Gemma
+    (FAN, "", [("fan", "{}")]),  # Qwen3-Coder
+    (
+        f"I will.\n<tool_call>\n<function=lamp>\n{ROOM}</function>\n</tool_call>\n{FAN}",
+        "I will.\n",
+        [("lamp", '{"room": "the <hall>\\n12"}'), ("fan", "{}")],
+    ),
+    ('<function=lamp>{"on": true}</function>', "", [("lamp", '{"on": true}')]),  # Llama 3.1
+    (
+        "<start_function_call>call:lamp{on:true,to:-1.5,room:<escape>a, {b}<escape>,w:[1,{c:null}]}<end_function_call>",
+        "",
+        [("lamp", '{"on": true, "to": -1.5, "room": "a, {b}", "w": [1, {"c": null}]}')],
+    ),  # FunctionGemma
+    ("<start_function_call>call:fan{}", "", [("fan", "{}")]),  # a server dropped the end
     # No calls: passed on as they came.
+    ("<function=other>\n</function> so", "<function=other>\n</function> so", []),
+    ("<tool_call>\n<function=lamp>\n<parameter=on", "<tool_call>\n<function=lamp>\n<parameter=on", []),
+    ("<start_function_call>call:lamp{on", "<start_function_call>call:lamp{on", []),
+    ("if a <function b", "if a <function b", []),
     ("", "", []),
     ("Hello { world }", "Hello { world }", []),
     ("  \n hello", "  \n hello", []),
@@ -284,3 +304,14 @@ def test_equal_calls_have_different_ids() -> None:
 def test_arguments_arrive_as_they_were_written(arguments: dict[str, object], ascii_only: bool) -> None:
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     assert parse(f'{{"name": "fan", "arguments": {written}}}') == ("", [("fan", written)])
+
+
+def test_arguments_in_markup_have_the_types_of_the_schema() -> None:
+    """A text stays one though it looks like a number; what does not fit its type stays text, for the tool to refuse."""
+    kinds = {"a": "string", "b": "integer", "c": "boolean", "d": "array", "e": "integer"}
+    schema = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
+    request = msgspec.structs.replace(LAMP, tools=(Tool("lamp", parameters=json.dumps(schema)),))
+    values = {"a": "12", "b": "12", "c": "True", "d": '["x"]', "e": "many", "f": "1"}
+    text = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values.items())
+    _, [(_, arguments)] = parse(f"<tool_call>\n<function=lamp>\n{text}</function>\n</tool_call>", request=request)
+    assert json.loads(arguments) == {"a": "12", "b": 12, "c": True, "d": ["x"], "e": "many", "f": "1"}
