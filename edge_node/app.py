@@ -42,6 +42,7 @@ from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.generation import SharedGenerations
 from .serving.service import Service
+from .serving.shadow import Shadows
 from .sessions.sessions import Sessions
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
     from .modalities.api import AudioApi
     from .modalities.graph import EncoderGraph
     from .observability.tracing import RequestTracer
+    from .signals.shadow import ShadowObserver
+    from .storage.shadow import ShadowStore
 
 __all__ = ["App", "build"]
 
@@ -116,6 +119,7 @@ def build(
         cloud=cloud,
         read_device=DeviceProbes().read,
         encoders=() if graph is None else graph.kinds,
+        learned=learned,
     )
     admission = Admission(AdmissionLimits())
 
@@ -129,6 +133,7 @@ def build(
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
+        shadows.use(policy)
 
     policies = PolicyStore(
         Path(config.policy) if config.policy else DEFAULT_POLICY,
@@ -152,11 +157,29 @@ def build(
         clock=clock,
     )
     shared_generations = SharedGenerations()
+    backends = _backends(engines, cloud)
+
+    def make_shadow() -> tuple[ShadowStore, ShadowObserver]:
+        # Imported only when needed: most policies have no shadow requests.
+        from .signals.shadow import ShadowObserver
+        from .storage.shadow import ShadowStore
+
+        return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, weights_of(model_dirs))
+
+    shadows = Shadows(
+        backends=backends,
+        admission=admission,
+        make=make_shadow,
+        spend=spend,
+        metrics=metrics,
+        clock=clock,
+        chance=random.Random(os.urandom(16)),
+    )
     service = Service(
         admission=admission,
         cache=cache,
         shared_generations=shared_generations,
-        attempts=AttemptRunner(_backends(engines, cloud), {"cloud": _cloud_timeouts(config)}, learned.calibrate, graph),
+        attempts=AttemptRunner(backends, {"cloud": _cloud_timeouts(config)}, learned.calibrate, graph),
         signals=signals,
         spend=spend,
         decisions=decisions,
@@ -168,6 +191,7 @@ def build(
         default_deadline_s=config.server.default_deadline_s,
         record_all=record_all,
         encoders=graph,
+        shadows=shadows,
     )
 
     def restart() -> None:
@@ -268,6 +292,7 @@ def build(
         fleet_problem=fleet_problem,
         jobs=JobEntry(state_dir, make_jobs),
         sessions=sessions,
+        shadows=shadows,
     )
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
     api = Api(

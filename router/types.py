@@ -306,6 +306,7 @@ ReasonCode = Literal[
     "target_unable",  # the target lacks an ability that the request needs (images, embeddings, tools)
     "target_absent",  # the box has no cloud, or no engine, for this target: it is not tried
     "target_down",  # breaker open, engine not running: moved to the end, not removed
+    "calibration_set_aside",  # shadow answers showed that the target's calibrated signals are wrong: they are not used
     "no_route",  # no target is left
     "cache_rule_held",
     "cache_rule_not_held",
@@ -318,6 +319,17 @@ class Reason(msgspec.Struct, frozen=True):
     rule: str = ""  # name of the rule or constraint, or the client's preference
     target: str = ""
     detail: str = ""  # name of the absent signal, error of the expression, missing ability, ...
+
+
+class Shadow(msgspec.Struct, frozen=True):
+    """Of `share` of the answers the other side is asked too, after the answer, for at most `usd_per_day`.
+
+    `max_drift`: calibration error beyond what chance explains, above which calibrated signals are set aside.
+    """
+
+    share: float
+    usd_per_day: float
+    max_drift: float
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -333,7 +345,9 @@ class Decision(msgspec.Struct, frozen=True):
     parts_on_device: bool = False  # a constraint binds its sound, pictures and files to the device
     # Without attempts: what the request needs and no target of the policy (or none that it names) can do.
     missing_abilities: tuple[Ability, ...] = ()
+    able_targets: tuple[str, ...] = ()  # other targets of the policy that can, where the client named one
     skipped_target: str = ""  # the target that would be first if it were not down; other answers are degraded
+    shadow: Shadow | None = None  # the answer may be followed by a shadow request to the other side
 
 
 class ExactCache(msgspec.Struct, frozen=True):
@@ -414,6 +428,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     `down`: targets that are known to be down; they are tried last. `absent`: targets at a location that this box is
     not set up for (no cloud is configured, the engine is off); they are never tried. `setup`: None if it is not known.
+    `uncalibrated`: edge targets whose calibrated signals were set aside.
     """
 
     device: DeviceSignals = DeviceSignals()
@@ -424,6 +439,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     down: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()
     setup: BoxSetup | None = None
+    uncalibrated: frozenset[str] = frozenset()
 
 
 class Estimates(msgspec.Struct, frozen=True):
@@ -500,3 +516,4 @@ class DecisionRecord(msgspec.Struct, frozen=True):
     decision: Decision | None  # None if the cache answered, or the request was refused before a decision
     outcome: Outcome
     parts: tuple[PartRecord, ...] = ()  # those that encoders were asked about
+    shadow: str = ""  # the target that the shadow request of this answer is for; "" for none

@@ -64,6 +64,9 @@ class BackendRequest(msgspec.Struct, frozen=True):
     durable: bool = False  # False: nothing of it may reach a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
     job: JobTerms | None = None  # the request is a job
+    is_shadow: bool = (
+        False  # compared with an answer that the client has: its failure must not count against the target
+    )
 
 
 class Backend(Protocol):

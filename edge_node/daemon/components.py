@@ -16,6 +16,7 @@ from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
 from ..serving.service import Service
+from ..serving.shadow import Shadows
 from ..sessions.sessions import Sessions
 from ..signals.collector import SignalCollector
 from ..storage.background_sqlite import SqliteStats
@@ -51,6 +52,7 @@ class Components:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
     sessions: Sessions
+    shadows: Shadows
     tracing: RequestTracer | None = None
     encoders: EncoderGraph | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
@@ -83,6 +85,7 @@ class Components:
             *(stats.problem for stats in disks if stats is not None),
             *self.jobs.problems,
             self.policies.persist_problem,
+            *self.shadows.problems,
             *(() if self.fleet is None else self.fleet.problems),
             self.fleet_problem,
         )
@@ -109,6 +112,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _connection_gauges(parts)
     yield from _job_gauges(parts.jobs)
     yield from _session_gauges(parts.sessions)
+    yield from parts.shadows.gauges()
     if parts.fleet is not None:
         yield from _fleet_gauges(parts.fleet)
     report = parts.policies.report
@@ -135,6 +139,8 @@ def _storage_gauges(parts: Components) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
     for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats()), ("spend", parts.spend.stats())):
         yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
+    if (shadow := parts.shadows.stats()) is not None:
+        yield from _sqlite_gauges("shadow", shadow)
 
 
 def _sqlite_gauges(store: str, stats: SqliteStats) -> Iterator[Gauge]:

@@ -121,6 +121,7 @@ class App:
             self._notifier.stopping("draining")
         self._parts.admission.drain()
         self._parts.sessions.drain()
+        self._parts.shadows.stop()
         self._listener.stop_accepting()
         return await self._listener.drain(self._config.server.drain_s)
 
@@ -128,6 +129,7 @@ class App:
         """Cancel what is in progress and release everything."""
         parts = self._parts
         parts.admission.end()
+        parts.shadows.stop()
         if self.in_flight:
             log.warning("requests cut before their end: %d; their clients get an error", self.in_flight)
         await parts.sessions.close()
@@ -144,6 +146,7 @@ class App:
         self._parts.jobs.close()
         self._parts.cache.close()
         self._parts.decisions.close()
+        self._parts.shadows.close()
         self._parts.spend.close()
         if self._parts.tracing is not None:
             self._parts.tracing.close()
@@ -212,6 +215,7 @@ class App:
             tasks.start_soon(_every, 0.0, self._reload)
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
+            tasks.start_soon(parts.shadows.run)
             tasks.start_soon(self._announce_ready)
             if parts.agent is not None:
                 tasks.start_soon(parts.agent.run)

@@ -29,6 +29,7 @@ from router.errors import (
     RequestTimeout,
 )
 from router.openai import (
+    RESPONSE_ONLY,
     ResponseEcho,
     check_header_names,
     check_media_type,
@@ -201,10 +202,11 @@ class RequestReader:
 
 
 def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
-    if kind == "response":
+    endpoint = kind or _endpoint_of(body)
+    if endpoint == "response":
         request, echo = parse_response(body, hints, resumes=True)
         return ParsedRequest(request, RequestMemo(), echo)
-    return ParsedRequest(_PARSERS[kind or _kind_of(body)](body, hints), RequestMemo())
+    return ParsedRequest(_PARSERS[endpoint](body, hints), RequestMemo())
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
@@ -262,20 +264,19 @@ def _deadline_ms(text: str | None) -> int | None:
     return int(text)
 
 
-class _KindFields(msgspec.Struct):
-    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+def _endpoint_of(body: bytes) -> Endpoint:
+    """Which of OpenAI's four bodies this is; a malformed one counts as chat, whose parser reports the fault.
 
-
-def _kind_of(body: bytes) -> Kind:
-    """Which of OpenAI's three bodies this is; a malformed one counts as chat, whose parser reports the fault."""
+    `input` is for embeddings, unless it has messages or the body has a key that only a response has.
+    """
     try:
-        fields = msgspec.json.decode(body, type=_KindFields)
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "chat"
-    if fields.prompt is not msgspec.UNSET:
-        return "completion"
-    return "chat" if fields.input is msgspec.UNSET else "embedding"
+    if "input" not in fields:
+        return "completion" if "prompt" in fields else "chat"
+    has_items = re.match(rb"\s*\[\s*\{", fields["input"]) is not None
+    return "response" if has_items or not RESPONSE_ONLY.isdisjoint(fields) else "embedding"
 
 
 def _malformed_transfer() -> InvalidRequest:

@@ -98,7 +98,14 @@ class Metrics:
             "causeway_edge_fallbacks", "Answers from a fallback attempt, by the target that answered.", _TARGET
         )
         self._tokens = make.counter("causeway_edge_tokens", "Tokens, by target and type.", ("target", "type"))
-        self._cost = make.counter("causeway_edge_cost_usd", "Cost of answers in US dollars, by target.", _TARGET)
+        self._cost = make.counter(
+            "causeway_edge_cost_usd", "Cost of answers in US dollars, by target; shadow requests included.", _TARGET
+        )
+        self._shadows = make.counter(
+            "causeway_edge_shadow_requests",
+            "Shadow requests by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
+            ("target", "result"),
+        )
         self._policy_loads = make.counter(
             "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
         )
@@ -144,6 +151,14 @@ class Metrics:
         """Count a request when its outcome is known."""
         self._requests.add((outcome.route, outcome.target, outcome.status, outcome.cache))
         self._request_s.observe((outcome.route,), outcome.total_ms / 1000.0)
+
+    def shadow_finished(self, target: str, result: str) -> None:
+        """Count a shadow request."""
+        self._shadows.add((target, result))
+
+    def shadow_paid(self, target: str, usd: float) -> None:
+        """Count the cost of a shadow request, US dollars."""
+        self._cost.add((target,), usd)
 
     def traffic(self) -> Traffic:
         """Return the sums of all requests until now; sums the counters, which costs requests nothing."""

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
+import anyio
 import msgspec
 
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
@@ -60,6 +63,8 @@ class Admission:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._running = 0
+        self._spare: set[anyio.CancelScope] = set()
+        self._idle: list[asyncio.Future[None]] = []
         self._average_held_s = 1.0
         self._draining = False
         self._ending = False
@@ -135,6 +140,8 @@ class Admission:
             QueueFull: at once, with an estimate of when to retry.
             DeadlineExceeded: while queued.
         """
+        for scope in self._spare:
+            scope.cancel()
         if self._running < self._limits.concurrent and not self._waiting:
             self._running += 1
             return
@@ -164,9 +171,38 @@ class Admission:
         finally:
             timer.cancel()
 
+    # --- work in idle time -----------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request could start now."""
+        return self._running < self._limits.concurrent and not self._waiting
+
+    async def idle(self) -> None:
+        """Wait until no request runs or waits."""
+        while self._running or self._waiting:
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(turn)
+            await turn
+
+    @contextmanager
+    def spare(self) -> Iterator[None]:
+        """Work that needs no permit, and is cancelled as soon as a request wants one."""
+        with anyio.CancelScope() as scope:
+            self._spare.add(scope)
+            try:
+                yield
+            finally:
+                self._spare.discard(scope)
+
     def _release(self) -> None:
         self._running -= 1
         self._start_waiting()
+        if self._idle and not self._running:
+            turns, self._idle = self._idle, []
+            for turn in turns:
+                if not turn.done():
+                    turn.set_result(None)
 
     def _start_waiting(self) -> None:
         while self._waiting and self._running < self._limits.concurrent:

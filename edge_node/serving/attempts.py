@@ -118,7 +118,7 @@ class AttemptRunner:
         deadline, first_token_by = self._deadlines(generation, attempt, now)
         call = BackendRequest(
             id=generation.id,
-            request=_with_temperature(request, target),
+            request=with_temperature(request, target),
             target=target,
             deadline=deadline,
             first_token_by=first_token_by,
@@ -153,6 +153,7 @@ class AttemptRunner:
                         first = False
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
+                        generation.raw_confidence = chunk.confidence
                         quality, heard = generation.estimates.quality, generation.heard
                         chunk = self._calibrate(call, chunk, quality, heard)  # noqa: PLW2901
                     if pieces := attempt.receive(chunk, now()):
@@ -167,7 +168,7 @@ class AttemptRunner:
             log.info("%s failed after the end of its answer: %s", attempt.plan.target.name, redacted(failure))
         finally:
             if not ended:
-                await _close(chunks)
+                await close_chunks(chunks)
         await _deliver(generation, attempt.finish(now()), sink)
 
     def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
@@ -201,7 +202,7 @@ async def _deliver(generation: Generation, pieces: tuple[Piece, ...], sink: Sink
         await sink.send(piece)
 
 
-async def _close(chunks: AsyncIterator[Chunk]) -> None:
+async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:
     """(3) Stop the target's work."""
     close = getattr(chunks, "aclose", None)
     if close is None:
@@ -210,8 +211,8 @@ async def _close(chunks: AsyncIterator[Chunk]) -> None:
         await close()
 
 
-def _with_temperature(request: Request, target: Target) -> Request:
-    """The request with the target's temperature, if the client sets none."""
+def with_temperature(request: Request, target: Target) -> Request:
+    """Return the request with the target's temperature, if the client sets none."""
     sampling = request.sampling
     if sampling.temperature is not None or target.temperature is None or request.kind == "embedding":
         return request

@@ -28,6 +28,7 @@ from router.types import (
     AudioPart,
     CachePlan,
     Chunk,
+    Confidence,
     Decision,
     Estimates,
     Modality,
@@ -92,6 +93,8 @@ class Generation:
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
         self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
         self.usage = Usage()
+        self.raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
+        self.shadow = ""  # the target that a shadow request asks after the answer
         self.committed = False  # a byte of the answer has been sent
         self.finished = False  # no further attempt will start
         self._records: tuple[AttemptRecord, ...] | None = None

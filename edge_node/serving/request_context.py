@@ -140,6 +140,7 @@ class RequestContext:
             decision=generation.decision,
             outcome=self._outcome(now),
             parts=() if generation.facts is None else generation.facts.records,
+            shadow="" if self.shared else generation.shadow,
         )
 
     def _outcome(self, now: float) -> Outcome:

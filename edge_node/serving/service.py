@@ -58,6 +58,7 @@ from .request_context import RequestContext
 
 if TYPE_CHECKING:
     from ..modalities.graph import EncoderGraph
+    from .shadow import Shadows
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +104,7 @@ class Service:
         record_all: compute the costly signals of every request that is decided, for its record.
         encoders: turn sounds and pictures into text, so that the costly signals are those of this text; None: this box
             has none.
+        shadows: ask the other side too, after an answer; used only by policies with `shadow`.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class Service:
         semantic: SemanticAnswers | None = None,
         record_all: bool = False,
         encoders: EncoderGraph | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._admission = admission
         self._cache = cache
@@ -140,6 +143,7 @@ class Service:
         self._default_deadline_s = default_deadline_s
         self._record_all = record_all
         self._encoders = encoders
+        self._shadows = shadows
         self._policy: Policy
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
@@ -368,9 +372,12 @@ class Service:
     async def _run(self, generation: Generation, sink: Sink) -> None:
         """The decision, the attempts."""
         generation.snapshot = self._signals.snapshot(generation.policy)
-        await self._decide(generation)
+        decision = await self._decide(generation)
+        tap = self._shadows.tap(generation, sink) if decision.shadow is not None and self._shadows is not None else None
         try:
-            await self._attempts.run(generation, sink)
+            await self._attempts.run(generation, sink if tap is None else tap)
+            if tap is not None and self._shadows is not None:
+                generation.shadow = self._shadows.put(tap)
         finally:
             generation.finished = True
             asyncio.get_running_loop().call_soon(self._finish_generation, generation, self._clock.monotonic())

@@ -29,6 +29,7 @@ from router.types import (
 from ..clock import Clock
 
 _MAX_RECENT_AGE_S = 0.05
+_NONE: frozenset[str] = frozenset()
 
 
 class EdgeSource(Protocol):
@@ -45,6 +46,10 @@ class SpendSource(Protocol):
     def refresh(self) -> None: ...
 
 
+class LearnedSource(Protocol):
+    set_aside_pairs: dict[str, str]
+
+
 class SignalCollector:
     """The signals of one daemon.
 
@@ -55,6 +60,7 @@ class SignalCollector:
         cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
         read_device: Reads the device signals at a monotonic time.
         encoders: Kinds of parts that this box turns into text.
+        learned: Knows which edge models' calibrated signals are set aside.
     """
 
     def __init__(
@@ -66,11 +72,13 @@ class SignalCollector:
         cloud: CloudSource | None = None,
         read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals(),
         encoders: tuple[Modality, ...] = (),
+        learned: LearnedSource | None = None,
     ) -> None:
         self._clock = clock
         self._edge = edge
         self._cloud = cloud
         self._read_device = read_device
+        self._learned = learned
         self._device = DeviceSignals()
         self._spend = spend
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
@@ -112,6 +120,7 @@ class SignalCollector:
             down=self._availability.down(edge, cloud),
             absent=self._availability.absent,
             setup=self._setup,
+            uncalibrated=_NONE if self._learned is None else _uncalibrated(policy, self._learned),
         )
 
     def _prepare(self, policy: Policy) -> None:
@@ -125,3 +134,10 @@ class SignalCollector:
             signals = NowSignals(local.tm_hour, local.tm_wday + 1, local.tm_min, second)
             self._now_cache = (second, signals)
         return self._now_cache[1]
+
+
+def _uncalibrated(policy: Policy, learned: LearnedSource) -> frozenset[str]:
+    aside = learned.set_aside_pairs
+    if not aside:
+        return _NONE
+    return frozenset(target.name for target in policy.targets if target.at == "edge" and target.model in aside)

@@ -18,7 +18,7 @@ from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, f
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.lookup import SignalKind, find_signal
 from router.policy.compiled import Policy
-from router.types import Chunk, Message, Request, TextPart
+from router.types import Chunk, Confidence, Message, Request, TextPart
 
 from ..backends.backend import BackendRequest
 
@@ -30,6 +30,20 @@ log = logging.getLogger(__name__)
 
 QUALITY = "edge.quality"
 _T = TypeVar("_T")
+
+
+class PairEstimates(msgspec.Struct, frozen=True):
+    """What a calibrated pair says of one answer, also if it is set aside.
+
+    Attributes:
+        sha256: Of the pair's signals.
+        quality: `edge.quality` of the prompt.
+        score: The probability that the handoff compares; None without a confidence.
+    """
+
+    sha256: str
+    quality: float
+    score: float | None
 
 
 class LearnedEstimators:
@@ -46,9 +60,14 @@ class LearnedEstimators:
         self._quality_estimators: dict[str, QualityEstimator] = {}  # by model
         self._calibrators: dict[str, ConfidenceCalibrator] = {}  # by model
         self._pairs: dict[str, PairEstimator] = {}  # by the edge's model
+        self._aside: dict[str, str] = {}  # sha256 of a pair's signals → why they are not used
+        self.set_aside_pairs: dict[str, str] = {}
+        """Edge models of the active policy whose calibrated signals are set aside, and why."""
+        self._policy: Policy | None = None
 
     def activate(self, policy: Policy) -> None:
         """Load the estimators that this policy needs. Takes milliseconds; never raises."""
+        self._policy = policy
         edge_models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
         estimated = edge_models[:1] if self._always_quality or QUALITY in policy.needs else []
         calibrated = edge_models if any(route.handoff is not None for route in policy.routes) else []
@@ -57,8 +76,11 @@ class LearnedEstimators:
             for model in dict.fromkeys([*estimated, *calibrated])
             if (pair := self._load_pair(model, policy)) is not None
         }
+        self.set_aside_pairs = {
+            model: self._aside[pair.sha256] for model, pair in self._pairs.items() if pair.sha256 in self._aside
+        }
         estimated, calibrated = (
-            [name for name in names if name not in self._pairs] for names in (estimated, calibrated)
+            [name for name in names if self._pair(name) is None] for names in (estimated, calibrated)
         )
         self._quality_estimators = {
             model: estimator for model in estimated if (estimator := self._load_quality(model)) is not None
@@ -70,9 +92,9 @@ class LearnedEstimators:
     def quality(self, policy: Policy, request: Request) -> float | None:
         """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
         model = next((target.model for target in policy.targets if target.at == "edge"), "")
-        pair = self._pairs.get(model)
+        pair = self._pair(model)
         estimator = self._quality_estimators.get(model) if pair is None else pair.quality
-        text = _prompt_text(request)
+        text = prompt_text(request)
         return None if estimator is None or text is None else estimator(text)
 
     def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None, heard: float | None = None) -> Chunk:
@@ -85,16 +107,60 @@ class LearnedEstimators:
             heard: Confidence of the transcript that the request consists of; None: it was typed.
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
-        pair, calibrator = self._pairs.get(call.target.model), self._calibrators.get(call.target.model)
+        pair, calibrator = self._pair(call.target.model), self._calibrators.get(call.target.model)
         if confidence is None:
             return chunk
-        if pair is not None and (text := _prompt_text(call.request)) is not None:
+        if pair is not None and (text := prompt_text(call.request)) is not None:
             score = pair(confidence, after, text, pair.quality(text), ended=ended)
         elif calibrator is not None:
             score = calibrator(confidence, after, quality, ended=ended, heard=heard)
         else:
             return chunk
         return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(confidence, score=score))
+
+    # --- calibrations that are set aside ---------------------------------------------------------------------------
+
+    def estimate(
+        self, model: str, text: str, confidence: Confidence | None, after: int, *, ended: bool
+    ) -> PairEstimates | None:
+        """Return what the calibrated pair of an edge model says; None without one.
+
+        Args:
+            model: The edge model.
+            text: The prompt.
+            confidence: As the engine reports it.
+            after: The number of tokens that the handoff waits for.
+            ended: `confidence` covers all tokens of the answer.
+        """
+        pair = self._pairs.get(model)
+        if pair is None:
+            return None
+        quality = pair.quality(text)
+        score = None if confidence is None else pair(confidence, after, text, quality, ended=ended)
+        return PairEstimates(pair.sha256, quality, score)
+
+    def set_aside(self, sha256: str, reason: str) -> None:
+        """Use the signals with this digest no longer; the model's own ones, if any, take their place."""
+        self._aside[sha256] = reason
+        if self._policy is not None:
+            self.activate(self._policy)
+
+    def use_again(self, sha256: str) -> None:
+        """Use signals that were set aside."""
+        if self._aside.pop(sha256, None) is not None and self._policy is not None:
+            self.activate(self._policy)
+
+    @property
+    def pairs(self) -> dict[str, str]:
+        """Digests of the calibrated signals of the active policy, used or not, by edge model."""
+        return {model: pair.sha256 for model, pair in self._pairs.items()}
+
+    def _pair(self, model: str) -> PairEstimator | None:
+        """Return the signals that are in use."""
+        pair = self._pairs.get(model)
+        return None if pair is None or pair.sha256 in self._aside else pair
+
+    # --- files -----------------------------------------------------------------------------------------------------
 
     def _load_pair(self, model: str, policy: Policy) -> PairEstimator | None:
         try:
@@ -169,7 +235,7 @@ def _load_signal(
     return load(find_signal(kind, artifact, extra_dirs), artifact)
 
 
-def _prompt_text(request: Request) -> str | None:
+def prompt_text(request: Request) -> str | None:
     """Return the last user message, or the first prompt if it is text; None for an embedding or token ids."""
     if request.kind == "embedding":
         return None

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from ..evaluate.calibration import calibration_error
 from ..evaluate.routing_curves import apgr
+from ..signals.pair import LENGTH_INPUT
 from ..train.signals.optimizers import Array64
-from ..train.signals.quality import calibration_error
 from .fit import Indices, Rows, Unseen
 
 BOOTSTRAPS = 400
@@ -96,7 +97,7 @@ def signals_of(rows: Rows, unseen: Unseen, stage: int) -> dict[str, Array64]:
         BOTH: unseen.stages[stage],
         PROMPT: unseen.quality,
         RAW: np.array(scores),
-        LENGTH: -np.array([float(len(row.text)) for row in rows.answers]),
+        LENGTH: -rows.inputs[:, LENGTH_INPUT],
     }
 
 

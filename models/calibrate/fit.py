@@ -1,5 +1,9 @@
 """Fit the two signals of a pair on labelled answers: ridge logistic regressions whose penalties cross-validation picks.
 
+Most of what a few hundred prompts tell is how well both models do on each kind of prompt. So where the prompts have
+several tasks, `edge.quality` begins with the task that a prompt probably belongs to, and what the small model gains
+there (`KindMixture`); the rest of the prompt may add to it as far as unseen rows confirm it.
+
 Every figure of a report comes from predictions on rows that neither the fit nor the choice of penalties and thresholds
 saw: the rows are divided into folds, and everything is done anew on the others (`predict_unseen`).
 """
@@ -13,16 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..signals.calibration import LinearLogit, log_odds
-from ..signals.pair import STRUCTURE, PairStage, handoff_inputs, has_choices
+from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairStage, handoff_inputs
 from ..train.signals.optimizers import Array64, fit_logistic
 from .label import LabelledAnswer
 
 FOLDS = 5
 ROWS_PER_AXIS, MOST_AXES = 100, 64  # of the encoder's vectors: fewer rows tell fewer apart
-_TASK_RIDGE = 0.1
+_KIND_RIDGE = 0.03
+_KIND_PRIOR = 10  # rows of the mean of all tasks that the mean of a task counts beside its own
 _QUALITY_RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_MOST_RIDGE = 10.0  # of what is added to the gain of the kind: it still tells prompts of one kind apart
 _HANDOFF_RIDGES = (0.01, 0.1, 1.0, 10.0, 1000.0)  # the last one leaves `edge.quality` alone
-_FREE = 1e-6  # penalty of `edge.quality` as an input of a handoff
+_FREE = 1e-6  # penalty of the kinds' gain as an input of `edge.quality`, and of `edge.quality` as one of a handoff
 _EVEN = 1e-9
 
 Indices = NDArray[np.int64]
@@ -58,6 +64,7 @@ class Rows(msgspec.Struct, frozen=True):
 class PairFit(msgspec.Struct, frozen=True):
     """Both signals, and their values for the rows that they were fitted on, each by a fit without the row's fold."""
 
+    kinds: KindMixture | None  # None: there is one task
     quality: LinearLogit
     stages: tuple[PairStage, ...]
     quality_unseen: Array64  # probabilities [rows]
@@ -74,12 +81,17 @@ class Unseen(msgspec.Struct, frozen=True):
 
 def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
     """Fit `edge.quality`, then the confidence after each number of `tokens` with `edge.quality` as an input."""
-    axes = _axes(rows)
-    reduced = rows.inputs @ axes
-    shapes = [[ridge] * axes.shape[1] for ridge in _QUALITY_RIDGES]
     folds = folds_of(rows.strata, seed)
-    quality, unseen = _fit_best(reduced, rows.enough, shapes, folds)
-    quality = LinearLogit(tuple((axes @ np.array(quality.weights)).tolist()), quality.bias)
+    kinds, gains = _fit_kinds(rows, folds)
+    axes = _axes(rows.inputs)
+    reduced, shapes = rows.inputs @ axes, [[ridge] * axes.shape[1] for ridge in _QUALITY_RIDGES]
+    if kinds is not None:
+        reduced = np.concatenate([reduced, gains[:, None]], axis=1)
+        shapes = [[*shape, _FREE] for shape in (*shapes, [_MOST_RIDGE] * axes.shape[1])]
+    fitted, unseen = _fit_best(reduced, rows.enough, shapes, folds)
+    weights = np.array(fitted.weights)
+    width = axes.shape[1]
+    quality = LinearLogit((*(axes @ weights[:width]).tolist(), *weights[width:].tolist()), fitted.bias)
     stages, stages_unseen = [], []
     for count in tokens:
         inputs = stage_inputs(rows, count, unseen)
@@ -87,7 +99,7 @@ def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
         logit, predicted = _fit_best(inputs, rows.enough, shapes, folds)
         stages.append(PairStage(count, logit))
         stages_unseen.append(predicted)
-    return PairFit(quality, tuple(stages), unseen, tuple(stages_unseen))
+    return PairFit(kinds, quality, tuple(stages), unseen, tuple(stages_unseen))
 
 
 def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int, tick: Callable[[], None] = lambda: None) -> Unseen:
@@ -98,7 +110,7 @@ def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int, tick: Callable[
         seen = np.setdiff1d(np.arange(len(rows)), held)
         fitted = fit_pair(rows[seen], tokens, seed + 1)
         part = rows[held]
-        quality[held] = predict(fitted.quality, part.inputs)
+        quality[held] = predict(fitted.quality, quality_inputs(fitted.kinds, part.inputs))
         for stage, values in zip(fitted.stages, stages, strict=True):
             values[held] = predict(stage.logit, stage_inputs(part, stage.tokens, quality[held]))
         folds.append((held, fitted))
@@ -106,13 +118,19 @@ def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int, tick: Callable[
     return Unseen(quality, tuple(stages), tuple(folds))
 
 
+def quality_inputs(kinds: KindMixture | None, inputs: Array64) -> Array64:
+    """Return the inputs of `edge.quality`, [rows, inputs]: those of the prompt, and the gain of its kind."""
+    return inputs if kinds is None else np.concatenate([inputs, _gains(kinds, inputs)[:, None]], axis=1)
+
+
 def stage_inputs(rows: Rows, tokens: int, quality: Array64) -> Array64:
     """Return the inputs of the stage after `tokens` tokens, [rows, inputs]."""
     values = []
-    for row, probability in zip(rows.answers, quality.tolist(), strict=True):
+    choices = rows.inputs[:, CHOICES_INPUT] > 0
+    for row, probability, has_choices in zip(rows.answers, quality.tolist(), choices.tolist(), strict=True):
         length = len(row.confidences)
-        confidence = row.confidences[min(tokens, length) - 1]
-        values.append(handoff_inputs(confidence, length <= tokens, log_odds(probability), has_choices(row.text)))
+        confidence, ended = row.confidences[min(tokens, length) - 1], row.confidences_end and length <= tokens
+        values.append(handoff_inputs(confidence, ended, log_odds(probability), has_choices))
     return np.array(values)
 
 
@@ -133,37 +151,54 @@ def folds_of(strata: Sequence[object], seed: int) -> list[Indices]:
     return [np.sort(order[start::FOLDS]) for start in range(FOLDS)]
 
 
-def _axes(rows: Rows) -> Array64:
+def _axes(inputs: Array64) -> Array64:
     """Return what maps the inputs of `edge.quality` to fewer ones: [inputs, fewer].
 
-    The leading principal axes of the vector, beside those that tell the tasks apart, or the structural inputs where
-    there is one task.
+    The structural inputs, and the leading principal axes of the vector.
     """
-    width = rows.inputs.shape[1]
-    vectors = rows.inputs[:, STRUCTURE:]
+    vectors = inputs[:, STRUCTURE:]
     _, _, directions = np.linalg.svd(vectors - vectors.mean(axis=0), full_matrices=False)
-    count = min(max(1, len(rows) // ROWS_PER_AXIS), MOST_AXES, len(directions))
-    principal = np.zeros((width, count))
+    count = min(max(1, len(inputs) // ROWS_PER_AXIS), MOST_AXES, len(directions))
+    principal = np.zeros((inputs.shape[1], count))
     principal[STRUCTURE:] = directions[:count].T
-    tasks = np.array([row.task for row in rows.answers])
+    return np.concatenate([np.eye(inputs.shape[1])[:, :STRUCTURE], principal], axis=1)
+
+
+def _fit_kinds(rows: Rows, folds: Sequence[Indices]) -> tuple[KindMixture | None, Array64]:
+    """Return the mixture of the tasks, and its gain for each row by a fit without the row's fold."""
+    unseen = np.zeros(len(rows))
+    whole = _kinds_of(rows)
+    if whole is None:
+        return None, unseen
+    for held in folds:
+        part = _kinds_of(rows[np.setdiff1d(np.arange(len(rows)), held)]) or whole
+        unseen[held] = _gains(part, rows.inputs[held])
+    return whole, unseen
+
+
+def _kinds_of(rows: Rows) -> KindMixture | None:
+    """Fit one regression for each task against the others; None where there is one task."""
+    tasks, gains = np.array([row.task for row in rows.answers]), rows.small - rows.large
     names = np.unique(tasks)
-    guiding = np.eye(width)[:, :STRUCTURE] if len(names) == 1 else _task_axes(rows.inputs, tasks[:, None] == names)
-    return np.concatenate([guiding, principal], axis=1)
+    if len(names) == 1:
+        return None
+    center, spread = rows.inputs.mean(axis=0), rows.inputs.std(axis=0) + _EVEN
+    scaled, ones = (rows.inputs - center) / spread, np.ones(len(rows))
+    kinds, means = [], []
+    for name in names:
+        inside = tasks == name
+        fitted = fit_logistic(scaled, inside, ones, ridges=[_KIND_RIDGE] * scaled.shape[1])
+        weights = np.array(fitted.weights) / spread
+        kinds.append(LinearLogit(tuple(weights.tolist()), fitted.bias - float(weights @ center)))
+        means.append((gains[inside].sum() + _KIND_PRIOR * gains.mean()) / (inside.sum() + _KIND_PRIOR))
+    return KindMixture(tuple(kinds), tuple(map(float, means)))
 
 
-def _task_axes(inputs: Array64, is_task: NDArray[np.bool_]) -> Array64:
-    """Return ridge regressions from the inputs to each task's indicator, which span the axes of a linear discriminant.
-
-    Args:
-        inputs: [rows, inputs].
-        is_task: [rows, tasks].
-    """
-    spread = inputs.std(axis=0) + 1e-9
-    scaled = (inputs - inputs.mean(axis=0)) / spread
-    indicators = is_task - is_task.mean(axis=0)
-    gram = scaled.T @ scaled + _TASK_RIDGE * len(inputs) * np.eye(scaled.shape[1])
-    axes: Array64 = np.linalg.solve(gram, scaled.T @ indicators) / spread[:, None]
-    return axes
+def _gains(kinds: KindMixture, inputs: Array64) -> Array64:
+    """Return what `kinds` returns for each row."""
+    shares = np.stack([predict(kind, inputs) for kind in kinds.kinds], axis=1)
+    expected: Array64 = shares @ np.array(kinds.gains) / shares.sum(axis=1)
+    return expected
 
 
 def _fit_best(

@@ -22,6 +22,9 @@ from .prompts import CalibrationPrompt, last_number
 
 F1_RIGHT = 0.5  # word overlap from which a text counts as the reference
 SIMILAR = 0.8  # cosine of the encoder's vectors from which two free texts agree
+LEAST_CHOICES = 2
+_CHOICE = re.compile(r"^\s*\(?([A-H])[.):]\s", re.MULTILINE)
+_BARE_LETTER = re.compile(r"^\W*([A-H])(?:[.):,]|\s*$)")  # "B. below", but not "A good way"
 _LETTER = re.compile(r"^\W*([A-Z])\b")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -30,7 +33,8 @@ _NO_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
 class LabelledAnswer(msgspec.Struct, frozen=True):
     """A prompt, the quality of both answers (0 to 1), and the confidence of the small one after each first token.
 
-    `chance` is the quality of guessing, where the prompt has choices.
+    `chance` is the quality of guessing, where the prompt has choices. `confidences_end`: the last of `confidences`
+    covers the end of the answer.
     """
 
     text: str
@@ -39,6 +43,7 @@ class LabelledAnswer(msgspec.Struct, frozen=True):
     large: float
     confidences: tuple[Confidence, ...]
     chance: float = 0.0
+    confidences_end: bool = True
 
     @property
     def enough(self) -> bool:
@@ -99,6 +104,19 @@ def _is_right(prompt: CalibrationPrompt, answer: ModelAnswer) -> bool:
         number = last_number(answer.text)
         return number is not None and number == last_number(prompt.answer)
     return same_text(answer.text, prompt.answer)
+
+
+def answers_agree(question: str, small: str, large: str, encode: Encode) -> bool:
+    """Return whether the small model's answer agrees with the large one's, where nothing but the texts is known.
+
+    Where the question lists choices the letters are compared, if both answers begin with one.
+    """
+    letters = _CHOICE.findall(question)
+    chosen = [found[1] for text in (small, large) if (found := _BARE_LETTER.match(text)) and found[1] in letters]
+    if len(letters) >= LEAST_CHOICES and len(chosen) == 2:
+        return chosen[0] == chosen[1]
+    prompt = CalibrationPrompt(prompt=question)
+    return _agree(prompt, PairAnswers("", "", ModelAnswer(small), ModelAnswer(large)), encode)
 
 
 def _agree(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> bool:

@@ -16,7 +16,7 @@ from ..catalog.artifact import Artifact, ArtifactError
 from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.lookup import find_signal
-from ..signals.pair import ModelIdentity, PairParameters, prompt_features
+from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, prompt_features
 from .answers import AnswerLog, Pair
 from .collect import Answerer, EngineAnswerer, collect
 from .endpoint import EndpointAnswerer
@@ -26,6 +26,7 @@ from .judge import AnswerJudge
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
 from .report import PairReport, markdown, write_report
+from .shadow import FILE, read_shadow_rows
 
 STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
 LEAST_PROMPTS = 50  # fewer tell nothing
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     large: Artifact | str  # a name: the model is behind `endpoint`
     endpoint: Endpoint | None = None
     judge: tuple[str, Endpoint] | None = None  # model, and where it is
-    run: Path
+    run: Path  # folder of the answers, and of the fitted signals
     target: Target
     hold_tokens: int
     hold_ms: int
@@ -121,10 +122,44 @@ def calibrate_pair(
     encoder_artifact = find_signal("embedding", None, (to,))
     encoder = SentenceEncoder(encoder_artifact.path)
     answers = label(prompts, log.rows, encoder)
-    if len(answers) < LEAST_PROMPTS:
-        raise ArtifactError(f"{log.path}: {len(answers)} prompts are answered; {LEAST_PROMPTS} are the least to fit on")
-    rows = as_rows(answers, encoder)
+    _check_count(len(answers), log.path)
     tokens = sorted({*(count for count in STAGES if count < plan.hold_tokens), plan.hold_tokens})
+    return _fit_and_publish(plan, as_rows(answers, encoder), tokens, encoder_artifact, to, name, command, echo)
+
+
+def calibrate_from_shadow(
+    plan: Plan, state_dir: Path, to: Path, name: str, command: str, echo: Echo
+) -> Artifact | None:
+    """Fit on the shadow answers in a daemon's state folder, write the report, and publish the signals.
+
+    Returns:
+        As `calibrate_pair`.
+
+    Raises:
+        ArtifactError: too few shadow answers of this pair are there.
+    """
+    encoder_artifact = find_signal("embedding", None, (to,))
+    rows, after = read_shadow_rows(state_dir, plan.pair, encoder_artifact.manifest.sha256)
+    _check_count(len(rows), state_dir / FILE)
+    plan = msgspec.structs.replace(plan, hold_tokens=after)
+    return _fit_and_publish(plan, rows, [after], encoder_artifact, to, name, command, echo)
+
+
+def _check_count(count: int, path: Path) -> None:
+    if count < LEAST_PROMPTS:
+        raise ArtifactError(f"{path}: {count} prompts are answered; {LEAST_PROMPTS} are the least to fit on")
+
+
+def _fit_and_publish(
+    plan: Plan,
+    rows: Rows,
+    tokens: Sequence[int],
+    encoder_artifact: Artifact,
+    to: Path,
+    name: str,
+    command: str,
+    echo: Echo,
+) -> Artifact | None:
     fitted, report, signals = _measure(plan, rows, tokens, echo)
     folder = to / name
     write_report(folder, report, rows, signals)
@@ -133,7 +168,13 @@ def calibrate_pair(
         echo(f"the report is in {folder}")
         return None
     parameters = PairParameters(
-        plan.pair.small, plan.pair.large, encoder_artifact.manifest.sha256, fitted.quality, fitted.stages
+        plan.pair.small,
+        plan.pair.large,
+        encoder_artifact.manifest.sha256,
+        fitted.quality,
+        fitted.stages,
+        PairHandoff(plan.hold_tokens, round(report.handoff.below, 3), plan.hold_ms),
+        fitted.kinds,
     )
     weights = plan.run / "signals.json"
     weights.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from ..catalog.artifact import find_artifact
-from .options import existing_file, folder, models_option, threads_option, to_option
+from ..catalog.artifact import Artifact, ArtifactNotFound, find_artifact
+from .options import existing_file, existing_folder, folder, models_option, threads_option, to_option
 
 
 @click.command()
@@ -25,11 +27,16 @@ from .options import existing_file, folder, models_option, threads_option, to_op
     "--prompts",
     "files",
     multiple=True,
-    required=True,
     type=existing_file,
     help='JSON lines: {"prompt": ...}, and "answer" with "metric" where there is a reference; may be repeated.',
 )
-@click.option("--run", type=folder, required=True, help="Folder for the answers; a second call goes on with them.")
+@click.option(
+    "--from-shadow",
+    "state_dir",
+    type=existing_folder,
+    help="A daemon's state folder: fit on what its policy's shadow requests taught, and ask nothing.",
+)
+@click.option("--run", type=folder, help="Folder for the answers; a second call goes on with them.")
 @to_option
 @click.option("--name", help="Name of the artifact; default: calibrated-SMALL.")
 @click.option("--keep", type=click.FloatRange(0, 1, min_open=True), help="Share of the large model's quality to keep.")
@@ -54,7 +61,8 @@ def calibrate(
     judge: str | None,
     judge_url: str | None,
     files: Sequence[Path],
-    run: Path,
+    state_dir: Path | None,
+    run: Path | None,
     to: Path,
     name: str | None,
     keep: float | None,
@@ -71,40 +79,61 @@ def calibrate(
     """Learn when the small model of a pair is good enough, and choose the threshold for your target.
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
-    `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on.
+    `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on. With
+    --from-shadow nothing is asked: the answers are those that a box compared under its policy's `shadow`.
     """
     from ..calibrate.answers import AnswerLog
     from ..calibrate.evaluate import Target
     from ..calibrate.prompts import collection_order, read_prompts
-    from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_pair
+    from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_from_shadow, calibrate_pair
 
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")
     if (judge is None) != (judge_url is None):
         raise click.UsageError("--judge and --judge-url belong together")
+    if (state_dir is None) == (not files):
+        raise click.UsageError("name either --prompts or --from-shadow")
+    if state_dir is None and run is None:
+        raise click.UsageError("--prompts needs --run, a folder for the answers")
     dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")
-    prompts = collection_order(read_prompts(files), seed)
-    plan = Plan(
-        small=find_artifact(small, dirs),
-        large=large if large_url else find_artifact(large, dirs),
-        endpoint=Endpoint(large_url, key) if large_url else None,
-        judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
-        run=run,
-        target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
-        hold_tokens=hold_tokens,
-        hold_ms=hold_ms,
-        parallel=parallel,
-        context_tokens=context,
-        threads=threads,
-        seed=seed,
-    )
-    with AnswerLog(run / "answers.jsonl", plan.pair) as log:
-        if ask:
-            ask_pair(plan, prompts, log, click.echo)
-        command = shlex.join(["causeway-models", *sys.argv[1:]])
-        published = calibrate_pair(plan, prompts, log, to, name or f"calibrated-{small}", command, click.echo)
+    command, name = shlex.join(["causeway-models", *sys.argv[1:]]), name or f"calibrated-{small}"
+    with contextlib.ExitStack() as stack:
+        plan = Plan(
+            small=find_artifact(small, dirs),
+            large=_large(large, dirs, is_remote=large_url is not None, may_be_absent=state_dir is not None),
+            endpoint=Endpoint(large_url, key) if large_url else None,
+            judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
+            run=run or Path(stack.enter_context(tempfile.TemporaryDirectory())),
+            target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
+            hold_tokens=hold_tokens,
+            hold_ms=hold_ms,
+            parallel=parallel,
+            context_tokens=context,
+            threads=threads,
+            seed=seed,
+        )
+        if state_dir is not None:
+            published = calibrate_from_shadow(plan, state_dir, to, name, command, click.echo)
+        else:
+            prompts = collection_order(read_prompts(files), seed)
+            log = stack.enter_context(AnswerLog(plan.run / "answers.jsonl", plan.pair))
+            if ask:
+                ask_pair(plan, prompts, log, click.echo)
+            published = calibrate_pair(plan, prompts, log, to, name, command, click.echo)
     if published is not None:
         click.echo(f"published {published.path}, for {small} beside {large}")
+
+
+def _large(name: str, dirs: Sequence[Path], *, is_remote: bool, may_be_absent: bool) -> Artifact | str:
+    """Return the large model, or its name where only an endpoint, or a box's cloud, has it."""
+    if is_remote:
+        return name
+    try:
+        return find_artifact(name, dirs)
+    except ArtifactNotFound:
+        if may_be_absent:
+            return name
+        raise
 
 
 COMMANDS: tuple[click.Command, ...] = (calibrate,)

@@ -2,7 +2,8 @@
 
 `causeway-models calibrate` fits both on the answers of two models, and writes them as JSON. "Good enough" means that
 the large model's answer is not better. `edge.quality` is a logistic regression over the prompt: the sentence encoder's
-vector and a few structural features. The confidence is another one over the first tokens of the answer, for each
+vector, a few structural features, and what the small model gains on the kind that the prompt probably belongs to. The
+confidence is another one over the first tokens of the answer, for each
 number of tokens that a handoff may hold back, with `edge.quality` and the kind of the prompt as additional inputs.
 
 A file belongs to exactly one version of both models, and to one sentence encoder.
@@ -34,6 +35,7 @@ _QUESTION_WORD = re.compile(r"\b(?:how (?:many|much)|total|calculate|sum|percent
 _CODE = re.compile(r"[{}<>=;\\_^]|def |```")
 
 STRUCTURE = 11  # inputs of the prompt that are no part of the encoder's vector
+LENGTH_INPUT, CHOICES_INPUT = 0, 5  # of these: the logarithm of the length, and whether the prompt has choices
 
 Encode = Callable[[str], Vector]
 
@@ -52,14 +54,42 @@ class PairStage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     logit: LinearLogit
 
 
+class KindMixture(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the small model probably gains over the large one, by the kind that a prompt probably belongs to.
+
+    `kinds`: the log odds of each kind; `gains`: the mean difference of both models' qualities on its prompts.
+    """
+
+    kinds: tuple[LinearLogit, ...]
+    gains: tuple[float, ...]
+
+    def __call__(self, inputs: Sequence[float]) -> float:
+        """Return the expected gain, -1 to 1. Raises ValueError for another number of inputs."""
+        shares = [kind(inputs) for kind in self.kinds]
+        return sum(share * gain for share, gain in zip(shares, self.gains, strict=True)) / sum(shares)
+
+
+class PairHandoff(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The handoff of a policy that meets the target which the pair was calibrated for."""
+
+    after_tokens: int
+    below: float
+    within_ms: int
+
+
 class PairParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of the file. `stages`: at least one, in ascending order of `tokens`."""
+    """Content of the file. `stages`: at least one, in ascending order of `tokens`.
+
+    `kinds`: of the prompts; their expected gain is then the last input of `quality`.
+    """
 
     small: ModelIdentity
     large: ModelIdentity
     encoder_sha256: str
     quality: LinearLogit
     stages: tuple[PairStage, ...]
+    handoff: PairHandoff | None = None
+    kinds: KindMixture | None = None
 
 
 class PairEstimator:
@@ -68,17 +98,22 @@ class PairEstimator:
     `quality`: `edge.quality` of a prompt, the probability, 0 to 1, that the small model's answer is good enough.
     """
 
-    def __init__(self, parameters: PairParameters, encoder: Encode) -> None:
-        """Check and keep `parameters`.
+    def __init__(self, parameters: PairParameters, encoder: Encode, sha256: str = "") -> None:
+        """Check and keep `parameters`; `sha256` is of their file.
 
         Raises:
             ArtifactError: the number of weights differs from the number of inputs, or there is no stage.
         """
         inputs = len(prompt_features("", encoder))
-        fits = len(parameters.quality.weights) == inputs and parameters.stages
+        kinds = parameters.kinds
+        fits = len(parameters.quality.weights) == inputs + (kinds is not None) and bool(parameters.stages)
+        if kinds is not None:
+            weights = [len(kind.weights) for kind in kinds.kinds]
+            fits = fits and weights == [inputs] * len(kinds.gains) and bool(weights)
         if not fits or any(len(stage.logit.weights) != HANDOFF_INPUTS for stage in parameters.stages):
             raise ArtifactError(f"a pair's signals have {inputs} weights, and stages of {HANDOFF_INPUTS}")
         self.parameters = parameters
+        self.sha256 = sha256
         self._encoder = encoder
         # Each token that is held back asks for the quality of its prompt.
         self.quality: Callable[[str], float] = lru_cache(_RECENT_PROMPTS)(self._quality)
@@ -97,7 +132,7 @@ class PairEstimator:
         ):
             if found != wanted:
                 raise ArtifactError(f"{signal.path}: made for other {part} than {name} now has: sha256 {wanted}")
-        return cls(parameters, SentenceEncoder(encoder.path))
+        return cls(parameters, SentenceEncoder(encoder.path), signal.manifest.sha256)
 
     def __call__(self, confidence: Confidence, after: int, text: str, quality: float, *, ended: bool) -> float:
         """Return the probability, 0 to 1, that the answer is good enough.
@@ -114,7 +149,8 @@ class PairEstimator:
         return stage.logit(handoff_inputs(confidence, ended, log_odds(quality), has_choices(text)))
 
     def _quality(self, text: str) -> float:
-        return self.parameters.quality(prompt_features(text, self._encoder))
+        inputs, kinds = prompt_features(text, self._encoder), self.parameters.kinds
+        return self.parameters.quality(inputs if kinds is None else (*inputs, kinds(inputs)))
 
 
 def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()) -> PairEstimator:

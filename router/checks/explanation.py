@@ -42,6 +42,7 @@ _REASON_TEXTS: dict[ReasonCode, tuple[str, str, str]] = {
     "target_unable": ("✗", "red", "{target} lacks a capability: {detail}"),
     "target_absent": ("✗", "red", "{target} is not on this box: {detail}"),
     "target_down": ("↓", "yellow", "{target} is down, tried last {detail}"),
+    "calibration_set_aside": ("!", "yellow", "the calibration of {target} has drifted and is set aside {detail}"),
     "no_route": ("✗", "red", "no target is left {detail}"),
     "cache_rule_held": ("✓", "green", "cache rule held"),
     "cache_rule_not_held": ("·", "dim", "cache rule did not hold"),
@@ -70,6 +71,7 @@ def explain(explanation: RouteExplanation) -> list[Line]:
         *_reasons(reasons, draft=explanation.draft),
         [],
         [(f"cache    {_cache(explanation)}", "")],
+        *_shadow(decision),
         *_signals(explanation),
         *([[(_DRAFT_NOTE, "dim")]] if explanation.draft else []),
     ]
@@ -134,6 +136,15 @@ def _cache(explanation: RouteExplanation) -> str:
     semantic = explanation.cache.semantic
     shared = "" if semantic is None else f", and {semantic.ttl_s:g} s for questions that mean the same"
     return f"miss; the answer would be fresh for {exact.ttl_s:g} s{shared}"
+
+
+def _shadow(decision: Decision) -> list[Line]:
+    """Return how often the other side is asked too, if it may be."""
+    shadow = decision.shadow
+    if shadow is None:
+        return []
+    text = f"a share of {shadow.share:.3g} of such answers, for at most {shadow.usd_per_day:g} USD a day"
+    return [[(f"shadow   the other side is asked too after {text}", "")]]
 
 
 def _signals(explanation: RouteExplanation) -> list[Line]:

@@ -43,7 +43,7 @@ from ..errors import (
     TargetNotConfigured,
     UnsupportedFeature,
 )
-from ..types import Ability, AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
+from ..types import AUTO, Ability, AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
 from .handoff import HandoffGate
 
 
@@ -389,12 +389,21 @@ _NEEDS: Mapping[Ability, tuple[str, str]] = {
 def no_route(decision: Decision) -> CausewayError:
     """Build the error for a decision without attempts.
 
-    1. The request needs what no target of the policy can do: UnsupportedFeature (400), because it can never pass.
+    1. The request needs what no target of the policy, or none that it names, can do: UnsupportedFeature (400), because
+       it can never pass.
     2. Anything else may pass at another time: NoRoute (503). It names what excluded each target.
     """
     missing = decision.missing_abilities
     if missing:  # (1)
         needs = " and ".join(_NEEDS[ability][1] for ability in missing)
+        if decision.able_targets:
+            named = next(reason.detail for reason in decision.reasons if reason.code == "model_named")
+            able = " or ".join(f"`{name}`" for name in decision.able_targets)
+            return UnsupportedFeature(
+                f"`{named}` does not support {needs} under policy {decision.policy}@{decision.revision}. Send {able} "
+                f"as `model`, or `{AUTO}`; or add `can: [{', '.join(missing)}]` to the target in the policy.",
+                param="model",
+            )
         return UnsupportedFeature(
             f"no target of policy {decision.policy}@{decision.revision} that this request may use supports {needs}. "
             f"Leave that out, or add a target with `can: [{', '.join(missing)}]` to the policy.",

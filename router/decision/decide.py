@@ -44,6 +44,7 @@ from ..types import (
 )
 from .continue_token import PARAM, split_token
 from .handoff import plan_handoff
+from .shadow import plan_shadow
 
 _ONLY: dict[Prefer | None, Location] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: dict[Prefer | None, Location] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
@@ -52,6 +53,7 @@ _R = TypeVar("_R", bound=Rule)
 _TEXT_ONLY: list[Modality] = ["text"]
 _NO_ATTEMPTS: tuple[tuple[AttemptPlan, ...], str] = ((), "")
 _ABSENT: dict[Location, str] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
+_QUALITY: Final = "edge.quality"
 _NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
 
 
@@ -81,6 +83,8 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
     attempts, skipped_target = _NO_ATTEMPTS
     if named or route is not None:
         attempts, skipped_target = _attempts(request, snapshot, bound, kept, named, route, reasons)
+        if snapshot.uncalibrated and route is not None:
+            _note_uncalibrated(policy, route, snapshot, attempts, reasons)
     else:
         reasons.append(_NO_ROUTE_HOLDS)
     return Decision(
@@ -93,8 +97,24 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         private=bool(bound),
         parts_on_device=bool(kept),
         missing_abilities=() if attempts else _missing_abilities(request, snapshot, named or policy.targets),
+        able_targets=()
+        if attempts or not named or request.resume
+        else _able_targets(request, snapshot, policy.targets),
         skipped_target=skipped_target,
+        shadow=None
+        if policy.shadow is None or named or bound or kept
+        else plan_shadow(policy.shadow, request, attempts),
     )
+
+
+def _note_uncalibrated(
+    policy: Policy, route: Route, snapshot: Snapshot, attempts: tuple[AttemptPlan, ...], reasons: list[Reason]
+) -> None:
+    """Say which targets lack the calibrated signals that this decision would use."""
+    if route.handoff is None and _QUALITY not in policy.route_needs.signals:
+        return
+    names = dict.fromkeys(plan.target.name for plan in attempts if plan.target.name in snapshot.uncalibrated)
+    reasons += [Reason("calibration_set_aside", rule=route.name, target=name) for name in names]
 
 
 def model_names(policy: Policy) -> tuple[str, ...]:
@@ -277,6 +297,11 @@ def _missing_abilities(request: Request, snapshot: Snapshot, targets: tuple[Targ
     required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
     lacks = [{ability for ability in required if ability not in target.can} for target in targets]
     return tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
+
+
+def _able_targets(request: Request, snapshot: Snapshot, targets: tuple[Target, ...]) -> tuple[str, ...]:
+    """Return the names of the targets that can do what the request needs."""
+    return tuple(target.name for target in targets if not _missing_abilities(request, snapshot, (target,)))
 
 
 def _required_abilities(request: Request) -> tuple[Ability, ...]:

@@ -22,11 +22,12 @@ from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
 from .error_body import encode_error, error_event, error_headers
 from .model_list import encode_model, encode_models
 from .request_body import check_media_type
-from .responses import ResponseEcho, ResponseEncoder, parse_response
+from .responses import RESPONSE_ONLY, ResponseEcho, ResponseEncoder, parse_response
 from .spelling import check_field_names, check_header_names
 from .upstream import encode_request
 
 __all__ = [
+    "RESPONSE_ONLY",
     "AnswerEncoder",
     "CachedAnswer",
     "ResponseEcho",

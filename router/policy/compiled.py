@@ -16,10 +16,10 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Target, WaitFor
+from ..types import ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Shadow, Target, WaitFor
 from .cel_source import ExpressionError
 from .expression import compile_expression
-from .file import CacheDoc, PolicyDoc, RouteDoc, TargetDoc, rules, seconds
+from .file import CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds
 from .lint import Conditions, check_meaning
 from .signals import OPENAI_TEMPERATURE, Expression, RequiredSignals
 
@@ -91,6 +91,7 @@ class Policy:
     routes: tuple[Route, ...]
     cache: tuple[CacheRule, ...]
     limits: Limits
+    shadow: Shadow | None
     default_temperature: float  # `request.temperature` if the client sets none: the highest of the targets
     own_temperature: frozenset[str]  # names of the edge targets that declare none: their models' own is used
     constraint_needs: RequiredSignals  # of `decide` with a named model: constraints only
@@ -223,6 +224,7 @@ def _build(doc: PolicyDoc, conditions: Conditions, model_temperature: ModelTempe
         routes=routes,
         cache=cache,
         limits=Limits(doc.limits.concurrent, doc.limits.queue, None if isinstance(rps, UnsetType) else rps),
+        shadow=_shadow(doc.shadow),
         default_temperature=temperature,
         own_temperature=frozenset(
             name for name, t in doc.targets.items() if t.at == "edge" and isinstance(t.temperature, UnsetType)
@@ -266,6 +268,10 @@ def _route(doc: RouteDoc, when: Expression | None, targets: dict[str, Target]) -
     if not isinstance(doc.handoff, UnsetType):
         handoff = Handoff(doc.handoff.after_tokens, doc.handoff.below, seconds(doc.handoff.within))
     return Route(doc.name, when, used, handoff, doc.fusion, doc.wait_for)
+
+
+def _shadow(doc: ShadowDoc | UnsetType) -> Shadow | None:
+    return None if isinstance(doc, UnsetType) else Shadow(doc.share, doc.usd_per_day, doc.max_drift)
 
 
 def _cache_rule(doc: CacheDoc, index: int, when: Expression | None) -> CacheRule:

@@ -193,6 +193,38 @@ class LimitsDoc(_Doc, frozen=True):
     ) = UNSET
 
 
+class ShadowDoc(_Doc, frozen=True):
+    """Asks the other side too, after the answer, to learn when the device is good enough. Only agreement is kept."""
+
+    share: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="Share of the answers after which a target on the other side (device, cloud) is asked as well. "
+            "Never for requests that are bound to the device.",
+        ),
+    ]
+    usd_per_day: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="What shadow requests may cost from midnight to midnight. A request that could exceed it is "
+            "not sent. `spend.*` counts them too.",
+        ),
+    ] = 1.0
+    max_drift: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=1,
+            description="Calibration error of the newest shadow answers, beyond what chance explains, above which a "
+            "pair's calibrated signals are set aside.",
+        ),
+    ] = 0.1
+
+
 class PolicyDoc(_Doc, frozen=True):
     """A Causeway policy: where each request is answered, and why."""
 
@@ -210,6 +242,13 @@ class PolicyDoc(_Doc, frozen=True):
         tuple[CacheDoc, ...], Meta(description="Rules of the response cache; the first that holds decides.")
     ] = ()
     limits: Annotated[LimitsDoc, Meta(description="Limits on admission.")] = LimitsDoc()
+    shadow: (
+        Annotated[
+            ShadowDoc,
+            Meta(description="Shadow requests, which compare both sides' answers. Without: none is sent."),
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 RuleDoc = ConstraintDoc | RouteDoc | CacheDoc

@@ -36,6 +36,7 @@ def check_meaning(
         *checks.constraints(),
         *checks.lifetimes(),
         *checks.money(),
+        *checks.shadows(),
         *checks.absent_signals(readable),
         *checks.contradictions(),
         *checks.unreadable(readable),
@@ -171,6 +172,26 @@ class _Checks:
         for path, expression in self.conditions.items():
             if not priced and any(signal.startswith("spend.") for signal in expression.signals):
                 yield self.warning(path, "spend.* stays 0: no target has `usd_per_1k_tokens`")
+
+    def shadows(self) -> Iterator[Problem]:
+        if isinstance(self.doc.shadow, UnsetType):
+            return
+        if not any({"edge", "cloud"} <= set(self._sides(route)) for route in self.doc.routes):
+            yield self.error("shadow", "no route's `use` has an edge target and a cloud target: none can be compared")
+        always = [
+            rule.name
+            for at, rule in enumerate(self.doc.constraints)
+            if rule.keep == "on_device" and self._constant(f"constraints[{at}]")
+        ]
+        if always:
+            yield self.error("shadow", f"`{always[0]}` binds every request to the device: no shadow request is sent")
+        free = [
+            name for name, target in self.doc.targets.items() if target.at == "cloud" and not target.usd_per_1k_tokens
+        ]
+        if free:
+            yield self.warning(
+                "shadow", f"`usd_per_day` bounds nothing where `{free[0]}` answers: it has no `usd_per_1k_tokens`"
+            )
 
     def contradictions(self) -> Iterator[Problem]:
         """Find rules whose comparisons exclude each other, or lie outside of a signal's range."""

@@ -218,6 +218,7 @@ def config(
     server: ServerConfig | None = None,
     cloud: str = "",
     probe_interval_s: float = 5.0,
+    model_dirs: tuple[str, ...] = (),
 ) -> Config:
     state_dir.mkdir(parents=True, exist_ok=True)
     path = state_dir / "policy.yaml"
@@ -226,7 +227,7 @@ def config(
         policy=str(path),
         state_dir=str(state_dir / "state"),
         server=server or ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0),
-        engine=EngineConfig(enabled=True),
+        engine=EngineConfig(enabled=True, model_dirs=model_dirs),
         cloud=CloudConfig(
             url=cloud,
             connect_timeout_s=5.0,
@@ -256,12 +257,20 @@ async def running(
     environ: Mapping[str, str] = {},
     fleet: FleetLink | None = None,
     realtime: RealtimeConfig | None = None,
+    model_dirs: tuple[str, ...] = (),
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
     cloud = cloud or ScriptedCloud()
     if not cloud.url:
         await cloud.start()
-    settings = config(state_dir, policy=policy, server=server, cloud=cloud.url, probe_interval_s=probe_interval_s)
+    settings = config(
+        state_dir,
+        policy=policy,
+        server=server,
+        cloud=cloud.url,
+        probe_interval_s=probe_interval_s,
+        model_dirs=model_dirs,
+    )
     keyed = msgspec.structs.replace(settings.cloud, api_key=api_key)
     settings = msgspec.structs.replace(
         settings,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -159,13 +161,17 @@ async def test_identical_requests_in_progress_share_one_generation(box: Box, str
     box.assert_nothing_leaks()
 
 
-async def test_a_follower_with_a_later_deadline_starts_its_own_generation(box: Box) -> None:
+async def test_a_follower_with_a_later_deadline_starts_its_own_generation(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the first request's deadline ends the shared generation."""
     box.engine.gate = asyncio.Event()
-    hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "80"}))
+    hasty = asyncio.ensure_future(box.ask(temperature=0, headers={"x-causeway-deadline-ms": "30000"}))
     await until(lambda: box.engine.running == 1)
-    patient = asyncio.ensure_future(box.ask(temperature=0))
+    patient = asyncio.ensure_future(box.ask(temperature=0))  # within 60 s
     await until(lambda: box.parts.shared_generations.subscribers == 2)
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", functools.partial(_later, loop.time, 31.0))
     assert (await hasty).status == 504
     await until(lambda: len(box.engine.calls) == 2)
     box.engine.gate.set()
@@ -173,6 +179,10 @@ async def test_a_follower_with_a_later_deadline_starts_its_own_generation(box: B
     assert answer.text == EDGE
     assert answer.headers["x-causeway-cache"] == "miss"
     box.assert_nothing_leaks()
+
+
+def _later(clock: Callable[[], float], seconds: float) -> float:
+    return clock() + seconds
 
 
 async def test_the_follower_is_answered_when_the_first_client_disconnects(box: Box) -> None:

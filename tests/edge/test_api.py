@@ -64,6 +64,25 @@ async def test_route_reports_the_age_of_a_cached_answer(box: Box) -> None:
         assert 0 <= (await response.json())["cached_age_s"] < 5
 
 
+VECTORS = '  - name: vectors\n    when: request.kind == "embedding"\n    use: [small]\n'
+
+
+async def test_route_knows_the_body_of_a_response_from_that_of_embeddings(tmp_path: Path) -> None:
+    """Both have `input`."""
+    policy = POLICY.replace("  - name: cloud-first\n", VECTORS + "  - name: cloud-first\n")
+    bodies: list[tuple[dict[str, object], str]] = [
+        ({"input": "hello"}, "vectors"),
+        ({"input": ["hello", "you"], "dimensions": 2}, "vectors"),
+        ({"input": "hello", "store": False}, "edge-first"),
+        ({"input": [{"role": "user", "content": "hello"}]}, "edge-first"),
+        ({"input": "hello", "max_output_tokens": 5}, "edge-first"),
+    ]
+    async with running(tmp_path, policy=policy) as box:
+        for body, rule in bodies:
+            async with box.session.post("/v1/route", json={"model": "auto", **body}) as response:
+                assert (await response.json())["decision"]["rule"] == rule
+
+
 async def test_route_refuses_an_invalid_body(box: Box) -> None:
     async with box.session.post("/v1/route", json={"messages": 7}) as response:
         assert response.status == 400

@@ -20,6 +20,7 @@ from models.signals.lookup import find_signal
 from models.signals.pair import (
     HANDOFF_INPUTS,
     STRUCTURE,
+    KindMixture,
     ModelIdentity,
     PairParameters,
     PairStage,
@@ -105,6 +106,7 @@ def test_a_prompt_of_token_ids_keeps_the_engine_s_score(tmp_path: Path) -> None:
         ({"encoder_sha256": "0" * 64}, "other word vectors than encoder now has"),
         ({"stages": ()}, "a pair's signals have"),
         ({"quality": LinearLogit((1.0,), 0.0)}, "a pair's signals have"),
+        ({"kinds": KindMixture((), ())}, "a pair's signals have"),
     ],
 )
 def test_signals_that_do_not_belong_to_this_pair_are_ignored_and_said(

@@ -20,6 +20,7 @@ from models.catalog.artifact import ArtifactError, Manifest, find_artifact
 from models.pull.demo import demo_models
 from router.errors import PolicyError
 from router.policy.compiled import parse_policy
+from router.types import Handoff
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,36 @@ def test_a_large_model_in_the_cloud_gets_a_patient_gateway(config: Config, tmp_p
     text = choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text
     (tmp_path / "gateway.yaml").write_text(text)
     assert load_gateway_config(tmp_path / "gateway.yaml", Flags()).load_balancing.hung_after_s > 60
+
+
+def test_a_calibrated_pair_gets_its_handoff(config: Config, tmp_path: Path) -> None:
+    """Without one `up` says what to do; signals for other weights are said, and not used."""
+    pytest.importorskip("onnxruntime")
+    from models.signals.pair import ModelIdentity, PairHandoff
+    from tests.edge.test_calibrated_pair import publish
+
+    path = tmp_path / "small-x" / "manifest.json"
+    manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(manifest, sha256="1" * 64)))  # not the assistant's
+    config = Config(engine=EngineConfig(model_dirs=(str(tmp_path), str(tmp_path / "models"))))
+    raw = choose_models(config, "small-x", "large-x", with_cloud=True)
+    assert "not calibrated" in raw.note
+    assert "`causeway-models calibrate --small small-x --large large-x --prompts FILE`" in raw.note
+    assert "after_tokens: 8, below: 0.55}" in raw.policy_text
+    cases = {
+        "": (Handoff(24, 0.663, 1.5), "takes over below a probability of 0.663"),
+        "0" * 64: (Handoff(8, 0.55), "is not used: "),
+    }
+    for sha256, (handoff, note) in cases.items():
+        pair = {"small": ModelIdentity("small-x", "1" * 64), "large": ModelIdentity("large-x", sha256)}
+        publish(tmp_path, **pair, handoff=PairHandoff(24, 0.663, 1500))
+        models = choose_models(config, "small-x", "large-x", with_cloud=True)
+        assert note in models.note
+        assert [one.handoff for one in parse_policy(models.policy_text, "up").routes if one.handoff] == [handoff]
+
+
+def test_a_model_with_a_calibrator_of_its_own_needs_none() -> None:
+    assert choose_models(Config(), "assistant", "assistant-large", with_cloud=True).note == ""
 
 
 def test_one_of_a_pair_may_be_left_out(config: Config) -> None:

@@ -23,6 +23,7 @@ from router.types import (
     Reason,
     ReasonCode,
     SemanticCache,
+    Shadow,
     Snapshot,
     Target,
 )
@@ -81,6 +82,12 @@ def test_the_cache_is_a_hit_a_miss_or_unused() -> None:
     assert "fresh for 30 s, and 20 s for questions that mean the same" in printed(cache=plan)
     assert "would be fresh for 30 s" in printed(cache=CachePlan(ExactCache(30.0)))
     assert "bypass: the request offers tools" in printed()
+
+
+def test_a_shadow_request_is_announced() -> None:
+    assert "shadow" not in printed()
+    decision = Decision("p", "r", "x", (AttemptPlan(SMALL), AttemptPlan(LARGE)), shadow=Shadow(0.01, 2.5, 0.1))
+    assert "asked too after a share of 0.01 of such answers, for at most 2.5 USD a day" in printed(decision=decision)
 
 
 def test_a_constraint_is_shown_once() -> None:

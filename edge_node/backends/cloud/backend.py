@@ -207,6 +207,11 @@ class CloudBackend:
         """Report exactly one result per call to the breaker, also when the call is cancelled."""
         started = self._now()
         self._refuse_skipped(call, started)
+        if call.is_shadow:
+            if self.health.breaker.state(started) != "closed":
+                raise BreakerOpen("the cloud failed repeatedly; no shadow request tries it", phase="connect")
+            yield
+            return
         if not self.health.breaker.allow(self._now()):
             wait_s = self.health.breaker.retry_after_s(self._now())
             raise BreakerOpen(

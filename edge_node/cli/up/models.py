@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact
-from router.policy.compiled import parse_policy
+from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact
+from router.policy.compiled import Policy, parse_policy
 
 from ...config.schema import Config
+from ...signals.estimators import load_calibrator, load_pair
 from ...storage.policies import DEFAULT_POLICY
 from .tour import KNOWLEDGE, TOUR, Question
+
+if TYPE_CHECKING:
+    from models.signals.pair import PairHandoff
 
 DEFAULT_SMALL, DEFAULT_LARGE = "assistant", "assistant-large"
 _PAIR_POLICY = """\
@@ -43,11 +48,11 @@ routes:
   - name: device-busy
     when: edge.queue > 8 && cloud.reachable
     use: [large, small]
-  # A model without a calibrator is judged by its raw confidence, which says little about facts.
+  # {comment}
   - name: fast-path
     when: request.prompt_tokens < 96
     use: [small, large]
-    handoff: {{after_tokens: 8, below: 0.55}}
+    handoff: {{{handoff}}}
   - name: otherwise
     use: [large, small]
 
@@ -58,6 +63,9 @@ cache:
 
 limits: {{concurrent: 16, queue: 64}}
 """
+_RAW = "A model without a calibrator is judged by its raw confidence, which says little about facts."
+_CALIBRATED = "The confidence is calibrated for this pair: the probability that the large model is not better."
+_RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
 LARGE_MODELS_GATEWAY = """\
 # Written by `causeway-edge up`. A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
@@ -75,6 +83,7 @@ class StartedModels(msgspec.Struct, frozen=True):
         model_dirs: Folders searched for models first.
         questions: The demo questions that fit the device's model.
         gateway_text: The gateway's configuration to write for it; empty: the defaults.
+        note: What to say about the pair's calibration; empty: nothing.
     """
 
     policy_text: str
@@ -82,15 +91,25 @@ class StartedModels(msgspec.Struct, frozen=True):
     model_dirs: tuple[str, ...]
     questions: tuple[Question, ...]
     gateway_text: str = ""
+    note: str = ""
 
 
-def pair_policy(small: str, large: str) -> str:
-    """Return the policy of a pair of models: `small` on the device, `large` in the cloud."""
-    return _PAIR_POLICY.format(small=small, large=large)
+def pair_policy(small: str, large: str, handoff: PairHandoff | None = None) -> str:
+    """Return the policy of a pair of models: `small` on the device, `large` in the cloud.
+
+    Args:
+        small: The device's model.
+        large: The cloud's model.
+        handoff: As the pair was calibrated; None: by the device's own confidence.
+    """
+    if handoff is None:
+        return _PAIR_POLICY.format(small=small, large=large, comment=_RAW, handoff=_RAW_HANDOFF)
+    line = f"after_tokens: {handoff.after_tokens}, below: {handoff.below:g}, within: {handoff.within_ms}ms"
+    return _PAIR_POLICY.format(small=small, large=large, comment=_CALIBRATED, handoff=line)
 
 
 def choose_models(config: Config, small: str | None, large: str | None, *, with_cloud: bool) -> StartedModels:
-    """Find the models of the policy, or of the pair.
+    """Find the models of the policy, or of the pair; one that is calibrated gets its handoff.
 
     Args:
         config: The edge's configuration.
@@ -103,13 +122,18 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
         PolicyError: The policy is invalid, or a name cannot stand in one.
     """
     is_pair = small is not None or large is not None
-    text = pair_policy(small or DEFAULT_SMALL, large or DEFAULT_LARGE) if is_pair else ""
+    small, large = small or DEFAULT_SMALL, large or DEFAULT_LARGE
+    text = pair_policy(small, large) if is_pair else ""
     path = Path(config.policy) if config.policy else DEFAULT_POLICY
     policy = parse_policy(text or path.read_text(encoding="utf-8"), "up" if is_pair else str(path))
     folders = [Path(folder) for folder in config.engine.model_dirs]
     on_device = [target.model for target in policy.targets if target.at == "edge"] if config.engine.enabled else []
     in_cloud = [target.model for target in policy.targets if target.at == "cloud"] if with_cloud else []
     found = {name: _find(name, folders) for name in dict.fromkeys((*on_device, *in_cloud))}
+    note = ""
+    if is_pair and on_device:
+        handoff, note = _calibration(small, large, policy, folders)
+        text = pair_policy(small, large, handoff)
     speaks = any(found[name].manifest.answers == "text" for name in on_device)
     has_large = any(found[name].manifest.parameters >= _LARGE_PARAMETERS for name in in_cloud)
     return StartedModels(
@@ -118,7 +142,26 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
         model_dirs=tuple(str(folder.absolute()) for folder in folders),
         questions=KNOWLEDGE if speaks else TOUR,
         gateway_text=LARGE_MODELS_GATEWAY if has_large else "",
+        note=note,
     )
+
+
+def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) -> tuple[PairHandoff | None, str]:
+    """Return the handoff that this pair was calibrated for, and what to say about it."""
+    advice = f"`causeway-models calibrate --small {small} --large {large} --prompts FILE` finds a threshold"
+    try:
+        handoff = load_pair(small, policy, folders).parameters.handoff
+    except ArtifactNotFound:
+        try:
+            load_calibrator(small, folders)
+        except ArtifactError:
+            return None, f"{small} and {large} are not calibrated: a handoff goes by raw confidence; {advice}"
+        return None, ""  # the device's model has a calibrator of its own
+    except (ArtifactError, ImportError) as error:
+        return None, f"the calibration of {small} and {large} is not used: {error}"
+    if handoff is None:
+        return None, f"the calibration of {small} and {large} names no threshold; {advice}"
+    return handoff, f"{small} and {large} are calibrated: {large} takes over below a probability of {handoff.below:g}"
 
 
 def _find(name: str, folders: list[Path]) -> Artifact:

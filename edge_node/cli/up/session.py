@@ -84,6 +84,8 @@ class _UpSession:
             loop.add_signal_handler(number, self._stop.set)
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         self._print(f"logs in {self._folder}")
+        if self._options.models.note:
+            self._print(self._options.models.note)
         working = asyncio.create_task(self._start_and_serve())
         stopping = asyncio.create_task(self._stop.wait())
         try:

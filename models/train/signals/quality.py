@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...evaluate.assistant import auroc
+from ...evaluate.calibration import calibration_error
 from ...function_calls.dataset import is_held_out
 from ...signals.quality import BUCKETS, QualityEstimator, features
 from .graded_answers import GradedAnswer, traffic_weights
@@ -23,7 +24,6 @@ from .optimizers import Adam, Array32, Array64, fit_logistic
 
 WIDTH, HIDDEN, EPOCHS, BATCH = 32, 16, 4, 256
 RATE, DECAY, DROPOUT = 3e-3, 1e-2, 0.1
-BINS = 10
 HALVES = "calibrate"  # seed that divides held-back rows into those for calibration and those for measuring
 
 
@@ -89,16 +89,6 @@ def measure(probabilities: Array64, graded: Sequence[GradedAnswer]) -> QualityMe
 
 def correctness(graded: Sequence[GradedAnswer]) -> NDArray[np.bool_]:
     return np.array([one.correct for one in graded], bool)
-
-
-def calibration_error(
-    probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, bins: int = BINS
-) -> float:
-    """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
-    shares = np.ones(len(probabilities)) if weights is None else weights
-    indices = np.minimum((probabilities * bins).astype(int), bins - 1)
-    sums = [np.bincount(indices, weights=shares * values, minlength=bins) for values in (probabilities, truth)]
-    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
 
 
 class QualityNetwork:

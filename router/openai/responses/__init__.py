@@ -7,6 +7,6 @@ The Request is that of a chat, so routing, cache and decision records are the sa
 """
 
 from .encoder import ResponseEncoder
-from .request import ResponseEcho, parse_response
+from .request import RESPONSE_ONLY, ResponseEcho, parse_response
 
-__all__ = ["ResponseEcho", "ResponseEncoder", "parse_response"]
+__all__ = ["RESPONSE_ONLY", "ResponseEcho", "ResponseEncoder", "parse_response"]

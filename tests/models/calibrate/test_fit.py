@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from models.calibrate.answers import ModelAnswer, PairAnswers
 from models.calibrate.evaluate import (
     BOTH,
     PROMPT,
@@ -16,12 +17,14 @@ from models.calibrate.evaluate import (
     evaluate_pair,
     operate,
 )
-from models.calibrate.fit import Rows, Unseen, folds_of, predict_unseen
+from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
 from models.calibrate.label import label
+from models.calibrate.prompts import CalibrationPrompt
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
 from models.signals.encoder import SentenceEncoder
-from tests.models.calibrate.pairs import answered, prompts
+from router.types import Confidence
+from tests.models.calibrate.pairs import EASY, answered, prompts
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +62,17 @@ def test_signals_that_tell_are_found_and_calibrated(rows: Rows, unseen: Unseen) 
     assert max(calibration_errors(rows, unseen, 1).values()) < 0.1
 
 
+def test_the_kind_of_a_prompt_is_told_and_one_task_has_none(rows: Rows) -> None:
+    """The small model gains less on the hard kind; a device computes the same as the fit."""
+    fitted = fit_pair(rows, STAGES, seed=1)
+    assert fitted.kinds is not None
+    gains = quality_inputs(fitted.kinds, rows.inputs)[:, -1]
+    assert gains[::2].mean() > gains[1::2].mean() + 0.2
+    assert fitted.kinds(rows.inputs[0].tolist()) == pytest.approx(gains[0])
+    easy = rows[np.arange(0, len(rows), 2)]
+    assert fit_pair(easy, STAGES, seed=1).kinds is None
+
+
 @pytest.mark.parametrize("keep", [0.8, 0.95, 1.0])
 def test_the_threshold_meets_the_owner_s_target_on_unseen_rows(rows: Rows, unseen: Unseen, keep: float) -> None:
     """Within the interval; a smaller promise sends less to the cloud."""
@@ -69,9 +83,11 @@ def test_the_threshold_meets_the_owner_s_target_on_unseen_rows(rows: Rows, unsee
 
 
 def test_the_cloud_gets_the_share_that_the_owner_names(rows: Rows, unseen: Unseen) -> None:
-    for share in (0.0, 0.3, 1.0):
-        operation = operate(rows, unseen, None, Target(cloud_share=share), 0.5, seed=1)
-        assert operation.cloud.value == pytest.approx(share, abs=0.05)
+    """From the prompt alone only whole kinds can be told apart: half of these prompts are easy."""
+    for stage, shares in ((1, (0.0, 0.3, 0.7, 1.0)), (None, (0.0, 0.5, 1.0))):
+        for share in shares:
+            operation = operate(rows, unseen, stage, Target(cloud_share=share), 0.5, seed=1)
+            assert operation.cloud.value == pytest.approx(share, abs=0.06)
 
 
 def test_noise_is_not_routed(encoder: SentenceEncoder) -> None:
@@ -80,6 +96,44 @@ def test_noise_is_not_routed(encoder: SentenceEncoder) -> None:
     rows = as_rows(label(asked, answered(asked, seed=2, telling=False), encoder), encoder)
     whole, *_ = evaluate_pair(rows, predict_unseen(rows, STAGES, seed=1), 1, seed=1)
     assert whole.verdict == "nothing to route on these prompts: no signal is better than random"
+
+
+def test_a_small_model_that_only_guesses_is_said(encoder: SentenceEncoder) -> None:
+    """With the kind of prompt, while the kind that it is good at stays routable beside it."""
+    quiz = [
+        CalibrationPrompt(
+            prompt=f"Which of these is number {number}?",
+            task="quiz",
+            metric="choice",
+            answer="ABCD"[number % 4],
+            choices={letter: f"{letter} {number}" for letter in "ABCD"},
+        )
+        for number in range(160)
+    ]
+    draw = random.Random(5)
+    guesses = {
+        one.id: PairAnswers(
+            one.id,
+            "quiz",
+            ModelAnswer(draw.choice("ABCD"), confidences=(confidence(draw.uniform(0.2, 0.4)),)),
+            ModelAnswer(one.answer or "" if draw.random() < 0.7 else "none"),
+        )
+        for one in quiz
+    }
+    asked = prompts(160)
+    rows = as_rows(label([*asked, *quiz], {**answered(asked, seed=1), **guesses}, encoder), encoder)
+    whole, easy, _, guessed = evaluate_pair(rows, predict_unseen(rows, STAGES, seed=1), 1, seed=1)
+    assert (whole.verdict, easy.name, guessed.name) == ("routable", EASY, "quiz")
+    assert guessed.at_chance
+    assert guessed.verdict == "nothing to route on these prompts: the small model is no better than chance (25%)"
+    alone = rows[np.array([row.task == "quiz" for row in rows.answers]).nonzero()[0]]
+    (only,) = evaluate_pair(alone, predict_unseen(alone, STAGES, seed=1), 1, seed=1)
+    assert not only.routable
+    assert only.verdict.endswith("the small model is no better than chance (25%)")
+
+
+def confidence(score: float) -> Confidence:
+    return Confidence(1, score, -1 + score, score, 1 - score, least=-1 + score)
 
 
 def test_a_large_model_that_is_no_better_leaves_nothing_to_route(encoder: SentenceEncoder) -> None:

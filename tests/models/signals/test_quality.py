@@ -12,12 +12,13 @@ from click.testing import CliRunner
 
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
 from models.cli.commands import main
+from models.evaluate.calibration import calibration_error
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.lookup import find_signal
 from models.signals.quality import BUCKETS, QualityEstimator, features
 from models.train.signals.graded_answers import GradedAnswer
-from models.train.signals.quality import QualityNetwork, calibration_error, halves, measure, train_quality
+from models.train.signals.quality import QualityNetwork, halves, measure, train_quality
 from router.types import Confidence
 
 pytest.importorskip("onnxruntime")

@@ -27,7 +27,8 @@ from router.errors import (
     TargetNotConfigured,
     UnsupportedFeature,
 )
-from router.types import AttemptPlan, Decision, Estimates, Handoff, Snapshot, Target
+from router.policy.compiled import parse_policy
+from router.types import AttemptPlan, Decision, Estimates, Handoff, Request, Snapshot, Target
 from tests.router.sample_requests import chat, chunk_of, end_chunk, kiosk
 
 SMALL = Target("small", "edge", "assistant")
@@ -230,6 +231,19 @@ def test_without_a_route_the_error_names_what_excluded_each_target() -> None:
     assert error.status == 503
     assert "small (preference_excluded: only_cloud)" in error.message
     assert "large (constraint_excluded: private-stays)" in error.message
+
+
+def test_a_model_that_cannot_is_refused_with_those_that_can() -> None:
+    """`up` gives embeddings to one target only, because vectors of two models cannot be compared."""
+    policy = parse_policy(
+        "version: 1\nname: p\ntargets:\n  small: {at: edge, model: a, can: [chat, embedding]}\n"
+        "  large: {at: cloud, model: b}\nroutes: [{name: r, use: [small, large]}]\n"
+    )
+    request = Request(kind="embedding", model="large", prompts=("x",))
+    error = no_route(decide(policy, request, Snapshot(), Estimates()))
+    assert (error.status, error.param) == (400, "model")
+    assert "`large` does not support embeddings under policy p@" in error.message
+    assert "Send `small` as `model`, or `auto`; or add `can: [embedding]` to the target" in error.message
 
 
 def test_no_route_that_holds_says_so() -> None:

@@ -167,6 +167,21 @@ MISTAKES = {
         (5, 51, "targets.large.usd_per_1k_tokens"),
         "`.inf` is not a number",
     ),
+    "a shadow of more than all answers": (
+        GOOD + "shadow: {share: 1.5}\n",
+        (9, 17, "shadow.share"),
+        "1.5 is more than 1",
+    ),
+    "a shadow without another side": (
+        edit("use: [large, small]", "use: [small]") + "shadow: {share: 0.01}\n",
+        (9, 1, "shadow"),
+        "none can be compared",
+    ),
+    "a shadow that no request may have": (
+        GOOD + "constraints: [{name: here, keep: on_device}]\nshadow: {share: 0.01}\n",
+        (10, 1, "shadow"),
+        "`here` binds every request to the device",
+    ),
     "an unknown target in use": (
         edit("use: [large, small]", "use: [large, smal]"),
         (8, 18, "routes[0].use[1]"),
@@ -436,6 +451,11 @@ WARNINGS = {
         + "constraints: [{name: c, when: request.stream, keep: on_device}]\n",
         "routes[0].use",
         "a request bound by `c` fails here",
+    ),
+    "a shadow whose cost is not known": (
+        GOOD + "shadow: {share: 0.01}\n",
+        "shadow",
+        "`usd_per_day` bounds nothing where `large` answers",
     ),
     "a price on the device": (
         edit("model: a", "model: a, usd_per_1k_tokens: 1"),

@@ -1,0 +1,170 @@
+"""What a shadow request teaches: whether both sides agree, and whether the calibrated signals still tell the truth.
+
+A calibrated pair estimates the probability that the device's answer is good enough. The newest answers of its signals
+are compared with that: once the calibration error exceeds what chance explains by more than the policy's `max_drift`,
+the signals are set aside until it is below half of that again, or until others are fitted
+(`causeway-models calibrate --from-shadow`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from models.calibrate.label import answers_agree
+from models.calibrate.shadow import ShadowAnswer
+from models.evaluate.calibration import LEAST_ANSWERS, CalibrationDrift, measure_drift
+from models.signals.encoder import SentenceEncoder
+from models.signals.lookup import find_signal
+from models.signals.pair import ModelIdentity, prompt_features
+from router.types import Confidence
+
+from ..observability.metrics import Gauge
+from .estimators import LearnedEstimators
+
+log = logging.getLogger(__name__)
+
+WINDOW = 500  # of the newest answers of one pair's signals
+
+
+class ComparedAnswers(msgspec.Struct, frozen=True):
+    """Both answers to one prompt, as long as they are compared.
+
+    Attributes:
+        route: The route that decided.
+        prompt: The prompt's text.
+        small_model, large_model: The models of the two targets.
+        small, large: Their answers.
+        confidence, ended: As the engine reports it, and whether it covers all tokens of the answer.
+        after: The number of tokens that the handoff waits for.
+    """
+
+    route: str
+    prompt: str
+    small_model: str
+    large_model: str
+    small: str
+    large: str
+    confidence: Confidence | None
+    ended: bool
+    after: int
+
+
+class ShadowObserver:
+    """Compares answers, and sets drifted signals aside.
+
+    Args:
+        learned: The estimators of the active policy.
+        model_dirs: Folders that are searched for the encoder before the models that ship.
+        weights: Returns the hash of an edge model's weights.
+
+    Raises:
+        ArtifactError: There is no sentence encoder.
+        ImportError: ONNX Runtime is not installed.
+    """
+
+    def __init__(self, learned: LearnedEstimators, model_dirs: Sequence[Path], weights: Callable[[str], str]) -> None:
+        encoder = find_signal("embedding", None, model_dirs)
+        self._learned = learned
+        self._weights = weights
+        self._encoder_sha256 = encoder.manifest.sha256
+        self._encode = SentenceEncoder(encoder.path)
+        self._recent: dict[str, deque[ShadowAnswer]] = {}  # by digest of the signals
+
+    @property
+    def window(self) -> int:
+        """How many of the newest answers are taken into account."""
+        return WINDOW
+
+    @property
+    def set_aside(self) -> dict[str, str]:
+        """Edge models whose calibrated signals are set aside, and why."""
+        return self._learned.set_aside_pairs
+
+    def compare(self, answers: ComparedAnswers) -> ShadowAnswer:
+        """Return what is kept of two answers."""
+        inputs = np.array(prompt_features(answers.prompt, self._encode), np.float32).tobytes()
+        estimates = self._learned.estimate(
+            answers.small_model, answers.prompt, answers.confidence, answers.after, ended=answers.ended
+        )
+        return ShadowAnswer(
+            small=ModelIdentity(answers.small_model, self._weights(answers.small_model)),
+            large=answers.large_model,
+            route=answers.route,
+            encoder_sha256=self._encoder_sha256,
+            inputs=inputs,
+            agreed=answers_agree(answers.prompt, answers.small, answers.large, self._encode),
+            confidence=answers.confidence,
+            after=answers.after,
+            ended=answers.ended,
+            signals_sha256="" if estimates is None else estimates.sha256,
+            quality=None if estimates is None else estimates.quality,
+            score=None if estimates is None else estimates.score,
+        )
+
+    def add(self, answers: Iterable[ShadowAnswer], max_drift: float) -> None:
+        """Take new answers, oldest first, into account, and set drifted signals aside."""
+        for answer in answers:
+            if answer.signals_sha256:
+                self._recent.setdefault(answer.signals_sha256, deque(maxlen=WINDOW)).append(answer)
+        self.look(max_drift)
+
+    def look(self, max_drift: float) -> None:
+        """Set aside the active policy's signals that have drifted; use those again that have recovered."""
+        aside = self._learned.set_aside_pairs
+        for model, sha256 in self._learned.pairs.items():
+            worst = max(self._drifts(sha256), key=lambda found: found[1].drift, default=None)
+            if worst is None:
+                continue
+            signal, drift = worst
+            if drift.drift > max_drift and model not in aside:
+                reason = (
+                    f"the calibrated signals of {model} are set aside: over {drift.answers} shadow answers {signal} is "
+                    f"off by {drift.error:.2f}, {drift.drift:.2f} more than chance explains (shadow.max_drift is "
+                    f"{max_drift:g}). Fit others: causeway-models calibrate --from-shadow"
+                )
+                log.warning(reason)
+                self._learned.set_aside(sha256, reason)
+            elif drift.drift < max_drift / 2 and model in aside:
+                log.info("the calibrated signals of %s are used again: drift %.2f", model, drift.drift)
+                self._learned.use_again(sha256)
+
+    def gauges(self) -> Iterator[Gauge]:
+        """Yield the metrics of the active policy's signals."""
+        for model, sha256 in self._learned.pairs.items():
+            for signal, drift in self._drifts(sha256, least=1):
+                labels = (("model", model), ("signal", signal))
+                yield Gauge(
+                    "causeway_edge_calibration_error",
+                    "Calibration error (ECE) of a pair's signal over its newest shadow answers.",
+                    drift.error,
+                    labels,
+                )
+                yield Gauge(
+                    "causeway_edge_calibration_drift",
+                    "Calibration error beyond what chance explains; above the policy's max_drift it is set aside.",
+                    drift.drift,
+                    labels,
+                )
+            yield Gauge(
+                "causeway_edge_calibration_set_aside",
+                "1: the pair's signals have drifted and are not used.",
+                float(model in self._learned.set_aside_pairs),
+                (("model", model),),
+            )
+
+    def _drifts(self, sha256: str, least: int = LEAST_ANSWERS) -> Iterator[tuple[str, CalibrationDrift]]:
+        """Yield each signal with at least `least` answers."""
+        recent = self._recent.get(sha256, ())
+        for signal, stated in (
+            ("edge.quality", [(one.quality, one.agreed) for one in recent]),
+            ("confidence", [(one.score, one.agreed) for one in recent]),
+        ):
+            known = [(probability, agreed) for probability, agreed in stated if probability is not None]
+            if len(known) >= least:
+                yield signal, measure_drift(*zip(*known, strict=True))

@@ -1,0 +1,94 @@
+"""What shadow requests taught and cost, over restarts: the newest answers without content, and each day's money."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sqlite3
+from pathlib import Path
+
+import msgspec
+
+from models.calibrate.shadow import FILE, NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
+from router.decision.spend import SpendState, SpendTracker
+
+from ..clock import Clock
+from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write
+
+log = logging.getLogger(__name__)
+
+_PUT_SPEND = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
+_GET_SPEND = "SELECT state FROM spend WHERE id = 1"
+_ANSWER_BYTES, _STATE_BYTES = 1500, 4096  # approximate
+_LOAD_TIMEOUT_S = 5.0
+
+
+class ShadowStore:
+    """The shadow answers of one daemon, and what they cost.
+
+    Args:
+        directory: The state folder; None: nothing is kept over a restart.
+        clock: Wall-clock time for the day, monotonic time for retries of the disk.
+    """
+
+    def __init__(self, directory: Path | None, clock: Clock) -> None:
+        self._clock = clock
+        self._tracker = SpendTracker()
+        self._database: BackgroundSqlite | None = None
+        if directory is not None:
+            # No lingering: a kill must not forget what was spent.
+            self._database = BackgroundSqlite(
+                directory / FILE, SCHEMA, trim=_trim, linger_s=0.0, monotonic=clock.monotonic
+            )
+
+    async def start(self, newest: int) -> list[ShadowAnswer]:
+        """Load what earlier runs spent, and return their `newest` answers, oldest first."""
+        if self._database is None:
+            return []
+        self._database.start()
+        try:
+            states = await self._database.read(_GET_SPEND, timeout_s=_LOAD_TIMEOUT_S)
+            if states:
+                self._tracker = SpendTracker(restored=msgspec.json.decode(str(states[0][0]), type=SpendState))
+            rows = await self._database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
+        except (TimeoutError, msgspec.DecodeError) as error:
+            log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
+            return []
+        return [answer for row in reversed(rows) if (answer := decode_answer(row[0])) is not None]
+
+    @property
+    def usd_today(self) -> float:
+        """What shadow requests have cost since local midnight."""
+        return self._tracker.signals(self._clock.unix()).usd_today or 0.0
+
+    def charge(self, usd: float) -> None:
+        """Add the cost of a shadow request, US dollars."""
+        self._tracker.add(usd, self._clock.unix())
+        self._write(Write(_PUT_SPEND, functools.partial(_spend_row, self._tracker.state()), _STATE_BYTES))
+
+    def add(self, answer: ShadowAnswer) -> None:
+        """Keep an answer; the oldest ones give way."""
+        self._write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
+
+    def stats(self) -> SqliteStats | None:
+        return None if self._database is None else self._database.stats()
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def _write(self, write: Write) -> None:
+        if self._database is not None:
+            self._database.write(write)
+
+
+def _trim(database: sqlite3.Connection) -> None:
+    database.execute(TRIM_ANSWERS)
+
+
+def _spend_row(state: SpendState) -> Row:
+    return (msgspec.json.encode(state).decode(),)
+
+
+def _answer_row(answer: ShadowAnswer) -> Row:
+    return (msgspec.msgpack.encode(answer),)

@@ -1,0 +1,54 @@
+"""How far stated probabilities are from what comes true, and how much of that chance explains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Array64 = NDArray[np.float64]
+BINS = 10
+LEAST_ANSWERS = 100  # fewer tell nothing of a drift
+
+
+class CalibrationDrift(msgspec.Struct, frozen=True):
+    """Of one signal.
+
+    Attributes:
+        answers: The number of answers.
+        error: The expected calibration error over ten equal bins (ECE).
+        drift: The error beyond the one that true probabilities would have with so few answers, at least 0.
+    """
+
+    answers: int
+    error: float
+    drift: float
+
+
+def calibration_error(
+    probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, bins: int = BINS
+) -> float:
+    """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
+    shares = np.ones(len(probabilities)) if weights is None else weights
+    indices = np.minimum((probabilities * bins).astype(int), bins - 1)
+    sums = [np.bincount(indices, weights=shares * values, minlength=bins) for values in (probabilities, truth)]
+    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
+
+
+def measure_drift(probabilities: Sequence[float], truth: Sequence[bool]) -> CalibrationDrift:
+    """Compare stated probabilities with what came true.
+
+    If they are true, the sum of the differences in a bin has mean 0 and variance Σ p (1 - p), and the mean of its
+    absolute value is √(2/π) times its deviation, since it is nearly normal.
+    """
+    if not probabilities:
+        return CalibrationDrift(0, 0.0, 0.0)
+    stated = np.array(probabilities)
+    error = calibration_error(stated, np.array(truth, bool))
+    bins = np.minimum((stated * BINS).astype(int), BINS - 1)
+    variances = np.bincount(bins, weights=stated * (1 - stated), minlength=BINS)
+    by_chance = math.sqrt(2 / math.pi) * float(np.sqrt(variances).sum()) / len(stated)
+    return CalibrationDrift(len(stated), error, max(0.0, error - by_chance))
