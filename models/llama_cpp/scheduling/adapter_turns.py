@@ -1,7 +1,7 @@
 """Running sequences by adapter: those of one adapter are decoded together, and adapters take turns.
 
-llama.cpp applies an adapter to a whole llama_decode. After a change it builds its graph anew, which takes as long as a
-step or two, so a turn lasts for several steps.
+llama.cpp applies an adapter to a whole llama_decode. After a change it builds its graph anew (measured on a 0.5B: 5 ms
+beside steps of 35 ms), so a turn lasts for several steps.
 """
 
 from __future__ import annotations

@@ -47,9 +47,9 @@ QUESTIONS = (
     "Write a limerick about a cat and a keyboard.",
     "What is the boiling point of water at sea level in Fahrenheit?",
 )
-ANSWER_TOKENS = 64
+ANSWER_TOKENS = 48
 CONTEXT_TOKENS = 8192
-_LONG_WORDS = 60  # repetitions of TEXT: about 5,000 tokens
+_LONG_WORDS = 30  # repetitions of TEXT: about 2,600 tokens
 _TIMEOUT_S = 1800.0
 
 
