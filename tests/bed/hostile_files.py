@@ -79,13 +79,16 @@ def spoiled(chance: random.Random, files: list[bytes]) -> bytes:
     return bytes(data)
 
 
-def hostile_part(chance: random.Random, good: dict[str, list[bytes]]) -> tuple[str, dict[str, object]]:
-    """Return a part and its kind."""
-    name = chance.choice(list(good))
+def hostile_parts(chance: random.Random, files: int) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield kinds and parts: first the lists, which hold the largest files, then spoiled ones."""
+    good = {"sound": [*good_sounds(), header(data=bytes(640))], "picture": good_pictures(), "file": good_files()}
     lists = {"sound": HOSTILE_SOUNDS, "picture": HOSTILE_PICTURES, "file": HOSTILE_TEXTS}
-    data = chance.choice(list(lists[name].values())) if chance.random() < 0.1 else spoiled(chance, good[name])
-    kind = chance.choice(("text/plain", "application/pdf", "image/png"))
-    return name, sound(data) if name == "sound" else picture(data) if name == "picture" else file(data, kind)
+    named = [(name, data) for name, listed in lists.items() for data in listed.values()]
+    for at in range(files):
+        name = chance.choice(list(good))
+        name, data = named[at] if at < len(named) else (name, spoiled(chance, good[name]))
+        kind = chance.choice(("text/plain", "application/pdf", "image/png"))
+        yield name, sound(data) if name == "sound" else picture(data) if name == "picture" else file(data, kind)
 
 
 def check(status: int, message: str, place: str) -> None:
@@ -93,13 +96,12 @@ def check(status: int, message: str, place: str) -> None:
     assert status != 400 or place in message, message
 
 
-async def through_edge(chance: random.Random, good: dict[str, list[bytes]], files: int) -> bool:
+async def through_edge(chance: random.Random, files: int) -> bool:
     counts: collections.Counter[str] = collections.Counter()
     watched = Watched(psutil.Process())
     with tempfile.TemporaryDirectory() as folder:
         async with running(Path(folder), encoders=ALL) as box:
-            for at in range(files):
-                name, part = hostile_part(chance, good)
+            for at, (name, part) in enumerate(hostile_parts(chance, files)):
                 with watched.request(half=at == files // 2):
                     answer = await ask(box, text("hello"), part)
                 check(answer.status, answer.message if answer.status == 400 else "", "messages[0].content[1]")
@@ -112,7 +114,7 @@ async def through_edge(chance: random.Random, good: dict[str, list[bytes]], file
     return watched.report(last.status)
 
 
-async def through_gateway(chance: random.Random, good: dict[str, list[bytes]], files: int) -> bool:
+async def through_gateway(chance: random.Random, files: int) -> bool:
     ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
     pool = Command("triton", *ports, CAUSEWAY_TRITON_ENV=os.environ.get("CAUSEWAY_TRITON_ENV", str(TRITON)))
     gateway = None
@@ -124,8 +126,7 @@ async def through_gateway(chance: random.Random, good: dict[str, list[bytes]], f
             url = gateway.ready()["url"] + "/chat/completions"
             watched = Watched(psutil.Process(gateway.process.pid))
             async with aiohttp.ClientSession() as session:
-                for at in range(files):
-                    _, part = hostile_part(chance, good)
+                for at, (_, part) in enumerate(hostile_parts(chance, files)):
                     messages = [{"role": "user", "content": [text("hello"), part]}]
                     with watched.request(half=at == files // 2):
                         async with session.post(url, json={"model": "large", "messages": messages}) as answer:
@@ -167,11 +168,10 @@ class Watched:
 
 
 async def run(files: int, seed: int, daemons: tuple[str, ...]) -> bool:
-    good = {"sound": [*good_sounds(), header(data=bytes(640))], "picture": good_pictures(), "file": good_files()}
     passed = True
     for daemon in daemons:
         through = through_edge if daemon == "edge" else through_gateway
-        passed &= await through(random.Random(seed), good, files)
+        passed &= await through(random.Random(seed), files)
     return passed
 
 

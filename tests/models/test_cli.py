@@ -101,6 +101,13 @@ def test_fit_shows_the_memory_and_every_device() -> None:
         assert text in result.output
 
 
+@pytest.mark.parametrize("name", ["speech", "pictures"])
+def test_fit_counts_the_process_of_an_encoder_before_it_is_pulled(name: str) -> None:
+    output = call("fit", name).output
+    assert "MiB" in output
+    assert "orin-nano-8gb" in output
+
+
 def test_evaluate_prints_a_table_or_json(tmp_path: Path) -> None:
     """`--source` names the label set where the file's name does not."""
     file = tmp_path / "mine.jsonl"

@@ -49,7 +49,7 @@ async def real(model: str, folders: Sequence[Path], espeak: str, rounds: int) ->
     """Measure with the encoders that are installed. Returns whether the limit holds."""
     async with benched(model, folders) as bench:
         assert bench.app.parts.encoders is not None
-        assert bench.app.parts.encoders.kinds == ("audio", "image"), "install the extras, and pull speech"
+        assert {"audio", "image"} <= set(bench.app.parts.encoders.kinds), "install the extras, and pull speech"
 
         def spoken(number: int) -> dict[str, object]:
             return sound(speech(QUESTION, espeak, speed=140 + number))
@@ -58,16 +58,18 @@ async def real(model: str, folders: Sequence[Path], espeak: str, rounds: int) ->
             return picture(invoice(4712 + number))
 
         await bench.ask(spoken(-1), seen(-1))
-        alone = [
-            [await bench.ask(*parts(number)) for number in range(rounds)]
-            for parts in (lambda n: (spoken(n),), lambda n: (text(QUESTION), seen(n)))
-        ]
-        before_s = _cpu_s()
-        replies = [await bench.ask(spoken(number), seen(number)) for number in range(rounds, 2 * rounds)]
-        cpu_s = (_cpu_s() - before_s) / rounds
-    slowest = [statistics.median(one.slowest_s for one in each) for each in alone]
-    print(f"alone: sound {slowest[0]:.2f} s, picture {slowest[1]:.2f} s; both: {cpu_s:.2f} CPU seconds")
-    return _report("real", replies, max(*slowest, cpu_s / (os.cpu_count() or 1)))
+        alone: dict[str, list[float]] = {"sound": [], "picture": []}
+        replies, cpu_s = [], []
+        for number in range(rounds):  # interleaved: other load on the machine changes with time
+            alone["sound"].append((await bench.ask(spoken(2 * number))).slowest_s)
+            alone["picture"].append((await bench.ask(text(QUESTION), seen(2 * number))).slowest_s)
+            before_s = _cpu_s()
+            replies.append(await bench.ask(spoken(2 * number + 1), seen(2 * number + 1)))
+            cpu_s.append(_cpu_s() - before_s)
+    slowest = {name: statistics.median(seconds) for name, seconds in alone.items()}
+    both_s = statistics.median(cpu_s)
+    print(f"alone: sound {slowest['sound']:.2f} s, picture {slowest['picture']:.2f} s; both: {both_s:.2f} CPU seconds")
+    return _report("real", replies, max(*slowest.values(), both_s / (os.cpu_count() or 1)))
 
 
 def _paced(seconds: float) -> WorkerSpec:
