@@ -449,6 +449,9 @@ class Estimates(msgspec.Struct, frozen=True):
     quality: float | None = None  # edge.quality: probability that the device's answer is right
     image_pixels: int | None = None  # of all pictures, as their files declare them
     pictures_text: bool | None = None  # pictures.text: whether one of them has text in it
+    audio_s: float | None = None  # of all sounds
+    language: str | None = None  # request.language, ISO 639-1
+    audio_speech: bool | None = None  # audio.speech: whether somebody speaks in one of them
 
 
 # --- the outcome -----------------------------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ class RequestFacts(msgspec.Struct, frozen=True):
             return True
         return None if None in self._of(kind) else False
 
+    @property
+    def language(self) -> str | None:
+        """The language of the first sound in which somebody speaks."""
+        return next((fact.language for fact in self._of("audio") if fact is not None and fact.language), None)
+
     def _of(self, kind: Modality) -> list[Fact | None]:
         return [fact for fact, record in zip(self.facts.values(), self.records, strict=True) if record.modality == kind]
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -40,7 +40,7 @@ from router.errors import InvalidRequest
 from router.openai.audio import TranscriptionRequest
 from router.parts.fusion import fuse
 from router.parts.reading import FoundPart, find_parts, has_parts
-from router.policy.signals import IMAGE_PIXELS, PICTURES_TEXT
+from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
 from router.types import Fact, Modality, PartRecord, PartStatus, Request, Transcripts, WaitFor
 
 from ..clock import Clock
@@ -58,6 +58,7 @@ _JOBS: Mapping[Modality, Callable[[bytes], DecodeSound | DecodePicture | DecodeT
     "image": DecodePicture,
     "file": DecodeText,
 }
+_N = TypeVar("_N", int, float)
 _Outcome = tuple[Fact | None, PartRecord] | InvalidRequest
 
 
@@ -94,6 +95,12 @@ class _Branch:
         size = await self.decoder.run(MeasurePicture(picture), deadline)
         assert isinstance(size, PictureSize)
         return size.width * size.height
+
+    async def seconds(self, sound: bytes, deadline: float) -> float:
+        """Length of the sound, decoded. Raises as `run`."""
+        decoded = await self.decoder.run(DecodeSound(sound), deadline)
+        assert isinstance(decoded, Sound)
+        return decoded.seconds
 
     async def close(self) -> None:
         await self.decoder.close()
@@ -152,15 +159,29 @@ class EncoderGraph:
         Raises:
             InvalidRequest: a part is invalid.
         """
+        if "image" in self.kinds and has_parts(generation.request, ("image",)):
+            await self._estimate_pictures(generation, signals)
+        if "audio" in self.kinds and has_parts(generation.request, ("audio",)):
+            await self._estimate_sounds(generation, signals)
+
+    async def _estimate_pictures(self, generation: Generation, signals: frozenset[str]) -> None:
         estimates = generation.estimates
-        if "image" not in self.kinds or not has_parts(generation.request, ("image",)):
-            return
         if IMAGE_PIXELS in signals and estimates.image_pixels is None:
             pixels = await self.pixels(generation.request, generation.deadline)
             estimates = msgspec.structs.replace(estimates, image_pixels=pixels)
         if PICTURES_TEXT in signals and estimates.pictures_text is None:
             found = await self._ask(generation, ("image",))
             estimates = msgspec.structs.replace(estimates, pictures_text=found.says("image"))
+        generation.estimates = estimates
+
+    async def _estimate_sounds(self, generation: Generation, signals: frozenset[str]) -> None:
+        estimates = generation.estimates
+        if AUDIO_S in signals and estimates.audio_s is None:
+            seconds = await self.seconds(generation.request, generation.deadline)
+            estimates = msgspec.structs.replace(estimates, audio_s=seconds)
+        if not signals.isdisjoint((LANGUAGE, AUDIO_SPEECH)) and estimates.audio_speech is None:
+            found = await self._ask(generation, ("audio",))
+            estimates = msgspec.structs.replace(estimates, audio_speech=found.says("audio"), language=found.language)
         generation.estimates = estimates
 
     async def _ask(self, generation: Generation, kinds: Sequence[Modality], wait_for: WaitFor = "all") -> RequestFacts:
@@ -177,17 +198,33 @@ class EncoderGraph:
         Raises:
             InvalidRequest: a picture is invalid; the message names it.
         """
-        branch, total = self._branches["image"], 0
-        deadline = min(deadline, self._clock.monotonic() + branch.timeout_s)
-        for part in find_parts(request, ("image",), self._config.max_parts):
+        sizes = await self._measured(request, "image", self._branches["image"].pixels, deadline)
+        return None if sizes is None else sum(sizes)
+
+    async def seconds(self, request: Request, deadline: float) -> float | None:
+        """Return the length of the request's sounds together; None if that is not known in time.
+
+        Raises:
+            InvalidRequest: a sound is invalid; the message names it.
+        """
+        lengths = await self._measured(request, "audio", self._branches["audio"].seconds, deadline)
+        return None if lengths is None else round(sum(lengths), 3)
+
+    async def _measured(
+        self, request: Request, kind: Modality, measure: Callable[[bytes, float], Awaitable[_N]], deadline: float
+    ) -> list[_N] | None:
+        """Measure each part of this kind; None if one cannot be in time. Raises InvalidRequest."""
+        deadline = min(deadline, self._clock.monotonic() + self._branches[kind].timeout_s)
+        measured: list[_N] = []
+        for part in find_parts(request, (kind,), self._config.max_parts):
             try:
-                total += await branch.pixels(part.data, deadline)
+                measured.append(await measure(part.data, deadline))
             except Refusal as refusal:
                 raise _invalid(part, refusal) from None
             except WorkerFailed as failure:
-                log.warning("a picture could not be measured: %s (sha256 %s)", failure, part.sha256[:16])
+                log.warning("a part could not be measured: %s (%s, sha256 %s)", failure, kind, part.sha256[:16])
                 return None
-        return total
+        return measured
 
     async def facts(
         self,

@@ -18,6 +18,7 @@ from ..policy.compiled import Policy
 from ..policy.file import seconds
 from ..types import (
     AUTO,
+    AudioPart,
     CachePlan,
     CloudSignals,
     Decision,
@@ -28,6 +29,7 @@ from ..types import (
     Kind,
     Message,
     NowSignals,
+    Part,
     Prefer,
     Reason,
     Request,
@@ -58,15 +60,21 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     json: bool = False
     image: bool = False
     image_pixels: int | None = None  # there is a picture of this size
+    audio: bool = False
+    audio_s: float | None = None  # there is a sound of this length
+    language: str | None = None  # it is spoken in a sound
     logprobs: bool = False
 
     def build(self) -> Request:
-        pictured = self.image or self.image_pixels is not None
-        content: str | tuple[ImagePart, ...] = (ImagePart("https://example.org/a.png"),) if pictured else "…"
+        parts: list[Part] = []
+        if self.image or self.image_pixels is not None:
+            parts.append(ImagePart("https://example.org/a.png"))
+        if self.audio or self.audio_s is not None or self.language is not None:
+            parts.append(AudioPart("", "wav"))
         return Request(
             kind=self.kind,
             model=self.model,
-            messages=(Message("user", content),),
+            messages=(Message("user", tuple(parts) or "…"),),
             max_tokens=self.max_tokens,
             sampling=Sampling(temperature=self.temperature),
             n=self.n,
@@ -88,12 +96,17 @@ class CasePictures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: bool | None = None  # what an encoder found in the request's pictures
 
 
+class CaseAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    speech: bool | None = None  # what an encoder found in the request's sounds
+
+
 class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The signals of the box. One that is left out is absent."""
 
     device: DeviceSignals = DeviceSignals()
     edge: CaseEdge = CaseEdge()
     pictures: CasePictures = CasePictures()
+    audio: CaseAudio = CaseAudio()
     cloud: CloudSignals = CloudSignals()
     spend: SpendSignals = SpendSignals()
     now: NowSignals = NowSignals()
@@ -106,7 +119,15 @@ class CaseSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def estimates_of(request: CaseRequest, snapshot: CaseSnapshot) -> Estimates:
     """Return the estimates that a case states."""
-    return Estimates(request.prompt_tokens, snapshot.edge.quality, request.image_pixels, snapshot.pictures.text)
+    return Estimates(
+        prompt_tokens=request.prompt_tokens,
+        quality=snapshot.edge.quality,
+        image_pixels=request.image_pixels,
+        pictures_text=snapshot.pictures.text,
+        audio_s=request.audio_s,
+        language=request.language,
+        audio_speech=snapshot.audio.speech,
+    )
 
 
 class Expect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

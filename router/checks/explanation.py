@@ -151,8 +151,14 @@ def _signals(explanation: RouteExplanation) -> list[Line]:
     """Return every signal that has a value, under its name in policies."""
     snapshot, estimates = explanation.snapshot, explanation.estimates
     groups: dict[str, dict[str, object]] = {
-        "request": {"prompt_tokens": estimates.prompt_tokens, "image_pixels": estimates.image_pixels},
+        "request": {
+            "prompt_tokens": estimates.prompt_tokens,
+            "image_pixels": estimates.image_pixels,
+            "audio_s": estimates.audio_s,
+            "language": estimates.language,
+        },
         "pictures": {"text": estimates.pictures_text},
+        "audio": {"speech": estimates.audio_speech},
         "device": msgspec.structs.asdict(snapshot.device),
         "edge": {**msgspec.structs.asdict(snapshot.edge), "quality": estimates.quality},
         "cloud": msgspec.structs.asdict(snapshot.cloud),

@@ -25,6 +25,9 @@ _ESTIMATES: Final = {
     "edge.quality": "quality",
     "request.image_pixels": "image_pixels",
     "pictures.text": "pictures_text",
+    "request.audio_s": "audio_s",
+    "request.language": "language",
+    "audio.speech": "audio_speech",
 }
 _LONGEST = 256  # characters of a text that is set
 

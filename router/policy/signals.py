@@ -40,6 +40,9 @@ OPENAI_TEMPERATURE = 1.0
 TEMPERATURE = "request.temperature"
 IMAGE_PIXELS = "request.image_pixels"
 PICTURES_TEXT = "pictures.text"
+AUDIO_S = "request.audio_s"
+LANGUAGE = "request.language"
+AUDIO_SPEECH = "audio.speech"
 _INT64 = 2**63 - 1  # the widest int of CEL
 
 
@@ -142,6 +145,11 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures together, as their files declare it; 0 "
        "without pictures", "this box has no encoder for pictures",
        lambda r, s, e: _of_parts("image", e.image_pixels, 0, r), optional=True),
+    _S(AUDIO_S, "double", "s", "length of the request's sounds together; 0.0 without sound",
+       "this box has no encoder for sound, or it was not ready in time",
+       lambda r, s, e: _of_parts("audio", _double(e.audio_s), 0.0, r), optional=True),
+    _S(LANGUAGE, "string", "", "language that is spoken in the request's sounds, ISO 639-1",
+       "nobody speaks, or this box has no encoder for sound", lambda r, s, e: e.language, optional=True),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),
@@ -176,6 +184,9 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
     _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures; false without pictures",
        "this box has no encoder for pictures, or it was not ready in time",
        lambda r, s, e: _of_parts("image", e.pictures_text, without=False, request=r), optional=True),
+    _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's sounds; false without sound",
+       "this box has no encoder for sound, or it was not ready in time",
+       lambda r, s, e: _of_parts("audio", e.audio_speech, without=False, request=r), optional=True),
     _S("cloud.reachable", "bool", "", "the last probe of the cloud succeeded", "no cloud, or not probed yet",
        lambda r, s, e: s.cloud.reachable),
     _S("cloud.rtt_ms", "double", "ms", "recent round-trip time to the cloud", "not measured",
@@ -249,7 +260,13 @@ class Expression:
 
 OF_TEXT: tuple[str, ...] = ("request.prompt_tokens", "edge.quality")
 """The costly signals of a request's text, to which sound and pictures contribute what encoders find in them."""
-PART_SIGNALS: Mapping[str, Modality] = {IMAGE_PIXELS: "image", PICTURES_TEXT: "image"}
+PART_SIGNALS: Mapping[str, Modality] = {
+    IMAGE_PIXELS: "image",
+    PICTURES_TEXT: "image",
+    AUDIO_S: "audio",
+    LANGUAGE: "audio",
+    AUDIO_SPEECH: "audio",
+}
 """The costly signals about parts of a kind: the box's decoders and encoders compute them."""
 COSTLY: tuple[str, ...] = (*OF_TEXT, *PART_SIGNALS)
 """The signals of `Estimates`: computed for a request only if the policy names them, or records keep all signals."""

@@ -1,4 +1,4 @@
-"""Signals about pictures: read before the decision if the policy names them, by what each of them needs."""
+"""Signals about pictures and sounds: read before the decision if the policy names them, by what each of them needs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from pathlib import Path
 import pytest
 
 from edge_node.config.schema import DecisionsConfig
+from models.modalities.process.messages import WorkerSpec
+from router.checks.cases import CaseAudio, CaseRequest, CaseSnapshot, estimates_of
 from router.checks.what_if import what_if
 from router.decision.decide import decide
 from router.policy.compiled import check_policy, parse_policy
-from router.types import AUTO, Estimates, ImagePart, Message, Request, Snapshot
+from router.policy.signals import modalities
+from router.types import AUTO, Estimates, ImagePart, Message, Modality, Request, Snapshot
 
 from ..edge.box import POLICY, running
 from .files import HOSTILE_PICTURES, png
 from .test_decoding import needs_pillow
-from .test_fusion import BOTH, INVOICE, MIXED, ask, encoder, picture, prompt, text, texts
+from .test_fusion import BOTH, COMMAND, INVOICE, MIXED, SILENCE, ask, encoder, picture, prompt, sound, text, texts
 
 PICTURE_32X16 = 32 * 16
+SPOKEN: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND)}
 
 
 def rule(condition: str, policy: str = MIXED) -> str:
@@ -96,6 +100,53 @@ async def test_a_signal_that_was_not_computed_is_unknown_until_it_is_set(tmp_pat
         assert what_if(named, typed, {}).changed.hangs_on == ()
 
 
+async def test_the_length_of_sounds_decides_and_no_encoder_runs_for_it(tmp_path: Path) -> None:
+    async with running(tmp_path, policy=rule("request.audio_s > 0.3", POLICY), encoders=SPOKEN) as box:
+        two = await ask(box, text("hello"), sound(), sound())
+        assert two.headers["x-causeway-reason"] == "seen"
+        record = await box.record(two)
+        assert record.estimates == Estimates(audio_s=0.4)
+        assert record.unrecorded == ("request.prompt_tokens", "edge.quality", "request.language", "audio.speech")
+        assert (await ask(box, text("hello"), sound())).headers["x-causeway-reason"] == "edge-first"
+        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
+        invalid = await ask(box, text("hello"), sound(b"nonsense"))
+        assert invalid.status == 400
+        assert "messages[0].content[1].input_audio.data" in invalid.message
+
+
+async def test_speech_and_its_language_decide_and_are_heard_once(tmp_path: Path) -> None:
+    policy = rule('audio.speech && request.language == "en"', POLICY).replace("use: [large]", "use: [small]", 1)
+    async with running(tmp_path, policy=policy, encoders=SPOKEN) as box:
+        answer = await ask(box, sound())
+        assert answer.headers["x-causeway-reason"] == "seen"
+        record = await box.record(answer)
+        assert (record.estimates.audio_speech, record.estimates.language) == (True, "en")
+        assert [(part.modality, part.cached) for part in record.parts] == [("audio", False)]
+        assert prompt(box.engine).content == COMMAND
+        silent = await box.record(await ask(box, text("hello"), sound(SILENCE)))
+        assert (silent.estimates.audio_speech, silent.estimates.language) == (False, None)
+        assert (await box.ask()).headers["x-causeway-reason"] == "edge-first"
+
+
+async def test_speech_that_cannot_be_heard_is_absent_and_a_constraint_on_it_binds(tmp_path: Path) -> None:
+    kept = POLICY.replace("constraints:", "constraints:\n  - {name: heard, when: audio.speech, keep: on_device}")
+    async with running(tmp_path, policy=kept, encoders={"audio": encoder("", "die")}) as box:
+        record = await box.record(await ask(box, text("hello"), sound(), tags="cloud"))
+        assert record.estimates.audio_speech is None
+        assert record.decision is not None
+        assert record.decision.on_device
+        typed = await box.record(await box.ask(tags="cloud"))
+        assert typed.decision is not None
+        assert not typed.decision.on_device
+
+
+def test_a_case_states_a_sound_by_its_signals() -> None:
+    request = CaseRequest(audio_s=2.5, language="de")
+    estimates = estimates_of(request, CaseSnapshot(audio=CaseAudio(speech=True)))
+    assert (estimates.audio_s, estimates.language, estimates.audio_speech) == (2.5, "de", True)
+    assert modalities(request.build()) == ["text", "audio"]
+
+
 def test_a_constraint_on_pictures_binds_where_they_cannot_be_measured() -> None:
     policy = parse_policy(
         POLICY.replace("constraints:", "constraints:\n  - {name: big, when: request.image_pixels > 9, keep: on_device}")
@@ -116,7 +167,13 @@ def test_lint_names_a_wait_for_the_first_branch_that_a_signal_of_the_text_preven
 
 @pytest.mark.parametrize(
     ("condition", "says"),
-    [("pictures.text", "absent (this box has no encoder"), ("request.image_pixels < 0", "at least 0")],
+    [
+        ("pictures.text", "absent (this box has no encoder"),
+        ("request.image_pixels < 0", "at least 0"),
+        ("audio.speech", "absent (this box has no encoder"),
+        ("request.audio_s < 0.0", "at least 0"),
+        ('request.language == "en"', "absent (nobody speaks"),
+    ],
 )
 def test_lint_knows_them(condition: str, says: str) -> None:
     _, problems = check_policy(rule(condition))
