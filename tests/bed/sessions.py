@@ -127,14 +127,14 @@ async def interruptions(rounds: int, app: App, engine: EngineBackend) -> dict[st
     silence: list[float] = []
     stopped: list[float] = []
     gaps: list[float] = []
-    for _ in range(rounds):
+    while len(silence) < rounds:
         peer = await Peer.connect(app.port)
         await peer.event()
         await start_answer(peer)
-        times = []
-        for _ in range(chance.randint(2, 10)):
-            await peer.until("response.output_text.delta")
-            times.append(time.perf_counter())
+        times = await _deltas(peer, chance.randint(2, 10))
+        if peer.events[-1]["type"] == "response.done":  # it was a short one
+            await peer.close()
+            continue
         gaps += [later - earlier for earlier, later in pairwise(times)]
         cancelled = time.perf_counter()
         await peer.send("response.cancel")
@@ -154,6 +154,15 @@ async def interruptions(rounds: int, app: App, engine: EngineBackend) -> dict[st
         "stopped_ms_p50": quantile(stopped, 0.5),
         "stopped_ms_max": max(stopped),
     }
+
+
+async def _deltas(peer: Peer, wanted: int) -> list[float]:
+    """When the next deltas came, at most so many; fewer of an answer that ends before."""
+    times: list[float] = []
+    while len(times) < wanted and (await peer.event())["type"] != "response.done":
+        if peer.events[-1]["type"] == "response.output_text.delta":
+            times.append(time.perf_counter())
+    return times
 
 
 async def cut_sessions(sessions: int, app: App) -> dict[str, float]:
