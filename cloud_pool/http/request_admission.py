@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from aiohttp import hdrs, web
 
-from router.errors import Draining
+from router.errors import BodyTooLarge, Draining
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -102,6 +102,9 @@ class RequestAdmission:
             entry: of the request.
         """
         limits, allowed = self._ledger.limits(principal), self.allowed(principal)
+        max_bytes = limits.body_bytes(self._config.max_body_bytes)
+        if size_bytes > max_bytes:  # of a live session, whose requests are read from no body
+            raise BodyTooLarge(f"The request has {size_bytes} bytes; at most {max_bytes} are allowed.")
         tier = find_tier(self._tiers, parsed.model, allowed)
         principal.grants.require_modalities(parsed)
         limits.check_request(parsed)

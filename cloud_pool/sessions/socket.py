@@ -1,6 +1,7 @@
 """One WebSocket connection: the handshake, frames in and out, and what becomes of a peer that does not read.
 
-Frames are written straight to the transport: an event costs one write and no turn of the loop.
+Frames are written straight to the transport: an event costs one write and no turn of the loop. `edge_node` and
+`cloud_pool` have this file each, because neither imports the other; a test compares the two.
 """
 
 from __future__ import annotations
