@@ -17,7 +17,8 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
-from router.types import Message, Modality, TextPart
+from router.parts.fusion import fuse
+from router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
 
 from ..edge.box import POLICY, Answer, Box, running
 from ..edge.scripted import ScriptedEngine, until
@@ -120,6 +121,19 @@ async def test_typed_text_a_sound_and_a_picture_are_fused_in_their_order_with_th
         assert INVOICE in seen
         assert "0.88" in seen
         assert COMMAND in heard
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("SALE", "[A picture that may show shop (0.62), street (0.21); text in it, with confidence 0.90:\nSALE\n]"),
+        ("", "[A picture that may show shop (0.62), street (0.21), without text in it.]"),
+    ],
+)
+def test_what_a_picture_may_show_is_said_with_its_probability(words: str, expected: str) -> None:
+    shown = Fact(words, 0.9, labels=(Label("shop", 0.62), Label("street", 0.21)))
+    seen = Request(kind="chat", model=AUTO, messages=(Message("user", (ImagePart(""),)),))
+    assert texts(fuse(seen, {(0, 0): shown}, ("image",)).messages[0]) == [expected]
 
 
 @needs_pillow

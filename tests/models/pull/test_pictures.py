@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import pickle
 from pathlib import Path
@@ -16,6 +17,8 @@ from models.train.pictures.torch_file import read_tensors
 
 torch = pytest.importorskip("torch", reason="needs torch, which makes models (extra train)")
 onnxruntime = pytest.importorskip("onnxruntime")
+
+pytestmark = pytest.mark.slow  # torch
 
 SIDE, LABELS = 16, ("cat", "dog", "invoice")
 STAGES = ((1, 1), (2, 2))
@@ -84,6 +87,22 @@ def test_the_graph_computes_what_the_network_of_the_file_does(tmp_path: Path, ar
     found = session.run(["probabilities", "features"], {"pixels": pixels})
     for one, expected in zip(found, reference(weights, pixels), strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed (extra pictures)")
+@pytest.mark.parametrize("size", [(1, 1), (400, 3), (30, 40)])
+def test_a_picture_of_any_form_has_its_probable_labels_best_first(tmp_path: Path, size: tuple[int, int]) -> None:
+    from models.modalities.encoders.classifier import PictureClassifier
+    from models.modalities.process.messages import Picture
+
+    weights = {name: value.numpy().astype(np.float32) for name, value in state().items()}
+    write_classifier(weights, LABELS, tmp_path / "net.onnx", STAGES, SIDE)
+    classify = PictureClassifier(tmp_path / "net.onnx", threads=1)
+    found = classify(Picture(bytes(range(3)) * (size[0] * size[1]), *size))
+    assert found
+    assert {label.name for label in found} <= set(LABELS)
+    assert [label.probability for label in found] == sorted((label.probability for label in found), reverse=True)
+    assert sum(label.probability for label in found) <= 1.001
 
 
 def test_missing_weights_and_labels_are_named(tmp_path: Path) -> None:
