@@ -29,7 +29,7 @@ class PollModel:
     """
 
     boxes_per_process: int = 15_000
-    requests_per_s: float = 1_900.0
+    requests_per_s: float = 2_800.0
     wait_s: float = 300.0
     round_trip_s: float = 0.08
     publish_s: float = 1.0
@@ -67,25 +67,35 @@ def told_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollMode
         fleet: All boxes with a parked poll: each is woken and reads the plan, since its change concerns all.
         model: The model.
     """
-    times = np.full(fleet, model.publish_s)
-    late = rng.random(fleet) < model.reconnecting
-    times[late] += rng.uniform(0.0, model.reconnect_s, int(late.sum()))
-    for _ in range(1 + model.fetches):
-        # All boxes are woken at once: each of their requests queues behind the same one of the others.
-        times = _asked(rng, times, model.answer_rate(fleet), model)
-    return np.asarray(rng.choice(times, size=boxes, replace=False), dtype=np.float64)
+    return _told(rng, boxes, fleet, model)[0]
 
 
 def revert_times(rng: np.random.Generator, boxes: int, fleet: int, model: PollModel) -> Times:
     """Return when each box has reported that it runs the bundle before, seconds after a verdict of fail."""
     rate = model.answer_rate(fleet)
-    permitted = _asked(rng, told_times(rng, boxes, fleet, model), rate, model)
-    return _asked(rng, permitted + rng.lognormal(np.log(model.activation_s), 0.5, boxes), rate, model)
+    told, busy_until = _told(rng, boxes, fleet, model)
+    permitted = served(np.maximum(told, busy_until), rate) + _trips(rng, boxes, model)
+    return served(permitted + rng.lognormal(np.log(model.activation_s), 0.5, boxes), rate) + _trips(rng, boxes, model)
 
 
-def _asked(rng: np.random.Generator, times: Times, rate: float, model: PollModel) -> Times:
-    """Return when the answer to a request is there that each box sends at its time."""
-    return served(times, rate) + rng.lognormal(np.log(model.round_trip_s), 0.7, times.size)
+def _told(rng: np.random.Generator, boxes: int, fleet: int, model: PollModel) -> tuple[Times, float]:
+    """Return when each of the boxes has the plan, and when the control plane has answered what all boxes asked."""
+    rate = model.answer_rate(fleet)
+    late = rng.random(fleet) < model.reconnecting  # between two connections: a few, which come when the rush is over
+    times = np.full(fleet, model.publish_s)
+    times[late] += rng.uniform(0.0, model.reconnect_s, int(late.sum()))
+    busy_until = 0.0
+    for _ in range(1 + model.fetches):
+        # All boxes are woken at once: each of their requests queues behind those that all boxes sent before.
+        answered = times + 1 / rate
+        answered[~late] = served(np.maximum(times[~late], busy_until), rate)
+        busy_until = float(answered[~late].max(initial=busy_until))
+        times = answered + _trips(rng, fleet, model)
+    return np.asarray(rng.choice(times, size=boxes, replace=False), dtype=np.float64), busy_until
+
+
+def _trips(rng: np.random.Generator, count: int, model: PollModel) -> Times:
+    return rng.lognormal(np.log(model.round_trip_s), 0.7, count)
 
 
 def served(arrivals: Times, rate: float) -> Times:

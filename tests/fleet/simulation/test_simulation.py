@@ -69,7 +69,8 @@ def test_every_box_is_back_within_a_minute_of_a_fail(boxes: int) -> None:
 def test_without_more_processes_a_large_fleet_takes_longer() -> None:
     """The model has the limit of one process: its answers per second."""
     one = PollModel(boxes_per_process=1_000_000)
-    assert told_times(np.random.default_rng(1), 100_000, 100_000, one).max() > 100_000 / one.requests_per_s
+    rounds_s = 100_000 / one.requests_per_s
+    assert np.median(told_times(np.random.default_rng(1), 100_000, 100_000, one)) > one.fetches * rounds_s
 
 
 @pytest.mark.parametrize("outage_s", [0.0, 5.0, 20.0, 40.0, 60.0, 300.0, 1800.0])
