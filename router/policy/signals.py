@@ -142,8 +142,8 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        lambda r, s, e: [_text(tag) for tag in r.hints.tags]),
     _S("request.modalities", "list", "", "kinds of content in the messages", "", lambda r, s, e: list(modalities(r)),
        values=("text", "image", "audio", "file")),
-    _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures together, as their files declare it; 0 "
-       "without pictures", "this box has no encoder for pictures",
+    _S(IMAGE_PIXELS, "int", "pixels", "size of the request's pictures (`image_url`) together, as their files "
+       "declare it; 0 without pictures", "this box has no encoder for pictures",
        lambda r, s, e: _of_parts("image", e.image_pixels, 0, r), optional=True),
     _S(AUDIO_S, "double", "s", "length of the request's sounds together; 0.0 without sound",
        "this box has no encoder for sound, or it was not ready in time",
@@ -181,7 +181,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        "no quality estimator", lambda r, s, e: _double(e.quality), optional=True),
     _S("edge.loaded", "bool", "", "the edge model is in memory, or the next request loads it", "no engine",
        lambda r, s, e: s.edge.loaded),
-    _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures; false without pictures",
+    _S(PICTURES_TEXT, "bool", "", "there is text in one of the request's pictures (`image_url`); false without",
        "this box has no encoder for pictures, or it was not ready in time",
        lambda r, s, e: _of_parts("image", e.pictures_text, without=False, request=r), optional=True),
     _S(AUDIO_SPEECH, "bool", "", "words are heard in one of the request's sounds; false without sound",
