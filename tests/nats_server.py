@@ -69,6 +69,7 @@ class NatsServer:
         """Stop the process (SIGSTOP): connections stay open and nothing answers, as in a partition."""
         assert self._process is not None, "it does not run"
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until its last thread has stopped
 
     def resume(self) -> None:
         assert self._process is not None, "it does not run"
