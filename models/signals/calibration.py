@@ -124,7 +124,8 @@ class ConfidenceCalibrator:
         probability = stage.alone(values) if quality is None else stage.joined((*values, log_odds(quality)))
         if heard is None or self._spoken is None:
             return probability
-        return self._spoken((log_odds(probability), log_odds(heard)))
+        # A request is never surer for having been spoken.
+        return min(probability, self._spoken((log_odds(probability), log_odds(heard))))
 
     def _stage(self, after: int) -> CalibrationStage:
         """Select the last stage that needs at most `after` tokens, or else the first one."""

@@ -111,6 +111,22 @@ async def test_a_model_that_learned_from_spoken_commands_gets_them_as_they_are_s
         assert messages == [{"role": "user", "content": "Wake me up at six a.m., please!"}]
 
 
+async def test_a_doubtful_transcript_is_less_likely_to_be_answered_right(tmp_path: Path) -> None:
+    """The shipped calibrator has learned it from speech; a clear one counts as if it were typed."""
+    policy = POLICY.replace("m-small", "assistant")
+    scores = []
+    for at, sure in enumerate(("", "0.95", "0.2")):
+        options = {"text": COMMAND, "fault": "", "confidence": sure or "1"}
+        spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options=options)
+        async with running(tmp_path / str(at), policy=policy, encoders={"audio": spec}, parts=PATIENT) as box:
+            said = sound() if sure else text(COMMAND)
+            confidence = (await box.record(await ask(box, said, tags="handoff"))).outcome.attempts[0].confidence
+            assert confidence is not None
+            scores.append(confidence.score)
+    typed, clear, doubtful = scores
+    assert doubtful < clear == typed
+
+
 @needs_pillow
 async def test_typed_text_a_sound_and_a_picture_are_fused_in_their_order_with_their_confidence(tmp_path: Path) -> None:
     async with running(tmp_path, encoders=BOTH) as box:

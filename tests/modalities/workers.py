@@ -76,7 +76,8 @@ class TinyEncoder:
         if isinstance(job, Transcribe) and not any(job.sound.samples):
             return Found(Fact("", 1.0))
         text = self._options["text"]
-        return Found(Fact(text, 0.875, "en"), (Segment(text, 0.875, 0.0, 0.2, 0.125),))
+        sure = float(self._options.get("confidence", "0.875"))
+        return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125),))
 
 
 class SlowToLoad(TinyEncoder):
