@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 PATH = "/v1/realtime"
 STALLED_S = 30.0
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
-_SWEEP_S = 1.0
 _STOP_S = 2.0  # for cancelled answers to end
 _RETRY_S = 5.0
 _DIGITS = 15
@@ -129,9 +128,8 @@ class Sessions:
         return {PATH: ("GET", self.connect)}
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
-        """Run answers, and end sessions whose time is over, as children of `tasks`."""
+        """Run answers as children of `tasks`."""
         self._tasks = tasks
-        tasks.start_soon(self._sweep)
 
     def drain(self) -> None:
         """(5) Open no more sessions; end each one as soon as it has no running answer."""
@@ -274,13 +272,8 @@ class Sessions:
             self._ended[reason] = self._ended.get(reason, 0) + 1
             live.end(code, error)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(_SWEEP_S)
-            self.sweep()
-
     def sweep(self) -> None:
-        """(3) (4) End the sessions whose time is over."""
+        """(3) (4) End the sessions whose time is over. Call it about once a second."""
         now = self._clock.monotonic()
         for live in [*self._sessions.values()]:
             if not live.connected and now - live.changed_at >= self._config.resume_s:
