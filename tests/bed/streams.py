@@ -28,7 +28,7 @@ from typing import Any
 import aiohttp
 import nats
 import nats.errors
-from nats.js.api import StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.client import JetStreamContext
 
 from tests.nats_server import NatsServer
@@ -46,6 +46,7 @@ TOKENS = 20
 KEYS = 6
 SUBJECTS = ["questions", "answers", "answers.dead"]
 TIMEOUT_S = 180.0
+_WITHOUT_ACKS = ConsumerConfig(ack_policy=AckPolicy.NONE)  # else a consumer gets a thousand messages at most
 _FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError)
 
 
@@ -79,7 +80,7 @@ class Broker:
 async def _read(stream: JetStreamContext) -> list[dict[str, Any]]:
     found = []
     for subject in SUBJECTS[1:]:
-        subscription = await stream.pull_subscribe(subject, stream="bed")
+        subscription = await stream.pull_subscribe(subject, stream="bed", config=_WITHOUT_ACKS)
         left = (await subscription.consumer_info()).num_pending or 0
         while left > 0:
             fetched = await subscription.fetch(min(left, 500), timeout=20)
