@@ -17,6 +17,7 @@ export const REASONS = {
   target_unable: ["✗", "", "{target} lacks a capability: {detail}"],
   target_absent: ["✗", "", "{target} is not on this box: {detail}"],
   target_down: ["↓", "", "{target} is down, tried last {detail}"],
+  calibration_set_aside: ["!", "", "the calibration of {target} has drifted and is set aside {detail}"],
   no_route: ["✗", "", "no target is left {detail}"],
   cache_rule_held: ["✓", "held", "cache rule held"],
   cache_rule_not_held: ["·", "", "cache rule did not hold"],
