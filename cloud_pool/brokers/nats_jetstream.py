@@ -256,10 +256,15 @@ class _ConsumerSession:
         await self._request(most, wait_s)
         ends = self._clock() + wait_s
         while len(taken) < most and not self.lost:
-            with anyio.move_on_after(ends - self._clock()) as waiting:
+            # An earlier call's request may be counted on that ended without a word.
+            until = ends if taken else min(ends, self._ends + _LATE_S)
+            with anyio.move_on_after(until - self._clock()) as waiting:
                 message = await self._received.get()
             if waiting.cancelled_caught:
-                break
+                if until == ends:
+                    break
+                await self._request(most, max(_SHORTEST_S, ends - self._clock()))
+                continue
             if not (message.headers or {}).get("Status"):
                 self._requested -= 1
                 if not taken:
@@ -272,7 +277,7 @@ class _ConsumerSession:
         return taken
 
     async def _request(self, most: int, wait_s: float) -> None:
-        if self._clock() > self._ends + _LATE_S:
+        if self._clock() >= self._ends + _LATE_S:
             self._requested = 0
         missing = most - self._received.qsize() - self._requested
         if missing <= 0:
