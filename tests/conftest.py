@@ -6,6 +6,8 @@ a busy machine the time of one example says nothing. The models of this account'
 
 import importlib.util
 import os
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,6 +41,16 @@ _SERVICES = {
     "postgres_server": "postgres",
     "chromium": "chromium",
 }
+
+
+_SLOW_MODULE = re.compile(r"^pytestmark = .*\b(slow|engine|redis|triton|nats|postgres|chromium)\b", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module that is slow as a whole for `make quick`, which spends a third of its time on imports."""
+    if not config.option.markexpr.startswith("not (") or not collection_path.match("test_*.py"):
+        return None
+    return True if _SLOW_MODULE.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -36,6 +36,8 @@ SAID = "SECRET words"
 SCRIPT = '''#!{python} -S
 """Lists two voices; speaks 100 samples a character. Some texts fail, flood or hang."""
 import os, struct, sys, time
+
+pytestmark = pytest.mark.slow
 if "--voices" in sys.argv:
     print("Pty Language Age/Gender VoiceName File Other")
     print(" 5  de        --/M     German    gmw/de")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 
 from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
@@ -18,6 +19,8 @@ from ..edge.scripted import until
 from .files import HOSTILE_SOUNDS, header, tone, wav
 from .test_decoding import WAIT_S
 from .test_fusion import COMMAND, PATIENT, SILENCE, ask, encoder, prompt, sound, text
+
+pytestmark = pytest.mark.slow
 
 ROOMY = POLICY.replace("concurrent: 4", "concurrent: 16")
 ODD_SOUNDS = {

@@ -24,6 +24,8 @@ from models.modalities.process.parent import WorkerProcess
 
 from .files import HOSTILE_PICTURES, HOSTILE_SOUNDS, header, png, tone, wav
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 60.0
 LIMITS = PartLimits(audio_s=60.0, pixels=4_000_000, side=256)
 needs_pillow = pytest.mark.skipif(

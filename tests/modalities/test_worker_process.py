@@ -17,6 +17,8 @@ from models.modalities.process.parent import WorkerFailed, WorkerProcess, Worker
 from ..edge.scripted import until
 from ..jumping_loop import JumpingLoop, run_jumping
 
+pytestmark = pytest.mark.slow
+
 WAIT_S = 60.0
 
 

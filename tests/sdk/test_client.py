@@ -349,6 +349,7 @@ async def test_half_an_answer_is_never_a_whole_one(box: Box, connect: Connect, h
         await (await connect(box.url)).pieces("x")
 
 
+@pytest.mark.slow
 async def test_a_stall_ends_in_a_timeout(box: Box, connect: Connect) -> None:
     """Neither a silent server nor one that stops in mid-answer holds a caller longer than it said."""
     caller = await connect(box.url, timeout_s=1.0)  # to connect takes no second, even on a busy machine

