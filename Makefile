@@ -3,8 +3,8 @@ PYTHON ?= python3
 PREPARE = $(PYTHON) -m edge_node.deploy.prepare
 BIN = .venv/bin
 ARGS ?=
-# `make check` runs tests/check; the others have no test of the fast tier, and collecting them takes longer than many tests.
-NOT_QUICK = --ignore tests/models/train $(foreach folder,check conformance e2e fleet_server,--ignore tests/$(folder))
+# `make check` runs the first two; the others have few tests of the fast tier, and to import them takes long.
+NOT_QUICK = --ignore tests/models/train $(foreach folder,check docs agent bed conformance e2e fleet_operators fleet_server identity tracing,--ignore tests/$(folder))
 MODELS ?=
 # The pairs of `causeway-models pull demo:NAME`.
 UP_qwen = --small qwen-05b --large qwen-15b
@@ -33,10 +33,10 @@ quick: ## The tests that need no services, in under a minute (no set-up of Trito
 	@$(PREPARE) quick
 	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or nats or postgres or chromium or engine or slow)' --hypothesis-profile=quick $(NOT_QUICK) $(ARGS)
 
-check: ## Lint, format, types, import directions
+check: ## Lint, format, types, import directions, pages
 	@$(PREPARE) check
 	@$(MAKE) --no-print-directory lint
-	@exec $(BIN)/python -m pytest -q tests/check
+	@exec $(BIN)/python -m pytest -q -m 'not slow' tests/check tests/docs
 
 lint:
 	@$(BIN)/ruff check .

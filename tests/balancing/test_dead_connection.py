@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
+import pytest
 
 from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
@@ -72,6 +73,7 @@ def _port(triton: TritonClient) -> int:
     return int(triton.address.rpartition(":")[2])
 
 
+@pytest.mark.slow
 async def test_a_forgotten_connection_is_renewed() -> None:
     """The endpoint looks dead until a new connection is made, within seconds; TCP alone would take minutes."""
     async with bed(two_pieces) as (_, direct):

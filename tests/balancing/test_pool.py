@@ -239,6 +239,7 @@ async def test_the_error_class_tells_unreachable_from_unavailable(
             bed.pool.lease()
 
 
+@pytest.mark.slow
 async def test_retry_after_grows_with_the_outage() -> None:
     bed = Bed("a:1")
     bed.at("a:1").fault = REFUSED

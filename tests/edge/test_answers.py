@@ -493,6 +493,7 @@ async def older_than(seconds: float) -> None:
     await until(lambda: time.monotonic() > then + seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refuse", "stall", "corrupt"])
 async def test_an_engine_that_cannot_count_leaves_the_signal_absent(tmp_path: Path, fault: Fault) -> None:
     """A rule that needs the signal does not hold, the reasons say so, and the next rule decides in time."""

@@ -112,6 +112,7 @@ async def test_a_missing_model_is_a_target_that_is_down(tmp_path: Path) -> None:
     await cloud.stop()
 
 
+@pytest.mark.slow
 async def test_a_new_policys_models_replace_the_previous_ones(tmp_path: Path) -> None:
     """Engines of models that the policy no longer names are closed."""
     engines: dict[str, ScriptedEngine] = {}

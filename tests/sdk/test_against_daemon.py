@@ -85,6 +85,7 @@ async def test_leaving_a_stream_frees_the_slot(box: Box, causeway: AsyncCauseway
     box.assert_nothing_leaks()
 
 
+@pytest.mark.slow
 async def test_a_deadline_is_the_daemons_too(box: Box, causeway: AsyncCauseway) -> None:
     """What is left travels with the ask, and the daemon's own refusal comes back."""
     box.engine.gate = asyncio.Event()
