@@ -30,6 +30,7 @@ from .files import HOSTILE_SOUNDS
 from .test_decoding import WAIT_S
 from .test_fusion import COMMAND, SILENCE, SPEECH, encoder
 
+pytestmark = pytest.mark.slow
 RATE = 22_050
 MAX_BODY_BYTES = ServerConfig().max_body_bytes
 SAID = "SECRET words"
@@ -37,7 +38,6 @@ SCRIPT = '''#!{python} -S
 """Lists two voices; speaks 100 samples a character. Some texts fail, flood or hang."""
 import os, struct, sys, time
 
-pytestmark = pytest.mark.slow
 if "--voices" in sys.argv:
     print("Pty Language Age/Gender VoiceName File Other")
     print(" 5  de        --/M     German    gmw/de")
