@@ -1,4 +1,4 @@
-"""One request from its admission to its outcome, whoever delivers its answer: an HTTP response, or a live session."""
+"""One request from its admission to its outcome, for an HTTP response or a live session."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class LiveSession:
 
     Args:
         session: the state, and the events for the client.
-        client: its name; nobody else may resume it.
+        client: its name; no other client may resume it.
         tasks: the parent of its tasks, which outlive a connection.
         answer: answers a response as a request of the service.
         on_answered: called after each answer, however it ended.
