@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections.abc import Awaitable
 from email.utils import formatdate
 
 from aiohttp import web
@@ -81,21 +82,20 @@ class HttpReplyWriter:
         self._opening = self._encoder.start()
         self._stream = EventStream(self._http, _header_lines(head, EVENTS))
 
-    async def send(self, piece: Piece) -> None:
+    def send(self, piece: Piece) -> Awaitable[None] | None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
             self._pieces.append(piece)
-            return
+            return None
         data = self._encoder.chunk(piece)
         if not data:
-            return
+            return None
         if self._opening:
             data, self._opening = self._opening + data, b""
         try:
             self._stream.send(data, last=piece.finish_reason is not None)
-            if self._stream.client_behind:
-                await self._stream.drain()
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
+        return self._drain(self._stream) if self._stream.client_behind else None
 
     @property
     def finished(self) -> bool:
@@ -131,6 +131,12 @@ class HttpReplyWriter:
         except ConnectionError as error:
             raise ClientGone(_CLOSED) from error
         self._prebuilt = prebuilt
+
+    async def _drain(self, stream: EventStream) -> None:
+        try:
+            await stream.drain()
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
 
     # --- for the server ----------------------------------------------------------------------------------------------
 

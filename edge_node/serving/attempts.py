@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -156,8 +156,11 @@ class AttemptRunner:
                         generation.raw_confidence = chunk.confidence
                         quality, heard = generation.estimates.quality, generation.heard
                         chunk = self._calibrate(call, chunk, quality, heard)  # noqa: PLW2901
-                    if pieces := attempt.receive(chunk, now()):
-                        await _deliver(generation, pieces, sink)
+                    for piece in attempt.receive(chunk, now()):
+                        if not generation.committed:
+                            await _commit(generation, sink)
+                        if (slow := _send(generation, piece, sink)) is not None:
+                            await slow
                 ended = True
         except ClientGone:
             raise
@@ -195,11 +198,20 @@ async def _embed(generation: Generation, attempt: Attempt, backend: Backend, cal
 async def _deliver(generation: Generation, pieces: tuple[Piece, ...], sink: Sink) -> None:
     for piece in pieces:
         if not generation.committed:
-            generation.committed = True
-            await sink.commit(generation.head())
-        if piece.usage is not None:
-            generation.usage = piece.usage
-        await sink.send(piece)
+            await _commit(generation, sink)
+        if (slow := _send(generation, piece, sink)) is not None:
+            await slow
+
+
+async def _commit(generation: Generation, sink: Sink) -> None:
+    generation.committed = True
+    await sink.commit(generation.head())
+
+
+def _send(generation: Generation, piece: Piece, sink: Sink) -> Awaitable[None] | None:
+    if piece.usage is not None:
+        generation.usage = piece.usage
+    return sink.send(piece)
 
 
 async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:

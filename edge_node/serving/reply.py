@@ -31,12 +31,13 @@ class AnswerHead(msgspec.Struct, frozen=True):
 class Sink(Protocol):
     """Consumes one answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
 
-    Both wait while the consumer is slow, and raise ClientGone when it has disconnected.
+    Both wait while the consumer is slow, and raise ClientGone when it has disconnected. `send` returns what is to be
+    awaited; None: the piece was taken at once, as nearly every token is.
     """
 
     async def commit(self, head: AnswerHead) -> None: ...
 
-    def send(self, piece: Piece) -> Awaitable[None]: ...
+    def send(self, piece: Piece) -> Awaitable[None] | None: ...
 
 
 class Reply(Sink, Protocol):

@@ -96,7 +96,7 @@ class RequestContext:
         self.head = head if own_head else msgspec.structs.replace(head, id=self.id, cache=self.cache)
         await self.reply.commit(self.head)
 
-    def send(self, piece: Piece) -> Awaitable[None]:
+    def send(self, piece: Piece) -> Awaitable[None] | None:
         if piece.usage is not None:
             self._usage = piece.usage
         if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:

@@ -500,7 +500,8 @@ async def _forward(subscriber: Subscriber, context: RequestContext) -> None:
     while (piece := await subscriber.next(context.deadline)) is not None:
         if not context.committed and subscriber.shared.head is not None:
             await context.commit(subscriber.shared.head)
-        await context.send(piece)
+        if (slow := context.send(piece)) is not None:
+            await slow
 
 
 def _is_fresh(found: CacheHit, plan: CachePlan) -> bool:

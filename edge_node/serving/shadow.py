@@ -73,7 +73,7 @@ class ShadowTap:
     async def commit(self, head: AnswerHead) -> None:
         await self._sink.commit(head)
 
-    def send(self, piece: Piece) -> Awaitable[None]:
+    def send(self, piece: Piece) -> Awaitable[None] | None:
         if isinstance(piece, Chunk):
             self.answer.add(piece)
         return self._sink.send(piece)
