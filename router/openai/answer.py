@@ -42,7 +42,8 @@ class AnswerEncoder:
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
         self._include_usage = request.include_usage
         self._head = event_head(self._format, *self._identity, self._model)
-        self._offsets: dict[int, int] = {}  # choice → characters sent so far
+        self._offsets: dict[int, int] = {}  # choice → characters sent so far, in events with more than a text
+        self._around: dict[int, tuple[bytes, bytes]] = {}  # choice → its event around a text that is alone
         self._unfinished: set[int] = set()
         self._tokens = 0
         self._usage: Usage | None = None
@@ -59,6 +60,9 @@ class AnswerEncoder:
     def chunk(self, chunk: Chunk) -> bytes:
         """Encode the event for one chunk; empty if it has nothing for the client (only usage, half a character)."""
         self._tokens += chunk.tokens
+        if chunk.index in self._around and is_text_alone(chunk):  # nearly every token
+            before, after = self._around[chunk.index]
+            return before + _encode(chunk.text) + after
         if chunk.usage is not None:
             self._usage = chunk.usage
         if not has_content(chunk):
@@ -68,8 +72,11 @@ class AnswerEncoder:
         self._offsets[index] = offset + len(chunk.text)
         if chunk.finish_reason is not None:
             self._unfinished.discard(index)
-        else:
+            self._around.pop(index, None)
+        elif index not in self._unfinished:
             self._unfinished.add(index)
+            if (around := self._format.around(index)) is not None:
+                self._around[index] = (self._head + around[0], around[1] + self._tail)
         event = self._head + self._format.delta(chunk, offset) + self._tail
         return with_resume(event, chunk.resume, EVENT_END) if chunk.resume else event
 
@@ -93,6 +100,12 @@ class AnswerEncoder:
 def has_content(chunk: Chunk) -> bool:
     said = chunk.text or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None
     return bool(said or chunk.finish_reason or chunk.logprobs)
+
+
+def is_text_alone(chunk: Chunk) -> bool:
+    """Whether the event of this chunk differs from that of another one in nothing but the text."""
+    more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None or chunk.resume
+    return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage)
 
 
 def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
@@ -165,6 +178,10 @@ class ChoiceFormat(Protocol):
         """Encode a chunk. `offset` counts the characters of this choice's text that were sent before."""
         ...
 
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        """Return the JSON before and after a text that is alone in its chunk; None: an offset has to be counted."""
+        ...
+
     def choice(self, chunk: Chunk) -> bytes: ...
 
 
@@ -213,6 +230,9 @@ class ChatChoiceFormat:
     def opening(self, index: int) -> bytes:
         return b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}' % index
 
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        return b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
+
     def delta(self, chunk: Chunk, offset: int) -> bytes:
         if chunk.tool_calls or chunk.refusal is not None or chunk.reasoning:
             delta = _chat_delta(chunk)
@@ -251,6 +271,11 @@ class CompletionChoiceFormat:
 
     def opening(self, index: int) -> bytes:
         return b""
+
+    def around(self, index: int) -> tuple[bytes, bytes] | None:
+        if self._logprobs is not None:
+            return None
+        return b'{"index":%d,"text":' % index, b',"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
         logprobs = b"null"

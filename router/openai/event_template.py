@@ -22,14 +22,14 @@ class EventTemplate:
         self.index = index
         self._before = before
         self._after = after
-        self._shortest = len(before) + len(after) + len('""')
+        self._text = slice(len(before), -len(after))
 
     def text(self, event: bytes) -> str | None:
         """Return the text; None: the event has to be decoded."""
-        if len(event) < self._shortest or not event.startswith(self._before) or not event.endswith(self._after):
+        if not event.startswith(self._before) or not event.endswith(self._after):
             return None
         try:
-            return _decode(event[len(self._before) : len(event) - len(self._after)])
+            return _decode(event[self._text])  # nothing, where the two overlap: no JSON
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
