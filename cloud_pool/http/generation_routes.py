@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -84,7 +85,9 @@ class GenerationRoutes:
             if context.request.kind == "embedding":
                 return await self._runner.embed(entry, context, arrived_at)
             delivery = _HttpDelivery(http, context, encode, int(self._wall_clock()))
-            return await self._runner.run(entry, context, arrived_at, delivery)
+            answer = self._runner.run(entry, context, arrived_at, delivery)
+            # In a task of its own a token resumes fewer coroutines: those from the connection down to here stay asleep.
+            return await (asyncio.create_task(answer) if context.request.stream else answer)
 
 
 class _HttpDelivery:

@@ -345,3 +345,31 @@ def test_thoughts_are_a_field_of_their_own() -> None:
     assert deltas == [{"reasoning_content": "2 + "}, {"reasoning_content": "2"}, {"content": "Four."}, {}]
     assert json.loads(events[-1])["usage"] == answer["usage"]
     assert json.loads(whole(CHAT, chunks[:1] + chunks[3:]))["choices"][0]["message"]["content"] == ""
+
+
+@pytest.mark.parametrize("request_", [CHAT, Request(kind="completion", model="auto", prompts=("a",))])
+def test_a_text_alone_is_sent_as_one_that_comes_first(request_: Request) -> None:
+    """The event around such a text is made once for each choice; a choice that has ended begins anew."""
+    request = with_(request_, n=2, stream=True)
+    said = [Chunk("é", 0, 1), Chunk('"', 1, 1), Chunk("é", 0, 1), Chunk('"', 1, 1)]
+    ended = [Chunk(" end", 0, 1, finish_reason="stop"), Chunk("", 1, 0, finish_reason="length")]
+    answer = encoder(request)
+    first, second, third, fourth = [answer.chunk(chunk) for chunk in said]
+    assert (third, fourth) == (first, second)
+    assert json.loads(first.removeprefix(b"data: "))["choices"][0]["index"] == 0
+    assert json.loads(fourth.removeprefix(b"data: "))["choices"][0]["index"] == 1
+    assert [
+        json.loads(answer.chunk(chunk).removeprefix(b"data: "))["choices"][0]["finish_reason"] for chunk in ended
+    ] == [
+        "stop",
+        "length",
+    ]
+    assert answer.finished
+
+
+def test_usage_in_the_event_of_a_text_is_kept() -> None:
+    answer = encoder(with_(CHAT, stream=True, include_usage=True))
+    sent = [answer.chunk(Chunk("a", 0, 1)), answer.chunk(Chunk("b", 0, 1, usage=Usage(3, 2, 1)))]
+    sent += [answer.chunk(Chunk(finish_reason="stop"))]
+    assert sent[1] == sent[0].replace(b'"a"', b'"b"')
+    assert b'"prompt_tokens":3' in answer.end()
