@@ -165,6 +165,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         accounts.operators,
         metrics,
         readiness=readiness,
+        jobs_refused=(lambda: "") if jobs is None else (lambda: jobs.refused),
         reload=None if reread is None else partial(reload_endpoints, pools, config, reread),
         drain=server.begin_draining,
         is_draining=lambda: server.draining,

@@ -1,4 +1,4 @@
-"""`causeway-cloud keys`: new, issue, revoke, show. Run it where tokens are issued; it needs no gateway."""
+"""`causeway-cloud keys`: new, issue, rotate, revoke, show. Run it where tokens are issued; it needs no gateway."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..admission import RANK, Priority
+from ..jobs.encryption import rotate_keys
 from ..redis.replicas import PromotableReplicas
 from .gateways_redis import open_gateways_redis, replication_of_gateways_redis
 from .process import report_errors
@@ -39,7 +40,7 @@ _report_errors = report_errors(RedisError, OSError)
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def keys() -> None:
-    """Manage devices' tokens: signing keys, issuing, revocation."""
+    """Manage devices' tokens (signing keys, issuing, revocation), and the keys that encrypt jobs."""
 
 
 @keys.command()
@@ -128,6 +129,26 @@ def issue(
     )
     click.echo(f"id {claims.jti}, until {_date(claims.exp)}", err=True)
     click.echo(token)
+
+
+@keys.command()
+@click.argument("file", type=_PATH)
+@click.option(
+    "--after-s",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Seconds until it encrypts: all gateways and workers must have the file by then.",
+)
+@_report_errors
+def rotate(file: Path, after_s: float) -> None:
+    """Add a key that encrypts jobs to FILE, their `jobs.encryption_key_file`, and print its id.
+
+    The first key of a new file encrypts at once. No key is removed: older ones decrypt what they have encrypted.
+    """
+    key = rotate_keys(file, after_s, time.time())
+    click.echo(f"encrypts from {_date(key.seals_from)} on", err=True)
+    click.echo(key.id)
 
 
 @keys.command()

@@ -210,7 +210,7 @@ _PASSED_ON = {"ignore_unknown_options": True, "allow_extra_args": True, "help_op
 @main.command(context_settings=_PASSED_ON)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def keys(arguments: tuple[str, ...]) -> None:
-    """Manage device tokens: signing keys, issuing, revocation (`keys new`, `issue`, `show`, `revoke`)."""
+    """Manage device tokens (`keys new`, `issue`, `show`, `revoke`) and the keys that encrypt jobs (`rotate`)."""
     from .keys import keys as group
 
     group.main(list(arguments), prog_name="causeway-cloud keys")

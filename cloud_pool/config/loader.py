@@ -147,7 +147,11 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
             config.degradation, continue_key_file=absolute(config.degradation.continue_key_file)
         ),
         redis=_absolute_redis(config.redis, absolute),
-        jobs=msgspec.structs.replace(config.jobs, redis=_absolute_redis(config.jobs.redis, absolute)),
+        jobs=msgspec.structs.replace(
+            config.jobs,
+            redis=_absolute_redis(config.jobs.redis, absolute),
+            encryption_key_file=absolute(config.jobs.encryption_key_file),
+        ),
         streams=msgspec.structs.replace(
             config.streams, login=_absolute_files(config.streams.login, _LOGIN_FILES, absolute)
         ),

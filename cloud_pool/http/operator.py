@@ -1,7 +1,7 @@
 """The operators' own address: metrics, readiness in detail, and calls that change this process.
 
     GET  /metrics   Prometheus
-    GET  /readyz    as the public one, with each tier's and endpoint's state
+    GET  /readyz    as the public one, with each tier's and endpoint's state, and why jobs are refused
     POST /reload    read the endpoints of the configuration again, as SIGHUP does
     POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
 
@@ -36,6 +36,7 @@ class OperatorRoutes:
     """The handlers. What is None does not exist at this process: 404.
 
     Args:
+        jobs_refused: why no job is accepted now; "" if jobs are.
         reload: reads the endpoints again; raises ConfigError.
         drain: makes this process accept no more requests.
         is_draining: whether it does so already.
@@ -47,6 +48,7 @@ class OperatorRoutes:
         metrics: Metrics,
         *,
         readiness: Readiness | None = None,
+        jobs_refused: Callable[[], str] = lambda: "",
         reload: Callable[[], None] | None = None,
         drain: Callable[[], None] | None = None,
         is_draining: Callable[[], bool] = lambda: False,
@@ -54,6 +56,7 @@ class OperatorRoutes:
         self._authenticator = authenticator
         self._metrics = metrics
         self._readiness = readiness
+        self._jobs_refused = jobs_refused
         self._reload = reload
         self._drain = drain
         self._is_draining = is_draining
@@ -102,7 +105,8 @@ class OperatorRoutes:
             name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
             for name, tier in checked.items()
         }
-        return _json({"ready": ready, "draining": draining, "tiers": tiers}, 200 if ready else 503)
+        found = {"ready": ready, "draining": draining, "tiers": tiers, "jobs_refused": self._jobs_refused()}
+        return _json(found, 200 if ready else 503)
 
     async def _post_reload(self) -> web.Response:
         assert self._reload is not None

@@ -77,6 +77,9 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica_timeout_s: Annotated[float, Meta(gt=0, le=4)] = 1.0  # then 503; the job may exist all the same
     durability: Literal["require", "warn"] = "require"  # of a Redis that may lose jobs on kill -9: refuse or log
     key_prefix: str = "causeway:jobs"  # of all Redis keys
+    encryption_key_file: str = (
+        ""  # of requests, results and files at rest, the same for all processes; "": not encrypted
+    )
     max_body_bytes: Positive = 1024 * 1024  # of one job's request
     max_result_bytes: Positive = 4 * 1024 * 1024  # of one job's result
     max_queued: Positive = 100_000  # jobs of one tier and priority, of all tenants
@@ -107,6 +110,12 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def replicas_to_wait_for(self) -> int:
         """Replicas that must at least confirm what is accepted; 0: none."""
         return int(is_sentinel(self.redis)) if self.replicas is None else self.replicas
+
+    @property
+    def max_record_age_ms(self) -> int:
+        """No record of a job, batch or file lives longer after its acceptance."""
+        longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
+        return int(longest_s * 1000)
 
     def check(self) -> None:
         """Raises ConfigError for a Redis where jobs cannot be."""

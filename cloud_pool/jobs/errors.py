@@ -36,6 +36,12 @@ class JobStoreIsCluster(JobStoreUnavailable):
     retryable = False
 
 
+class ContentKeyMissing(JobStoreUnavailable):
+    """Requests or results are encrypted with a key that this process does not have."""
+
+    code = "content_key_missing"
+
+
 class RecordUnreadable(CausewayError):
     """A stored record is damaged or of another version."""
 

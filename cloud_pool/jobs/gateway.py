@@ -60,6 +60,7 @@ class JobsGateway:
         clock: Callable[[], float] = redis_time,
     ) -> None:
         """Raises ConfigError."""
+        self.refused = ""  # why no job is accepted now, as the last check found
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         parser = SubmissionParser(config, tiers, check_cost)
@@ -88,18 +89,17 @@ class JobsGateway:
 
     async def watch(self) -> None:
         """Update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
-        logged = ""
         while True:
             try:
                 await self._stores.durability.ensure()
                 depths = await self._stores.jobs.depths()
                 self._metrics.set_depths(depths, depths.now_ms)
                 self._metrics.set_file_bytes(await self._stores.files.stored_bytes())
-                logged = ""
+                self.refused = ""
             except JobStoreUnavailable as error:
-                if error.message != logged:
+                if error.message != self.refused:
                     _log.warning("jobs are refused: %s", error.message)
-                logged = error.message
+                self.refused = error.message
             await anyio.sleep(_GAUGES_S)
 
     async def close(self) -> None:

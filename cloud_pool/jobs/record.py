@@ -66,6 +66,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""
     token_issued: float = 0.0  # unix, s
     cache: str = ""  # outcome of the shared cache for the answer
+    followed: int = 0  # 1: a client follows its events; only a claim knows
 
     @property
     def ended(self) -> bool:

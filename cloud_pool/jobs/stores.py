@@ -10,6 +10,7 @@ from .batches.batch_store import BatchStore
 from .batches.file_store import FileStore
 from .config import JobsConfig
 from .content.stores import ContentStores
+from .encryption import ContentCipher
 from .lua.scripts import REPLICATED, SCRIPTS
 from .store.durability import DurabilityCheck
 from .store.job_store import JobStore
@@ -30,7 +31,7 @@ class JobStores(msgspec.Struct, frozen=True):
 
     @classmethod
     def open(cls, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
-        """Build the stores; they connect on first use. Raises ConfigError for a bad URL or an unusable `jobs.files`.
+        """Build the stores; they connect on first use. Raises ConfigError for a bad URL, files or keys.
 
         Args:
             clock: replaces Redis's clock in tests; unix time, s
@@ -47,15 +48,16 @@ class JobStores(msgspec.Struct, frozen=True):
 
     @classmethod
     def over(cls, database: RedisClient, config: JobsConfig, clock: Callable[[], float] = redis_time) -> JobStores:
-        """Build the stores over a connection. Raises ConfigError for an unusable `jobs.files`."""
+        """Build the stores over a connection. Raises ConfigError for unusable `jobs.files` or keys."""
         contents = ContentStores(config.files, database)
+        cipher = ContentCipher(config.encryption_key_file)
         return cls(
             database,
-            JobStore(database, config, clock=clock),
+            JobStore(database, config, cipher, clock=clock),
             WebhookOutbox(database, config.webhooks, clock=clock),
-            FileStore(database, config.batches, contents, clock=clock),
-            BatchStore(database, config.batches, clock=clock),
-            DurabilityCheck(database, config.durability),
+            FileStore(database, config.batches, contents, cipher, clock=clock),
+            BatchStore(database, config.batches, cipher, clock=clock),
+            DurabilityCheck(database, config.durability, cipher, config.max_record_age_ms),
             contents,
         )
 

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from router.errors import InvalidRequest
+from router.jobs.answer_text import answer_text
 from router.jobs.states import JobState
 
 from .feed import JobFeed
@@ -34,19 +35,6 @@ class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
     text: str = ""
     error: msgspec.Raw | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-
-
-class _Choice(msgspec.Struct):
-    message: _Message | None = None
-    text: str = ""
-
-
-class _Result(msgspec.Struct):
-    choices: list[_Choice] = []
 
 
 def read_last_id(header: str) -> Position | None:
@@ -105,7 +93,7 @@ class EventReader:
             events.append(self._event((run, _WAIT), "waiting", job.error))
         if job.has_ended and self._last < (run, _END):
             if job.state is JobState.SUCCEEDED:
-                events.append(self._delta(run, _text(result)))
+                events.append(self._delta(run, answer_text(result)))
             events.append(self._event((run, _END), job.state.value, job.error))
         return events
 
@@ -122,12 +110,3 @@ class EventReader:
         place = {_WAIT: "wait", _END: "end"}.get(at, str(at))
         data = msgspec.json.encode(_EventData(name, text, msgspec.Raw(error) if error else None))
         return f"id: {run}-{place}\nevent: {name}\ndata: ".encode() + data + b"\n\n"
-
-
-def _text(result: bytes) -> str:
-    """The text of choice 0 of a stored answer."""
-    choices = msgspec.json.decode(result, type=_Result).choices
-    if len(choices) != 1:
-        return ""
-    first = choices[0]
-    return (first.message.content or "") if first.message is not None else first.text

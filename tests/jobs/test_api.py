@@ -63,7 +63,7 @@ async def test_a_job_is_accepted_run_and_read(http: aiohttp.ClientSession, store
     assert job["result"] is None
     async with RunningWorker(store, ScriptedRunner(), config):
         events = await follow(http, str(job["id"]))
-    assert [event.type for event in events] == [b"queued", b"running", b"succeeded"]
+    assert [event.type for event in events] == [b"queued", b"running", b"delta", b"succeeded"]
     async with http.get(f"/v1/jobs/{job['id']}") as response:
         ended = await response.json()
     assert ended["status"] == "succeeded"

@@ -213,7 +213,7 @@ async def test_a_worker_that_was_paused_beyond_its_lease_changes_nothing(
     await processor.step()
     assert (await current(stores)).collected == 5
     name = "file-1-output"
-    await stores.files.write_part(name, "5-late", b"late\n")
+    await stores.files.write_part(name, "kiosk", "5-late", b"late\n")
     late = CollectedLines(last=5, parts=[("output", FilePart("5-late", 5))], expired=False)
     assert not await stores.batches.record_collected(paused, late, "redis")
     assert not await stores.batches.refuse_line(paused, paused.submitted, 0, "x", b"{}")

@@ -64,7 +64,7 @@ async def test_another_worker_runs_the_jobs_of_a_killed_one(
 ) -> None:
     """Both of its jobs are claimed when their leases end, and each ends once."""
     jobs = [(await store.accept(new_job())).id for _ in range(2)]
-    command = [sys.executable, "-m", "tests.jobs.worker_process", str(config.redis), config.key_prefix]
+    command = [sys.executable, "-m", "tests.jobs.worker_process", str(config.redis), config.key_prefix, "2"]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None
     begun = {(await process.stdout.readline()).decode().strip() for _ in jobs}

@@ -51,7 +51,7 @@ def test_redis_compiles_every_script(redis_server: RedisServer) -> None:
 
 def test_only_scripts_that_add_work_are_refused_when_redis_is_full() -> None:
     refused = {name for name, script in WITH_SHEBANG.items() if script.startswith("#!lua\n")}
-    jobs = {"accept", "file_reserve", "batch_create", "batch_refuse_line"}
+    jobs = {"accept", "file_reserve", "batch_create", "batch_refuse_line", "append_text"}
     assert refused == jobs | {"stream_claim", "stream_record"}
     assert all(WITH_SHEBANG[name].startswith("#!lua flags=allow-oom\n") for name in WITH_SHEBANG.keys() - refused)
 

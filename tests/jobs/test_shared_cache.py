@@ -75,7 +75,7 @@ class SharedDeployment:
         return [one for one in found if one]
 
     async def answer(self, record: JobRecord) -> dict[str, object]:
-        return json.loads(await self.store.read_result(record.id))
+        return json.loads(await self.store.read_result(record.id, record.owner))
 
 
 @pytest_asyncio.fixture

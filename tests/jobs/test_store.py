@@ -12,6 +12,7 @@ from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
+from cloud_pool.jobs.store.replies import LeaseStates
 from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
 from router.jobs.states import FINAL_STATES, JobState
 
@@ -72,7 +73,7 @@ async def test_success_stores_the_result_once(store: JobStore, new_job: MakeJob)
     (record,) = (await store.claim("w", "large", ["standard"])).records
     assert await store.succeed(record.id, record.fence, b"{}")
     assert await store.succeed(record.id, record.fence, b'{"second":1}')  # a repeated call, whose first reply was lost
-    assert await store.read_result(record.id) == b"{}"
+    assert await store.read_result(record.id, record.owner) == b"{}"
     assert (await store.get(record.id, "kiosk")).state is JobState.SUCCEEDED
     assert (await store.claim("w", "large", ["standard"])).records == ()
 
@@ -92,7 +93,7 @@ async def test_reports_with_an_old_fence_have_no_effect(
 
     await until(adopted)
     assert (new[0].id, new[0].fence) == (old.id, old.fence + 1)
-    assert await store.renew_leases([(old.id, old.fence)], renew=True) == {old.id}
+    assert await store.renew_leases([(old.id, old.fence)], renew=True) == LeaseStates(lost=frozenset({old.id}))
     assert not await store.succeed(old.id, old.fence, b"{}")
     assert not await store.fail(old.id, old.fence, FAULT)
     assert not await store.postpone(old.id, old.fence, FAULT, 0, counts=True)
@@ -106,7 +107,7 @@ async def test_a_renewed_lease_keeps_the_job(
     store = JobStore(database, msgspec.structs.replace(config, lease_s=600.0), clock=clock)
     await store.accept(new_job())
     (held,) = (await store.claim("first", "large", ["standard"])).records
-    assert await store.renew_leases([(held.id, held.fence)], renew=True) == set()
+    assert await store.renew_leases([(held.id, held.fence)], renew=True) == LeaseStates()
     assert (await store.claim("second", "large", ["standard"])).records == ()
 
 
@@ -193,7 +194,7 @@ async def test_a_job_expires_at_its_deadline_in_any_state(
     assert (await store.get(accepted.id, "kiosk")).state is JobState.EXPIRED
     assert (await store.claim("w", "large", ["standard"])).records == ()
     if state == "running":
-        assert await store.renew_leases([(record.id, record.fence)], renew=False) == {record.id}
+        assert await store.renew_leases([(record.id, record.fence)], renew=False) == LeaseStates(frozenset({record.id}))
 
 
 @pytest.mark.parametrize("claimed", [False, True])

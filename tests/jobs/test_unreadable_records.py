@@ -132,9 +132,9 @@ async def test_purge_leaves_the_error_file_of_a_batch_whole(
     job = (await store.accept(new_job(id="job_1-1", batch="batch_1", line=1))).id
     (record,) = (await store.claim("w", "large", ["standard"])).records
     await store.postpone(job, record.fence, CloudFailed("the model failed"), 0, counts=True)
-    before = await stores.batches.line_outcomes("batch_1", range(1, 2), 1000)
+    before = await stores.batches.line_outcomes("batch_1", "kiosk", range(1, 2), 1000)
     assert await store.purge(job)
-    assert await stores.batches.line_outcomes("batch_1", range(1, 2), 1000) == before
+    assert await stores.batches.line_outcomes("batch_1", "kiosk", range(1, 2), 1000) == before
     assert before[0].state is JobState.DEAD
     assert await database.command("HEXISTS", database.key("job", job), "body") == 0
     assert await store.dead_letters() == []

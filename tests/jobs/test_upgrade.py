@@ -83,7 +83,7 @@ async def test_records_of_the_first_version_of_the_layout_are_read(restored: Res
         record = await stores.jobs.lookup(restored.ids[name])
         assert record is not None
         assert record.state in (state, JobState.QUEUED), name
-    assert await stores.jobs.read_result(restored.ids["succeeded"]) == b'{"answer":1}'
+    assert await stores.jobs.read_result(restored.ids["succeeded"], "acme/1") == b'{"answer":1}'
     assert [letter.id for letter in await stores.jobs.dead_letters()] == [restored.ids["dead"]]
     batch = await stores.batches.lookup(restored.ids["batch"])
     assert batch is not None

@@ -77,7 +77,7 @@ async def test_a_job_runs_once_and_stores_a_chat_completion(
     runner = ScriptedRunner()
     async with RunningWorker(store, runner, config) as worker:
         await until(reached(store, job, JobState.SUCCEEDED))
-    body = json.loads(await store.read_result(job))
+    body = json.loads(await store.read_result(job, "kiosk"))
     assert body["object"] == "chat.completion"
     assert body["choices"][0]["message"]["content"] == "an answer"
     assert body["usage"]["total_tokens"] == 7
@@ -185,7 +185,7 @@ async def test_cancelling_stops_the_run_and_frees_the_slot(
         await until(reached(store, second, JobState.RUNNING))
     assert worker.count("superseded") == 1
     assert (await store.get(job, "kiosk")).state is JobState.CANCELLED
-    assert await store.read_result(job) == b""
+    assert await store.read_result(job, "kiosk") == b""
 
 
 async def test_a_drained_worker_returns_unfinished_jobs(store: JobStore, new_job: MakeJob, config: JobsConfig) -> None:

@@ -1,6 +1,6 @@
-"""A worker as a process that can be killed: `python -m tests.jobs.worker_process URL PREFIX`. Its runs never end.
+"""A worker as a process that can be killed: `python -m tests.jobs.worker_process URL PREFIX LEASE_S`.
 
-It prints the id of each job that it runs.
+It prints the id of each job that it runs. Its runs make half an answer and never end.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from router.types import Chunk
 from .scripted_worker import ScriptedRunner
 
 
-async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+async def half_answers(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
     print(job_run.id, flush=True)
+    yield Chunk(text="half an", tokens=2)
     await anyio.sleep_forever()
-    yield Chunk()
 
 
-async def main(url: str, prefix: str) -> None:
-    config = JobsConfig(redis=url, key_prefix=prefix)
+async def main(url: str, prefix: str, lease_s: str) -> None:
+    config = JobsConfig(redis=url, key_prefix=prefix, lease_s=float(lease_s))
     store = JobStore(RedisClient(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
-    worker = Worker(store, ScriptedRunner(prints_and_hangs), {"large": 2}, config, JobMetrics(CollectorRegistry()))
+    worker = Worker(store, ScriptedRunner(half_answers), {"large": 2}, config, JobMetrics(CollectorRegistry()))
     await worker.run(anyio.Event())
 
 

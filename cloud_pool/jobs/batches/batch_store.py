@@ -10,11 +10,14 @@ import msgspec
 from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound
 from router.jobs.states import JobState
 from router.jobs.submission import Endpoint
+from router.jobs.view import encode_job_error
 
 from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
+from ..encryption import NO_CIPHER, ContentCipher
 from ..errors import QuotaExceeded, RecordUnreadable
-from ..store.redis_client import Argument, RedisClient, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from ..store.job_store import result_place
+from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FilePart, too_many_files
 from .states import BatchState, is_final, source_states
 
@@ -84,9 +87,17 @@ class BatchStore:
         clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: BatchConfig, *, clock: Callable[[], float] = redis_time) -> None:
+    def __init__(
+        self,
+        database: RedisClient,
+        config: BatchConfig,
+        cipher: ContentCipher = NO_CIPHER,
+        *,
+        clock: Callable[[], float] = redis_time,
+    ) -> None:
         self._db = database
         self._config = config
+        self._cipher = cipher
         self._clock = clock
 
     @property
@@ -224,18 +235,24 @@ class BatchStore:
         reply = await self._db.run("batch_refuse_line", self._now, batch.id, line, offset, job, custom_id, error, ttl)
         return as_int(reply) > 0
 
-    async def line_outcomes(self, name: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
+    async def line_outcomes(self, name: str, owner: str, lines: range, enough_bytes: int) -> list[LineOutcome]:
         """Return the outcomes of these lines, which count from 1, up to the first that has not ended.
 
-        Fewer lines come back when their results have `enough_bytes`.
+        Fewer lines come back when their results have `enough_bytes`. A line whose result was changed has failed.
+
+        Raises ContentKeyMissing.
         """
-        jobs = (batch_job_id(name, line) for line in lines)
-        outcomes = []
-        for row in as_list(await self._db.run("batch_line_outcomes", enough_bytes, *jobs)):
-            custom_id, state, error, result = as_list(row)
-            job_state = JobState(as_text(state)) if state else None
-            outcomes.append(LineOutcome(as_text(custom_id), job_state, as_bytes(error), as_bytes(result)))
-        return outcomes
+        jobs = [batch_job_id(name, line) for line in lines]
+        rows = as_list(await self._db.run("batch_line_outcomes", enough_bytes, *jobs))
+        return [self._line_outcome(as_list(row), owner, job) for row, job in zip(rows, jobs, strict=False)]
+
+    def _line_outcome(self, row: list[Reply], owner: str, job: str) -> LineOutcome:
+        custom_id, state, error, stored = row
+        try:
+            result = self._cipher.open(as_bytes(stored), *result_place(owner, job))
+        except RecordUnreadable as fault:
+            return LineOutcome(as_text(custom_id), JobState.FAILED, encode_job_error(fault))
+        return LineOutcome(as_text(custom_id), JobState(as_text(state)) if state else None, as_bytes(error), result)
 
     async def record_collected(self, batch: Batch, collected: CollectedLines, store: str) -> bool:
         """Add the parts to the output files and delete the jobs. Returns False if another worker has done that.

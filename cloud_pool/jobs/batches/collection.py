@@ -57,7 +57,7 @@ class BatchCollection:
             rows = _Rows(batch)
             while not rows.full and rows.last < batch.submitted:
                 page = range(rows.last + 1, min(rows.last + _PAGE, batch.submitted) + 1)
-                outcomes = await self._batches.line_outcomes(batch.id, page, PART_BYTES)
+                outcomes = await self._batches.line_outcomes(batch.id, batch.owner, page, PART_BYTES)
                 for outcome in outcomes:
                     rows.add(outcome)
                 if len(outcomes) < len(page) and not rows.full:
@@ -86,7 +86,7 @@ class BatchCollection:
         name = f"{rows.last}-{secrets.token_hex(6)}"
         for kind, data in rows.data.items():
             if data:
-                await self._files.write_part(output_file_id(batch.id, kind), name, bytes(data))
+                await self._files.write_part(output_file_id(batch.id, kind), batch.owner, name, bytes(data))
                 parts.append((kind, FilePart(name, len(data))))
         collected = CollectedLines(last=rows.last, parts=parts, expired=rows.expired, never_ran_until=never_ran_until)
         await self._batches.record_collected(batch, collected, self._files.store_name)

@@ -21,7 +21,9 @@ from router.errors import JobStoreUnavailable, NotFound
 from ..config import BatchConfig
 from ..content.port import StoreName
 from ..content.stores import ContentStores
-from ..errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
+from ..encryption import NO_CIPHER, ContentCipher
+from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded, RecordUnreadable
+from ..store.job_store import tenant_of
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output"]
@@ -75,12 +77,14 @@ class FileStore:
         database: RedisClient,
         config: BatchConfig,
         contents: ContentStores,
+        cipher: ContentCipher = NO_CIPHER,
         *,
         clock: Callable[[], float] = redis_time,
     ) -> None:
         self._db = database
         self._config = config
         self._contents = contents
+        self._cipher = cipher
         self._clock = clock
 
     @property
@@ -164,16 +168,20 @@ class FileStore:
 
     async def read_part(self, file: StoredFile, part: FilePart) -> bytes:
         """Return the bytes of a part. Raises FileContentLost."""
-        return await self._contents.named(file.store).get(file.id, part.name)
+        stored = await self._contents.named(file.store).get(file.id, part.name)
+        try:
+            return self._cipher.open(stored, *_place(file.owner, file.id, part.name))
+        except RecordUnreadable as error:
+            raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}.") from error
 
     async def read(self, file: StoredFile) -> AsyncIterator[bytes]:
         """Yield the bytes of a file. Raises FileContentLost."""
         for part in await self.parts(file.id):
             yield await self.read_part(file, part)
 
-    async def write_part(self, name: str, part: str, data: bytes) -> None:
+    async def write_part(self, name: str, owner: str, part: str, data: bytes) -> None:
         """Write a part that no reader sees before it is listed."""
-        await self._contents.current.put(name, part, data)
+        await self._contents.current.put(name, part, self._cipher.seal(data, *_place(owner, name, part)))
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -289,8 +297,12 @@ class FileWriter:
         self._written += len(data)
         await self._files.reserve(self.id, self._owner, self._written, begin=False)
         part = FilePart(str(len(self._parts) + 1), len(data))
-        await self._files.write_part(self.id, part.name, data)
+        await self._files.write_part(self.id, self._owner, part.name, data)
         self._parts.append(part)
+
+
+def _place(owner: str, file: str, part: str) -> tuple[str, ...]:
+    return ("file", tenant_of(owner), file, part)
 
 
 def too_many_files(config: BatchConfig) -> QuotaExceeded:

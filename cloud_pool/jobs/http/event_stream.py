@@ -1,76 +1,180 @@
-"""A job's events as server-sent events: from the start or after Last-Event-ID, then live until the job ends."""
+"""A job's events as server-sent events: its states, and the text of its answer while a worker makes it.
+
+They begin at the start or after Last-Event-ID, and end with the job. An event's id is the last state's id in Redis and,
+once the job has run, the run's fence and how many characters of its text the client has: `1800000000000-0.2-17`. The
+text of a run that failed is void: the next run's `running` event says that the text begins anew. What a client lacks
+when the job succeeds comes from the result, so a client that reconnects late lacks nothing either.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from typing import Final
 
+import anyio
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.states import FINAL_STATES
+from router.jobs.answer_text import answer_text
+from router.jobs.states import FINAL_STATES, JobState
 
+from ..store.job_store import JobStore
 from ..store.redis_client import RedisClient, Reply, as_fields, as_list, as_text
 
-_ID = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+_ID = re.compile(r"([0-9]{1,18}-[0-9]{1,18})(?:\.([0-9]{1,9})-([0-9]{1,9}))?")
 _BLOCK_MS = 2000
+_BATCH = 256  # entries of one read
+_FOLLOW_EVERY_S = 3.0  # a third of how long it holds
 _SILENT_BLOCKS = 7  # without an event; then a comment keeps proxies from closing the connection
-START = "0-0"
-COMMENT = b": still there\n\n"
+COMMENT: Final = b": still there\n\n"
+_OF_A_RUN = frozenset(("running", "progress"))
 _FINAL_EVENTS = frozenset(state.value for state in FINAL_STATES)
+
+
+class Position(msgspec.Struct, frozen=True):
+    """What a client has: the states up to an entry of the job's stream, and a part of a run's text."""
+
+    state: str = "0-0"
+    run: int = 0  # its fence; 0: none has begun
+    characters: int = 0
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.state}.{self.run}-{self.characters}" if self.run else self.state
+
+
+_START: Final = Position()
 
 
 class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
+    run: int = 0
+    text: str = ""
     progress: msgspec.Raw | None = None
     error: msgspec.Raw | None = None
 
 
-def read_last_id(header: str) -> str:
-    """Return the event id after which a client continues. Raises InvalidRequest."""
+def read_last_id(header: str) -> Position:
+    """Return the position after which a client continues. Raises InvalidRequest."""
     if not header:
-        return START
-    if not _ID.fullmatch(header):
+        return _START
+    match = _ID.fullmatch(header)
+    if match is None:
         raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent")
-    return header
+    return Position(match[1], int(match[2] or 0), int(match[3] or 0))
 
 
-async def stream_events(database: RedisClient, job: str, last_id: str) -> AsyncGenerator[bytes, None]:
-    """Yield SSE bytes until the event that ends the job, or until its events have expired.
+class EventReader:
+    """Reads the events of one job after a position.
 
-    Raises JobStoreUnavailable.
+    Args:
+        with_text: also read the text, which makes the job's worker store it
     """
-    key = database.key("events", job)
-    silent = 0
-    while not await _is_over(database, key, last_id):
-        reply = as_list(await database.command("XREAD", "COUNT", 100, "BLOCK", _BLOCK_MS, "STREAMS", key, last_id))
-        for entry in as_list(as_list(reply[0])[1]) if reply else []:
-            last_id = as_text(as_list(entry)[0])
-            yield _encode(entry)
-        silent = 0 if reply else silent + 1
-        if silent >= _SILENT_BLOCKS:
-            silent = 0
-            yield COMMENT
 
+    def __init__(
+        self,
+        database: RedisClient,
+        jobs: JobStore,
+        job: str,
+        owner: str,
+        last: Position = _START,
+        *,
+        with_text: bool = True,
+    ) -> None:
+        self._db = database
+        self._jobs = jobs
+        self._job = job
+        self._owner = owner
+        self._with_text = with_text
+        self._at = last
+        self._read_text = f"{self._at.run}-{self._at.characters}"  # last entry that was read
+        self._followed_at = float("-inf")
 
-async def _is_over(database: RedisClient, key: str, last_id: str) -> bool:
-    """Whether no event will come after `last_id`."""
-    newest = as_list(await database.command("XREVRANGE", key, "+", "-", "COUNT", 1))
-    if not newest:
-        return True
-    entry_id, fields = as_list(newest[0])
-    return _order(as_text(entry_id)) <= _order(last_id) and as_fields(fields)["event"].decode() in _FINAL_EVENTS
+    async def read(self) -> AsyncGenerator[bytes, None]:
+        """Yield SSE bytes until the event that ends the job, or until its events have expired.
+
+        Raises JobStoreUnavailable or RecordUnreadable.
+        """
+        silent, has_ended = 0, await self._is_over()
+        while not has_ended:
+            states, texts = await self._wait()
+            name = ""
+            for event in self._deltas(texts):
+                yield event
+            for entry in states:
+                fields = as_fields(as_list(entry)[1])
+                name = fields["event"].decode()
+                async for event in self._state(as_text(as_list(entry)[0]), name, fields):
+                    yield event
+            for event in self._deltas(texts) if name in _OF_A_RUN else ():  # of a run that began meanwhile
+                yield event
+            silent = 0 if states or texts else silent + 1
+            if silent >= _SILENT_BLOCKS:
+                silent = 0
+                yield COMMENT
+            has_ended = (name in _FINAL_EVENTS or not (states or texts)) and await self._is_over()
+
+    async def _wait(self) -> tuple[list[Reply], list[Reply]]:
+        """Return new entries of the states and of the text, after at most 2 s."""
+        keys, last = [self._db.key("events", self._job)], [self._at.state]
+        if self._with_text:
+            keys.append(self._db.key("text", self._job))
+            last.append(self._read_text)
+            if anyio.current_time() - self._followed_at >= _FOLLOW_EVERY_S:
+                await self._jobs.follow(self._job)
+                self._followed_at = anyio.current_time()
+        command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
+        rows = [as_list(row) for row in as_list(await self._db.command(*command, *keys, *last))]
+        found = {as_text(key): as_list(entries) for key, entries in rows}
+        states, texts = found.get(keys[0], []), found.get(keys[-1], []) if self._with_text else []
+        if texts:
+            self._read_text = as_text(as_list(texts[-1])[0])
+        return states, texts
+
+    async def _is_over(self) -> bool:
+        """Whether no event will come after the last one."""
+        newest = as_list(await self._db.command("XREVRANGE", self._db.key("events", self._job), "+", "-", "COUNT", 1))
+        if not newest:
+            return True
+        entry_id, fields = as_list(newest[0])
+        is_known = _order(as_text(entry_id)) <= _order(self._at.state)
+        return is_known and as_fields(fields)["event"].decode() in _FINAL_EVENTS
+
+    async def _state(self, entry_id: str, name: str, fields: dict[str, bytes]) -> AsyncGenerator[bytes, None]:
+        raw = msgspec.Raw(fields["data"]) if fields["data"] else None
+        if name == JobState.SUCCEEDED and self._with_text:
+            text = answer_text(await self._jobs.read_result(self._job, self._owner))
+            if delta := self._delta(0, text):
+                yield delta
+        run = int(fields.get("run") or 0)
+        self._at = (
+            Position(entry_id, run, 0) if run > self._at.run else msgspec.structs.replace(self._at, state=entry_id)
+        )
+        if name == "progress":
+            yield self._encode(_EventData(name, progress=raw))
+        else:
+            yield self._encode(_EventData(name, run, error=raw))
+
+    def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
+        """Encode what the client lacks of the text of its run."""
+        for entry in texts:
+            part = self._jobs.read_text(self._owner, self._job, entry)
+            if part.fence == self._at.run and (delta := self._delta(part.start, part.text)):
+                yield delta
+
+    def _delta(self, start: int, text: str) -> bytes:
+        """Encode what the client lacks of a text that begins at `start`; b"" if it lacks nothing, or more than that."""
+        known = self._at.characters - start
+        if not 0 <= known < len(text):
+            return b""
+        self._at = msgspec.structs.replace(self._at, characters=start + len(text))
+        return self._encode(_EventData("delta", self._at.run, text[known:]))
+
+    def _encode(self, data: _EventData) -> bytes:
+        return f"id: {self._at.event_id}\nevent: {data.event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
 
 
 def _order(entry_id: str) -> tuple[int, int]:
     time, _, sequence = entry_id.partition("-")
     return int(time), int(sequence)
-
-
-def _encode(entry: Reply) -> bytes:
-    entry_id, fields = as_list(entry)
-    values = as_fields(fields)
-    event, data = values["event"].decode(), values["data"]
-    raw = msgspec.Raw(data) if data else None
-    body = _EventData(event, progress=raw) if event == "progress" else _EventData(event, error=raw)
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (as_text(entry_id).encode(), event.encode(), msgspec.json.encode(body))

@@ -29,11 +29,11 @@ from ...observability.logs import REQUEST
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
-from ..errors import WebhookDisabled
+from ..errors import RecordUnreadable, WebhookDisabled
 from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser
-from .event_stream import START, read_last_id, stream_events
+from .event_stream import EventReader, Position, read_last_id
 from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, read_page, route, write_chunk
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
@@ -159,7 +159,9 @@ class JobApi:
         headers = {"x-request-id": REQUEST.get(), "x-causeway-tier": record.tier, **accepted, **_APPLIED}
         if record.cache:
             headers[STATUS_HEADER] = record.cache
-        return web.Response(body=await self._jobs.read_result(record.id), content_type=JSON, headers=headers)
+        return web.Response(
+            body=await self._jobs.read_result(record.id, record.owner), content_type=JSON, headers=headers
+        )
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float) -> JobRecord:
         """Return the record once it has ended, or after so long; at once where too many clients follow events."""
@@ -168,7 +170,7 @@ class JobApi:
         self._event_streams += 1
         try:
             with suppress(JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
-                async for _ in stream_events(self._db, record.id, START):
+                async for _ in EventReader(self._db, self._jobs, record.id, record.owner, with_text=False).read():
                     pass
                 return await self._jobs.get(record.id, record.owner)
             return record
@@ -207,7 +209,7 @@ class JobApi:
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         record = await self._jobs.get(job, principal.owner)
-        result = await self._jobs.read_result(job) if record.state is JobState.SUCCEEDED else b""
+        result = await self._jobs.read_result(job, principal.owner) if record.state is JobState.SUCCEEDED else b""
         return json_response(job_view(record, result))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
@@ -222,24 +224,26 @@ class JobApi:
         return json_response(job_view(await self._jobs.get(job, principal.owner)))
 
     async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
-        last_id = read_last_id(request.headers.get("last-event-id", ""))
+        last = read_last_id(request.headers.get("last-event-id", ""))
         await self._jobs.get(job, principal.owner)
         if self._event_streams >= self._config.max_event_streams:
             raise QueueFull("Too many clients follow events here. Poll the job instead.", retry_after_s=5.0)
         self._event_streams += 1
         try:
-            return await self._stream_events(request, job, last_id)
+            return await self._stream_events(request, job, principal.owner, last)
         finally:
             self._event_streams -= 1
 
-    async def _stream_events(self, request: web.BaseRequest, job: str, last_id: str) -> web.StreamResponse:
+    async def _stream_events(
+        self, request: web.BaseRequest, job: str, owner: str, last: Position
+    ) -> web.StreamResponse:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         try:
-            async for data in stream_events(self._db, job, last_id):
+            async for data in EventReader(self._db, self._jobs, job, owner, last).read():
                 await write_chunk(response, data)
-        except JobStoreUnavailable as error:
+        except (JobStoreUnavailable, RecordUnreadable) as error:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
         return response
 

@@ -29,9 +29,9 @@ local function transition(record, event)
   return to
 end
 
--- Append an event to the job's stream, which GET /v1/jobs/{id}/events serves.
-local function publish_event(id, event, data)
-  redis.call('XADD', key('events', id), 'MAXLEN', '~', 100, '*', 'event', event, 'data', data or '')
+-- Append an event to the job's stream, which GET /v1/jobs/{id}/events serves. `run` is the fence of a run that begins.
+local function publish_event(id, event, data, run)
+  redis.call('XADD', key('events', id), 'MAXLEN', '~', 100, '*', 'event', event, 'data', data or '', 'run', run or '')
 end
 
 -- Append an event in place of the last ones if these are `names`, newest first: repetitions do not grow the stream.

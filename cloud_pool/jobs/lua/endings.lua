@@ -49,6 +49,7 @@ local function finish_job(id, record, now, ttl)
   redis.call('HSET', record, 'finished', now)
   if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- a dead letter may be retried
   publish_event(id, f[4], f[5])
+  redis.call('UNLINK', key('text', id))  -- the result has it
   redis.call('PEXPIRE', record, ttl)
   redis.call('PEXPIRE', key('events', id), ttl)
   if f[3] and f[3] ~= '' then redis.call('PEXPIRE', f[3], ttl) end

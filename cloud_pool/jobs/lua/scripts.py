@@ -1,8 +1,8 @@
 """All scripts of the job store, by name. They need Redis 7.
 
 A full Redis refuses a script that begins with `#!lua` before its first write. These are the scripts that add work:
-accept, file_reserve, batch_create and batch_refuse_line. All others begin with `#!lua flags=allow-oom`, because they
-finish jobs and thereby free memory.
+accept, file_reserve, batch_create, batch_refuse_line and append_text. All others begin with `#!lua flags=allow-oom`,
+because they finish jobs and thereby free memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
 """Callers are told that this is accepted: with replicas, only once enough of them have it."""
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
-    **_load("transitions", "promote_and_expire", "publish_progress"),
+    **_load("transitions", "promote_and_expire", "publish_progress", "append_text"),
     **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", shared=_DELIVERY),
     **_load("webhooks", "webhook_secrets"),

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Literal
 
 import anyio
@@ -18,8 +19,9 @@ from router.errors import ConfigError, JobStoreUnavailable
 
 from ..backoff import job_retry_delay_s
 from ..config import NO_CLUSTER
-from ..errors import JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreRefused
-from .redis_client import RedisClient, as_list, as_text
+from ..encryption import NO_CIPHER, ContentCipher, key_missing
+from ..errors import ContentKeyMissing, JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreRefused
+from .redis_client import RedisClient, as_list, as_text, redis_time
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
@@ -42,6 +44,8 @@ class DurabilityCheck:
 
     Args:
         mode: `require` refuses jobs, `warn` logs the problems and accepts jobs
+        cipher: must have all keys that other processes use
+        max_record_age_ms: no record lives longer, so that no older key is in use
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -50,6 +54,8 @@ class DurabilityCheck:
         self,
         database: RedisClient,
         mode: Literal["require", "warn"],
+        cipher: ContentCipher = NO_CIPHER,
+        max_record_age_ms: int = 0,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -57,6 +63,8 @@ class DurabilityCheck:
     ) -> None:
         self._database = database
         self._mode = mode
+        self._cipher = cipher
+        self._max_record_age_ms = max_record_age_ms
         self._clock = clock
         self._sleep = sleep
         self._rng = rng
@@ -66,6 +74,7 @@ class DurabilityCheck:
         """Raise unless jobs may be accepted.
 
         Raises:
+            ContentKeyMissing: jobs are encrypted with a key that this process lacks
             JobStoreIsCluster: a node of a Redis Cluster
             JobStoreLayoutMismatch: another version's layout
             JobStoreNotDurable: Redis could lose a job
@@ -75,6 +84,7 @@ class DurabilityCheck:
             return
         await self._refuse_cluster()
         await self._database.ensure_layout()
+        await self._ensure_keys()
         problems = await self._problems()
         if problems:
             message = f"this Redis could lose an accepted job: {'; '.join(problems)}"
@@ -87,14 +97,14 @@ class DurabilityCheck:
         """Wait until Redis answers, with growing delays, each logged.
 
         Raises:
-            ConfigError: it is not durable, is a cluster, or its jobs have another layout
+            ConfigError: it is not durable, is a cluster, or its jobs have another layout or unknown keys
         """
         failures = 0
         while True:
             try:
                 await self.ensure()
                 break
-            except (JobStoreNotDurable, JobStoreLayoutMismatch, JobStoreIsCluster) as error:
+            except (JobStoreNotDurable, JobStoreLayoutMismatch, JobStoreIsCluster, ContentKeyMissing) as error:
                 raise ConfigError(error.message, where="redis") from error
             except JobStoreUnavailable as error:
                 failures += 1
@@ -112,6 +122,17 @@ class DurabilityCheck:
             return  # This user may not ask; then the operator has to know.
         if "cluster_enabled:1" in info:
             raise JobStoreIsCluster(NO_CLUSTER, retry_after_s=30.0)
+
+    async def _ensure_keys(self) -> None:
+        """Announce the key that seals here. Raises ContentKeyMissing if others seal with one that is unknown here."""
+        announced, now = self._database.key("content_keys"), await self._database.now_ms(redis_time)
+        if key := self._cipher.sealing_key:
+            with suppress(JobStoreRefused):  # a full Redis: running jobs may end all the same
+                await self._database.command("ZADD", announced, now, key)
+                await self._database.command("ZREMRANGEBYSCORE", announced, "-inf", now - self._max_record_age_ms)
+        used = as_list(await self._database.command("ZRANGEBYSCORE", announced, now - self._max_record_age_ms, "+inf"))
+        if missing := [key for key in map(as_text, used) if not self._cipher.knows(key)]:
+            raise key_missing(*missing)
 
     async def _problems(self) -> tuple[str, ...]:
         """Return the problems. A Redis that hides its settings counts as not durable."""

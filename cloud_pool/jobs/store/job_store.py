@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -14,15 +14,28 @@ from router.jobs.view import encode_job_error
 from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
+from ..encryption import NO_CIPHER, ContentCipher
 from ..errors import RecordUnreadable
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
-from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, QueueDepth, QueueDepths
+from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from .replies import (
+    AcceptedJob,
+    ClaimedJobs,
+    DeadLetter,
+    DueJobs,
+    ExpiredJob,
+    LeaseStates,
+    LiveText,
+    QueueDepth,
+    QueueDepths,
+)
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()
 _MAX_WAIT_S = 2.0  # below the client's timeout
+_FOLLOWED_MS = 10_000
+_TEXT_TTL_MS = 120_000
 
 
 class JobStore:
@@ -32,9 +45,17 @@ class JobStore:
         clock: replaces Redis's clock in tests; unix time, s
     """
 
-    def __init__(self, database: RedisClient, config: JobsConfig, *, clock: Callable[[], float] = redis_time) -> None:
+    def __init__(
+        self,
+        database: RedisClient,
+        config: JobsConfig,
+        cipher: ContentCipher = NO_CIPHER,
+        *,
+        clock: Callable[[], float] = redis_time,
+    ) -> None:
         self._db = database
         self._config = config
+        self._cipher = cipher
         self._clock = clock
 
     async def now_ms(self) -> int:
@@ -53,13 +74,6 @@ class JobStore:
     @property
     def _dead_letter_ttl_ms(self) -> int:
         return int(self._config.dead_letter_ttl_s * 1000)
-
-    @property
-    def _max_record_age_ms(self) -> int:
-        """No record lives longer after its acceptance."""
-        config = self._config
-        longest_s = config.max_deadline_s + config.result_ttl_s + config.dead_letter_ttl_s + config.batches.file_ttl_s
-        return int(longest_s * 1000)
 
     # --- callers ---------------------------------------------------------------------------------------------------
 
@@ -87,7 +101,12 @@ class JobStore:
             "token_id": job.token_id,
             "token_issued": job.token_issued or "",
         }
-        fields: list[str | bytes | int | float] = ["endpoint", job.endpoint, "body", job.body]
+        fields: list[str | bytes | int | float] = [
+            "endpoint",
+            job.endpoint,
+            "body",
+            self._cipher.seal(job.body, "request", tenant_of(job.owner), job.id),
+        ]
         fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
         for name, value in optional.items():
             fields += [name, value] if value else []
@@ -106,7 +125,7 @@ class JobStore:
             unfinished_jobs(self._config, limits),
             self._config.max_unfinished_bytes,
             len(job.body),
-            self._max_record_age_ms,
+            self._config.max_record_age_ms,
             *fields,
         )
         verdict, job_id = (as_text(item) for item in as_list(reply))
@@ -132,9 +151,18 @@ class JobStore:
         fields = {name: value for name, value in zip(LISTED_FIELDS, values, strict=True) if isinstance(value, bytes)}
         return parse_record(fields) if fields else None
 
-    async def read_result(self, job: str) -> bytes:
-        """Return the JSON body of the answer; empty if there is none."""
-        return as_bytes(await self._db.command("GET", self._db.key("result", job)))
+    async def read_result(self, job: str, owner: str) -> bytes:
+        """Return the JSON body of the answer to a job of `owner`; empty if there is none.
+
+        Raises ContentKeyMissing or RecordUnreadable.
+        """
+        stored = as_bytes(await self._db.command("GET", self._db.key("result", job)))
+        return self._cipher.open(stored, *result_place(owner, job))
+
+    def read_request(self, record: JobRecord) -> JobRecord:
+        """Return a claimed record with its request as it was sent. Raises ContentKeyMissing or RecordUnreadable."""
+        body = self._cipher.open(record.body, "request", tenant_of(record.owner), record.id)
+        return msgspec.structs.replace(record, body=body)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
         """Return jobs of `owner`, newest first, from behind the job `after`. Raises NotFound for an unknown `after`.
@@ -219,18 +247,43 @@ class JobStore:
         """Wait until there may be a job of this tier, at most 2 s."""
         await self._db.command("BLPOP", self._db.key("wake", tier), _MAX_WAIT_S)
 
-    async def renew_leases(self, leases: Iterable[tuple[str, int]], *, renew: bool) -> set[str]:
-        """Return which of the leases (job, fence) are lost; with `renew`, renew the others."""
+    async def renew_leases(self, leases: Iterable[tuple[str, int]], *, renew: bool) -> LeaseStates:
+        """Return which of the leases (job, fence) are lost or followed; with `renew`, renew those that are not lost."""
         flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
-            return set()
+            return LeaseStates()
         lease_ms = int(self._config.lease_s * 1000) if renew else 0
-        return {as_text(job) for job in as_list(await self._db.run("renew_leases", lease_ms, *flat))}
+        lost, followed = as_list(await self._db.run("renew_leases", lease_ms, *flat))
+        return LeaseStates(*(frozenset(as_text(job) for job in as_list(jobs)) for jobs in (lost, followed)))
+
+    def read_text(self, owner: str, job: str, entry: Reply) -> LiveText:
+        """Return a part of a run's text from its entry in Redis. Raises ContentKeyMissing or RecordUnreadable."""
+        entry_id, fields = as_list(entry)
+        fence, values = int(as_text(entry_id).partition("-")[0]), as_fields(fields)
+        start = int(values["from"])
+        text = self._cipher.open(values["text"], *_text_place(owner, job, fence, start))
+        return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
+
+    async def follow(self, job: str) -> None:
+        """Have the worker of a job store the text of its runs, for 10 s."""
+        await self._db.command("SET", self._db.key("followed", job), "", "PX", _FOLLOWED_MS)
+
+    async def append_text(self, texts: Sequence[LiveText]) -> list[int]:
+        """Append texts of running jobs. Returns how many characters of each run Redis has; -1: it is lost."""
+        flat: list[Argument] = []
+        for each in texts:
+            sealed = self._cipher.seal(each.text.encode(), *_text_place(each.owner, each.job, each.fence, each.start))
+            flat += [each.job, each.fence, each.start, each.end, sealed]
+        return [as_int(stored) for stored in as_list(await self._db.run("append_text", _TEXT_TTL_MS, *flat))]
+
+    def seal_result(self, record: JobRecord, result: bytes) -> bytes:
+        """Return an answer as it is stored."""
+        return self._cipher.seal(result, *result_place(record.owner, record.id))
 
     async def succeed(
         self, job: str, fence: int, result: bytes, cache: str = "", *, bill: RunBill | None = None
     ) -> bool:
-        """Report an answer. `cache` is the outcome of the shared cache."""
+        """Report an answer, as `seal_result` returns it. `cache` is the outcome of the shared cache."""
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
         return as_int(await self._db.run("succeed", self._now, *arguments)) > 0
 
@@ -326,6 +379,20 @@ class JobStore:
         """Count jobs by queue and state."""
         queues, *counts = as_list(await self._db.run("depths", self._now))
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
+
+
+def tenant_of(owner: str) -> str:
+    """Return the tenant of an owner, which is `tenant/device`."""
+    return owner.partition("/")[0]
+
+
+def result_place(owner: str, job: str) -> tuple[str, str, str]:
+    """Return where a result is, for the cipher."""
+    return ("result", tenant_of(owner), job)
+
+
+def _text_place(owner: str, job: str, fence: int, start: int) -> tuple[str, ...]:
+    return ("text", tenant_of(owner), job, f"{fence}-{start}")
 
 
 def job_not_found(job: str) -> NotFound:

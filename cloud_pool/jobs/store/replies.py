@@ -31,6 +31,27 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     more: bool = False  # more may be queued: claim again instead of waiting
 
 
+class LeaseStates(msgspec.Struct, frozen=True):
+    """Result of `renew_leases`: job ids."""
+
+    lost: frozenset[str] = frozenset()
+    followed: frozenset[str] = frozenset()  # of those that are not lost, whose events a client follows
+
+
+class LiveText(msgspec.Struct, frozen=True):
+    """The next part of a run's text. Positions are in characters."""
+
+    owner: str
+    job: str
+    fence: int
+    start: int
+    text: str
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
 class DueJobs(msgspec.Struct, frozen=True):
     """Result of `promote_and_expire`."""
 

@@ -7,6 +7,7 @@ worker               claims, leases, drain
 slots                how many jobs of a tier may run now
 reports              outcome of a run -> the job store
 weighted_priorities  which priority a free slot prefers
+live_text            text of the runs in progress -> Redis, while clients follow their jobs
 execution            one run: stored request -> OpenAI's body
 runner               what answers: the service behind the shared cache
 metered_runner       tenant limits, usage and audit of each run

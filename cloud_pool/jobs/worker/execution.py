@@ -50,6 +50,7 @@ async def execute(
     max_bytes: int,
     created: int,
     receipt: RunReceipt,
+    on_text: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
@@ -59,6 +60,7 @@ async def execute(
         max_bytes: of the answer's body
         created: unix s, written into the answer
         receipt: gets what the run has cost
+        on_text: gets each part of the text, of an answer that is a single text
         clock: monotonic time, s
     """
     try:
@@ -81,7 +83,7 @@ async def execute(
                 token_id=record.token_id,
                 token_issued=record.token_issued,
             )
-            cache, chunks = await _collect(runner, job_run, report_progress, clock)
+            cache, chunks = await _collect(runner, job_run, report_progress, on_text, clock)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -94,10 +96,15 @@ async def execute(
 
 
 async def _collect(
-    runner: JobRunner, job_run: JobRun, report_progress: ReportProgress, clock: Callable[[], float]
+    runner: JobRunner,
+    job_run: JobRun,
+    report_progress: ReportProgress,
+    on_text: Callable[[str], None],
+    clock: Callable[[], float],
 ) -> tuple[str, list[Chunk]]:
     cache, chunks = "", list[Chunk]()
     tokens, reported_at = 0, clock()
+    has_one_text = job_run.request.sequences == 1
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
             if isinstance(piece, AnswerHead):
@@ -105,6 +112,8 @@ async def _collect(
                 continue
             chunks.append(piece)
             tokens += piece.tokens
+            if has_one_text and piece.text:
+                on_text(piece.text)
             if clock() - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = clock()
                 await report_progress(msgspec.json.encode(Progress(tokens)))

@@ -33,7 +33,7 @@ from router.errors import (
 )
 
 from ...upstreams.triton.errors import StubProcessDied
-from ..errors import TokenRevoked
+from ..errors import ContentKeyMissing, TokenRevoked
 
 FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
 _NOT_STARTED = (
@@ -46,6 +46,7 @@ _NOT_STARTED = (
     EngineUnavailable,
     NoRoute,
     IdentityUnavailable,
+    ContentKeyMissing,
 )
 
 

@@ -79,7 +79,8 @@ class RunReports:
         record = lease.record
         job, fence = record.id, record.fence
         if isinstance(result, JobResult):
-            accepted = await self._store.succeed(job, fence, result.body, result.cache, bill=bill)
+            sealed = self._store.seal_result(record, result.body)
+            accepted = await self._store.succeed(job, fence, sealed, result.cache, bill=bill)
             return "succeeded" if accepted else "superseded"
         action = classify_failure(result, late=self._clock() >= lease.deadline)
         if action in _FINAL_EVENTS:

@@ -2,7 +2,7 @@
 
 1. A slot is free: claim a job for it, priorities by weight. Without jobs, wait until one is queued.
 2. A tier is unavailable: claim nothing for it until it answers a real request.
-3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over.
+3. Every `lease_check_s`: stop runs whose job was cancelled, expired or taken over; learn which jobs are followed.
 4. After a third of a lease: renew all leases.
 5. Every `reclaim_interval_s`: queue what is due, return jobs of lost workers to their queues, expire late ones.
 6. On `stop`: claim no more; runs may end within `drain_s`; the others return to their queue without losing an attempt.
@@ -26,12 +26,14 @@ from router.errors import CausewayError, JobStoreUnavailable
 
 from ...observability.tracing import JobTrace
 from ..config import JobsConfig
+from ..errors import ContentKeyMissing, RecordUnreadable
 from ..metrics import JobMetrics
 from ..record import JobRecord
 from ..store.job_store import JobStore
 from ..store.replies import ExpiredJob
-from .execution import execute
+from .execution import JobResult, execute
 from .failure_policy import is_tier_unavailable
+from .live_text import TextPublisher
 from .reports import JobLease, RunReports
 from .runner import JobRunner, RunReceipt
 from .slots import SharedLimit, WorkerSlots
@@ -79,6 +81,7 @@ class Worker:
         self._store = store
         self._runner = runner
         self._reports = RunReports(store, config, clock=clock, rng=rng)
+        self._texts = TextPublisher(store)
         self._slots = [WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()]
         self._config = config
         self._metrics = metrics
@@ -96,6 +99,7 @@ class Worker:
             upkeep.start_soon(self._renew_leases)
             upkeep.start_soon(self._promote_and_expire)
             upkeep.start_soon(self._measure_queues)
+            upkeep.start_soon(self._texts.run)
             async with anyio.create_task_group() as claims:
                 for slots in self._slots:
                     claims.start_soon(self._claim, slots, runs, stop)
@@ -184,14 +188,18 @@ class Worker:
 
     async def _run(self, slots: WorkerSlots, lease: JobLease) -> None:
         receipt, outcome = RunReceipt(), "superseded"
+        text = self._texts.open(lease.record)
         try:
-            outcome = await self._execute(slots, lease, receipt)
+            outcome = await self._execute(slots, lease, receipt, text.append)
         finally:
+            self._texts.close(text)
             receipt.close(accepted=outcome != "superseded")
         self._metrics.count_run(lease.record.tier, outcome)
         _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
 
-    async def _execute(self, slots: WorkerSlots, lease: JobLease, receipt: RunReceipt) -> str:
+    async def _execute(
+        self, slots: WorkerSlots, lease: JobLease, receipt: RunReceipt, on_text: Callable[[str], None]
+    ) -> str:
         """Run the job, report, and return the outcome."""
         record = lease.record
         left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
@@ -200,16 +208,22 @@ class Worker:
             with contextlib.suppress(JobStoreUnavailable):  # progress may get lost; the report of the result may not
                 await self._store.publish_progress(record.id, record.fence, progress)
 
-        result = await execute(
-            record,
-            self._runner,
-            report_progress,
-            left_s=max(left_s, 0.0),
-            max_bytes=self._config.max_result_bytes,
-            created=lease.claimed_ms // 1000,
-            receipt=receipt,
-            clock=self._clock,
-        )
+        result: JobResult | CausewayError
+        try:
+            result = await execute(
+                self._store.read_request(record),
+                self._runner,
+                report_progress,
+                left_s=max(left_s, 0.0),
+                max_bytes=self._config.max_result_bytes,
+                created=lease.claimed_ms // 1000,
+                receipt=receipt,
+                on_text=on_text,
+                clock=self._clock,
+            )
+        except (ContentKeyMissing, RecordUnreadable) as error:
+            _log.error("%s does not run: %s", record.id, error.message)
+            result = error
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
         return await self._reports.report(lease, result, receipt.bill)
@@ -228,10 +242,12 @@ class Worker:
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
         fences = {lease.record.id: lease.record.fence for lease in self._leases.values()}
-        for job in await self._store.renew_leases(fences.items(), renew=renew):
+        found = await self._store.renew_leases(fences.items(), renew=renew)
+        for job in found.lost:
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
                 lease.scope.cancel()
+        self._texts.set_followed(found.followed)
 
     async def _promote_and_expire(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 -- its first job; upkeep lets it take turns again.
 -- ARGV: now (unix ms), consumer, tier, lease (ms), result ttl (ms), dead letter ttl (ms), max dead letters, then one
 --   preferred priority per free slot; a slot whose priority is empty takes the most urgent job of the others
--- Reply: {records as HGETALL, ids of the records that cannot be read, jobs that expired as {id, owner, tier},
+-- Reply: {records as HGETALL, with `followed`: 1 if a client follows the job's events, ids of the records that cannot be read, jobs that expired as {id, owner, tier},
 --   1 if more may be queued}
 local now, consumer, tier, lease = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4]
 local ttl, dead_ttl, max_dead = ARGV[5], ARGV[6], ARGV[7]
@@ -25,12 +25,15 @@ local function start(priority, id)
     table.insert(unreadable, id)
     return false
   end
-  redis.call('HINCRBY', record, 'fence', 1)
+  local fence = redis.call('HINCRBY', record, 'fence', 1)
   redis.call('HINCRBY', record, 'attempts', 1)
   redis.call('HSET', record, 'worker', consumer, 'started', now)
   redis.call('ZADD', leases(tier, priority), lease_end(lease), id)
-  publish_event(id, 'running')
-  table.insert(claimed, redis.call('HGETALL', record))
+  publish_event(id, 'running', '', fence)
+  local row = redis.call('HGETALL', record)
+  table.insert(row, 'followed')
+  table.insert(row, redis.call('EXISTS', key('followed', id)))
+  table.insert(claimed, row)
   return true
 end
 

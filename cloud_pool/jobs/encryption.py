@@ -1,0 +1,210 @@
+"""Requests, results and files of jobs are encrypted at rest with AES-256-GCM (NIST SP 800-38D), if there is a key file.
+
+A sealed value is MAGIC, the length of the key's id, that id, a random nonce of 12 bytes, and the ciphertext with its
+tag. The tag covers also the kind of value, its tenant and its id, so that a value in another place does not open. JSON
+and text never begin with MAGIC: what was written before encryption was turned on is read as it is.
+
+A line of the key file is a key: its id, the time from which on it seals, and 32 bytes in base64. The newest key whose
+time has come seals; every key opens. The file is read again when it changes, and at once for a key that is not known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from router.errors import ConfigError
+
+from .errors import ContentKeyMissing, RecordUnreadable
+
+MAGIC: Final = b"\x00CWJ1"
+WHERE: Final = "jobs.encryption_key_file"
+_NONCE_BYTES = 12
+_KEY_BYTES = 32
+_LOOK_EVERY_S = 1.0  # at the file
+_ID = re.compile(r"[a-z0-9]{1,32}")
+_log = logging.getLogger("causeway.cloud.jobs")
+
+
+class ContentKey(msgspec.Struct, frozen=True):
+    """A key. It seals from `seals_from` on (unix, s)."""
+
+    id: str
+    seals_from: float
+    secret: bytes
+
+    @property
+    def line(self) -> str:
+        """As in the file."""
+        seals_from = datetime.fromtimestamp(self.seals_from, UTC).isoformat(timespec="seconds")
+        return f"{self.id} {seals_from} {base64.b64encode(self.secret).decode()}\n"
+
+
+class ContentCipher:
+    """Seals and opens values. Without a file it seals nothing, and opens what is not sealed.
+
+    Args:
+        path: the key file; "": none
+        clock: unix time, s
+    """
+
+    def __init__(self, path: str = "", clock: Callable[[], float] = time.time) -> None:
+        """Raises ConfigError."""
+        self._path = Path(path) if path else None
+        self._clock = clock
+        self._looked_at = clock()
+        self._version = _version(self._path)
+        self._keys = () if self._path is None else read_keys(self._path)
+        self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
+
+    @property
+    def sealing_key(self) -> str:
+        """The id of the key that seals now; "" if values are not sealed."""
+        self._look(_LOOK_EVERY_S)
+        if not self._keys:
+            return ""
+        now = self._clock()
+        # Where the clock is behind and no key's time has come, the oldest one seals: most readers have it.
+        return next((key.id for key in reversed(self._keys) if key.seals_from <= now), self._keys[0].id)
+
+    def knows(self, key_id: str) -> bool:
+        """Whether the key is in the file."""
+        if key_id not in self._ciphers:
+            self._look(0.0)
+        return key_id in self._ciphers
+
+    def seal(self, data: bytes, *place: str) -> bytes:
+        """Return what is stored. `place` is the value's kind, tenant and id."""
+        key_id = self.sealing_key
+        if not key_id:
+            return data
+        head, nonce = MAGIC + bytes([len(key_id)]) + key_id.encode(), secrets.token_bytes(_NONCE_BYTES)
+        return head + nonce + self._ciphers[key_id].encrypt(nonce, data, _bound(head, place))
+
+    def open(self, stored: bytes, *place: str) -> bytes:
+        """Return what was sealed in the same place.
+
+        Raises:
+            ContentKeyMissing: its key is not in the file
+            RecordUnreadable: it was changed, or is another place's
+        """
+        if not stored.startswith(MAGIC):
+            return stored
+        begin = len(MAGIC) + 1
+        nonce_at = begin + (stored[begin - 1] if len(stored) >= begin else 0)
+        key_id = stored[begin:nonce_at].decode("ascii", "replace")
+        if not self.knows(key_id):
+            raise key_missing(key_id)
+        nonce, rest = stored[nonce_at : nonce_at + _NONCE_BYTES], stored[nonce_at + _NONCE_BYTES :]
+        try:
+            return self._ciphers[key_id].decrypt(nonce, rest, _bound(stored[:nonce_at], place))
+        except (InvalidTag, ValueError):
+            raise RecordUnreadable("sealed content was changed, or belongs to another record") from None
+
+    def _look(self, after_s: float) -> None:
+        """Read the file again if it has changed. Keep the keys if it is faulty."""
+        now = self._clock()
+        if self._path is None or 0.0 <= now - self._looked_at < after_s:
+            return
+        self._looked_at = now
+        version = _version(self._path)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self._keys = read_keys(self._path)
+        except ConfigError as error:
+            _log.error("the keys stay as they were: %s", error)
+            return
+        self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
+
+
+def key_missing(*key_ids: str) -> ContentKeyMissing:
+    """Return the error for keys that are not in the file."""
+    named = ", ".join(key_id[:32] for key_id in key_ids)
+    message = f"jobs are encrypted with a key that this process lacks ({named}): give it the others' file as {WHERE}"
+    return ContentKeyMissing(message, retry_after_s=30.0)
+
+
+def read_keys(path: Path) -> tuple[ContentKey, ...]:
+    """Return the keys of a file, oldest first. Raises ConfigError."""
+    try:
+        lines = path.read_text("ascii").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'it is not ASCII'}", where=WHERE) from error
+    keys = [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if len({key.id for key in keys}) < len(keys):
+        raise ConfigError(f"{path}: two keys have the same id", where=WHERE)
+    if not keys:
+        raise ConfigError(f"{path} has no key: make one with `causeway-cloud keys rotate {path}`", where=WHERE)
+    return tuple(sorted(keys, key=_age))
+
+
+def rotate_keys(path: Path, after_s: float, now: float) -> ContentKey:
+    """Add a new key to a file (mode 0600), which seals after `after_s`; the first one of a file seals at once.
+
+    The file is replaced by rename: a reader has the old or the new one. Raises ConfigError.
+    """
+    known = read_keys(path) if path.exists() else ()
+    key = ContentKey(secrets.token_hex(4), now + after_s if known else now, secrets.token_bytes(_KEY_BYTES))
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write("".join(each.line for each in (*known, key)))
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+    return key
+
+
+def _parse(line: str, where: str) -> ContentKey:
+    """Raises ConfigError, which never quotes the line."""
+    try:
+        key_id, seals_from, text = line.split()
+        secret = base64.b64decode(text, validate=True)
+        at = datetime.fromisoformat(seals_from)
+    except (ValueError, binascii.Error):
+        raise ConfigError(
+            f"{where}: a line is `ID TIME KEY`, as `causeway-cloud keys rotate` writes it", where=WHERE
+        ) from None
+    if not _ID.fullmatch(key_id) or len(secret) != _KEY_BYTES or at.tzinfo is None:
+        reason = f"{where}: an id is of a-z and 0-9, a time has its zone, and a key has {_KEY_BYTES} bytes"
+        raise ConfigError(reason, where=WHERE)
+    return ContentKey(key_id, at.timestamp(), secret)
+
+
+def _age(key: ContentKey) -> float:
+    return key.seals_from
+
+
+def _bound(head: bytes, place: tuple[str, ...]) -> bytes:
+    return head + b"\0".join(part.encode() for part in place)
+
+
+def _version(path: Path | None) -> tuple[int, int, int]:
+    """What changes with the file. A file that is gone has a version of its own."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        found = None
+    return (0, 0, 0) if found is None else (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+NO_CIPHER: Final = ContentCipher()
