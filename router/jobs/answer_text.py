@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 
 
-class _Message(msgspec.Struct):
+class _AnswerMessage(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    message: _Message | None = None
+class _AnswerChoice(msgspec.Struct):
+    message: _AnswerMessage | None = None
     text: str = ""
 
 
-class _Result(msgspec.Struct):
-    choices: list[_Choice] = []
+class _Answer(msgspec.Struct):
+    choices: list[_AnswerChoice] = []
 
 
 def answer_text(result: bytes) -> str:
@@ -24,7 +24,7 @@ def answer_text(result: bytes) -> str:
     Args:
         result: the body of a chat completion or completion; b"": there is none
     """
-    choices = msgspec.json.decode(result, type=_Result).choices if result else []
+    choices = msgspec.json.decode(result, type=_Answer).choices if result else []
     if len(choices) != 1:
         return ""
     first = choices[0]
