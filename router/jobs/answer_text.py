@@ -14,7 +14,7 @@ class _AnswerChoice(msgspec.Struct):
     text: str = ""
 
 
-class _Answer(msgspec.Struct):
+class _StoredAnswer(msgspec.Struct):
     choices: list[_AnswerChoice] = []
 
 
@@ -24,7 +24,7 @@ def answer_text(result: bytes) -> str:
     Args:
         result: the body of a chat completion or completion; b"": there is none
     """
-    choices = msgspec.json.decode(result, type=_Answer).choices if result else []
+    choices = msgspec.json.decode(result, type=_StoredAnswer).choices if result else []
     if len(choices) != 1:
         return ""
     first = choices[0]
