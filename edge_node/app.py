@@ -386,7 +386,7 @@ def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path], state_dir: P
 
     def make(model: str) -> Engine:
         # Imported only when needed: a box without an engine need not have its dependencies installed.
-        from models.llama_cpp.protocol import AdapterFile
+        from models.llama_cpp.protocol import adapter_files
 
         from .backends.engine.backend import EngineBackend
 
@@ -401,10 +401,7 @@ def _engine_maker(config: EngineConfig, model_dirs: Sequence[Path], state_dir: P
             answers=manifest.answers,
             name=artifact.name,
             weights_sha256=manifest.sha256,
-            adapters=tuple(
-                AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
-                for name, one in manifest.adapters.items()
-            ),
+            adapters=adapter_files(artifact),
             prompt_folder=None if state_dir is None else state_dir / "prompts" / artifact.name,
         )
 

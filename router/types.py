@@ -273,7 +273,12 @@ class Target(msgspec.Struct, frozen=True):
     usd_per_1k_tokens: float = 0.0
     temperature: float | None = None  # sent if the client sets none; None: the model's own default
     can: tuple[Ability, ...] = ("chat", "completion", "tools", "json", "logprobs")
-    adapter: str = ""  # LoRA adapter of the model, for a client that names it
+    adapter: str = ""  # LoRA adapter of the model
+
+    @property
+    def served(self) -> str:
+        """What answers: the model's name, with its adapter's."""
+        return f"{self.model}+{self.adapter}" if self.adapter else self.model
 
 
 class Handoff(msgspec.Struct, frozen=True):

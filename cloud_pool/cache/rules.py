@@ -54,7 +54,9 @@ class CacheKeys:
         """Return 32 hex digits, a one-way digest: no prompt can be read from it."""
         scope = self._scopes.get(tier.name)
         if scope is None:
-            identity = msgspec.msgpack.encode((self._salt, tier.name, tier.model, tier.max_tokens, tier.chat_format))
+            identity = msgspec.msgpack.encode(
+                (self._salt, tier.name, tier.model, tier.config.adapter, tier.max_tokens, tier.chat_format)
+            )
             scope = self._scopes[tier.name] = hashlib.blake2b(identity, digest_size=32).digest()
         # The scope has a fixed length, so no tenant's name can be confused with it.
         return fingerprint(_resolved(request, tier), scope + tenant.encode("utf-8", "replace")).hex()

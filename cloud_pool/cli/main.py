@@ -14,7 +14,7 @@ import msgspec
 
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.llama_cpp.gpus import probe_gpus
-from models.llama_cpp.protocol import EngineOptions
+from models.llama_cpp.protocol import EngineOptions, adapter_files
 from router.errors import ConfigError
 
 from ..config.loader import Flags, load_config
@@ -275,6 +275,9 @@ def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> 
     name, _, artifact_name = text.partition("=")
     artifact = find_artifact(artifact_name or name, model_dirs)
     model_options = msgspec.structs.replace(
-        options, model_path=str(artifact.path.absolute()), refuse_token=artifact.manifest.refuse_token or ""
+        options,
+        model_path=str(artifact.path.absolute()),
+        refuse_token=artifact.manifest.refuse_token or "",
+        adapters=adapter_files(artifact),
     )
     return ServedModel(name, model_options)

@@ -35,7 +35,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
     tools: ToolFormat = PLAIN
     thinking: Thinking = ""
-    weights: str = ""  # SHA-256 of the artifact, part of the cache key; "": no artifact
+    weights: str = ""  # version of the artifact, part of the cache key; "": no artifact
 
 
 def escape_special_tokens(text: str, special: tuple[str, ...]) -> str:

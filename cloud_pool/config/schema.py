@@ -72,6 +72,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""  # the model's name in Triton; empty: the tier's name
     # what clients may ask of it: `chat`, `completion`, `embedding`; a tier of `[embedding]` needs no template
     can: Annotated[tuple[TierAbility, ...], Meta(min_length=1)] = ("chat", "completion")
+    # LoRA adapter of the model that the tier's requests use, `lora_name` in Triton's vLLM backend; empty: none
+    adapter: str = ""
     artifact: str = ""  # supplies chat template, control tokens and context length; empty: the tier's name
     template_file: str = ""  # a Jinja chat template instead of the artifact's, for a stock vLLM or TensorRT-LLM tier
     special_tokens: tuple[str, ...] = ()  # with `template_file`: tokens that a user's text must not be able to spell

@@ -121,6 +121,8 @@ def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
 
 
 def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatFormat:
+    if tier.adapter and "embedding" in tier.can:
+        raise ConfigError("embeddings are made without an adapter: take `embedding` out of `can`", where=f"{where}.can")
     if tier.template_file:
         try:
             template = Path(tier.template_file).read_text(encoding="utf-8")
@@ -142,10 +144,15 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
             return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are
         raise ConfigError(f"{error}; name an `artifact` or a `template_file`", where=where) from error
     manifest = artifact.manifest
+    if tier.adapter not in ("", *manifest.adapters):
+        known = ", ".join(manifest.adapters) or "none"
+        raise ConfigError(
+            f"{artifact.name} has no adapter `{tier.adapter}`; there are: {known}", where=f"{where}.adapter"
+        )
     return msgspec.structs.replace(
         read_chat_format(artifact.path),
         temperature=1.0 if manifest.temperature is None else manifest.temperature,
         answer_tokens=manifest.answer_tokens,
         answers=manifest.answers if tier.restrict_tool_arguments else "text",
-        weights=manifest.sha256,
+        weights=artifact.version,
     )

@@ -184,6 +184,7 @@ class Service:
             temperature=chat_format.temperature,
             copy_source=tier.copy_source(request),
             answer_prefix="" if partial_answer is None else partial_answer.text,
+            adapter=tier.config.adapter,
         )
         prompts: Sequence[InferencePrompt] = tier.prompts(request)
         if partial_answer is not None:

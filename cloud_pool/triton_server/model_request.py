@@ -61,6 +61,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             prompt=Prompt(tokens=request.token_ids)
             if request.token_ids
             else Prompt(text=request.prompt, parse_special=not request.embed),
+            adapter=parameters.lora_name,
             max_tokens=parameters.max_tokens,
             sampling=parameters.sampling(index),
             stop=parameters.stops,

@@ -368,7 +368,7 @@ class Agent:
         assert self._row.bundle is not None
         bundle = await asyncio.to_thread(self._store.load, self._row.bundle)
         for model in bundle.manifest.models:
-            await self._host.check_model(model.name, model.golden)
+            await self._host.check_model(model)
 
     async def _commit(self) -> float:
         bundles = self._row.bundles[:_KEPT_BUNDLES]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from router.bundle.manifest import GoldenPrompt
+from router.bundle.manifest import BundleModel
 
 from ..observability.traffic import BoxCondition
 from .source import DownloadBounds, Source
@@ -68,11 +68,11 @@ class Host(Protocol):
         """
         ...
 
-    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
-        """Ask a model on this box its golden prompts at temperature 0.
+    async def check_model(self, model: BundleModel) -> None:
+        """Ask a model on this box and its adapters their golden prompts at temperature 0.
 
         Raises:
-            UpdateRefused: It does not answer, or answers something else.
+            UpdateRefused: One of them does not answer, or answers something else.
         """
         ...
 

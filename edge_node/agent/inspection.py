@@ -65,8 +65,11 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
+    """A model of the bundle, and its verified files on this box; `adapters` in the order of the model's."""
+
     model: BundleModel
     path: str
+    adapters: tuple[str, ...]
 
 
 class BundleRequest(msgspec.Struct, frozen=True, tag=True):

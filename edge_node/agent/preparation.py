@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from router.bundle.manifest import BundleManifest
+from router.bundle.manifest import BundleManifest, BundleModel
 from router.bundle.refusals import DiskFull
 
 from ..clock import Clock
@@ -93,7 +93,7 @@ class Preparation:
             BundleRequest(
                 policy=str(self._store.blob(manifest.policy)),
                 cases=tuple(str(self._store.blob(case)) for case in manifest.cases),
-                models=tuple(ModelFile(model, str(self._store.blob(model.blob))) for model in manifest.models),
+                models=tuple(self._model_file(model) for model in manifest.models),
                 running_policy=str(self._host.policy_file),
                 model_dirs=tuple(map(str, self._host.model_dirs)),
                 memory_bytes=self._host.memory_bytes,
@@ -110,6 +110,10 @@ class Preparation:
             report.leaving,
         )
         return report
+
+    def _model_file(self, model: BundleModel) -> ModelFile:
+        weights, *adapters = (str(self._store.blob(blob)) for blob in model.blobs)
+        return ModelFile(model, weights, tuple(adapters))
 
     async def stage(self, bundle: str, manifest: BundleManifest, report: BundleReport) -> InstalledBundle:
         """Build the bundle's folder, then read and hash all of it.

@@ -1,6 +1,6 @@
 """The bundles on this box: files by their content, shared between bundles, and one pointer to what runs.
 
-    blobs/SHA256           a policy, a case file or a model; SHA256.partial while it is fetched
+    blobs/SHA256           a policy, a case file, a model or an adapter; SHA256.partial while it is fetched
     bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs
     active.json            the pointer: the running bundle, then those to return to; after them come the factory's files
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import MANIFEST, Manifest, load_artifact, sha256_of
-from router.bundle.manifest import Blob, BundleManifest, encode_manifest, read_manifest
+from models.catalog.artifact import MANIFEST, Manifest, adapter_file, load_artifact, sha256_of
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, encode_manifest, read_manifest
 from router.bundle.refusals import BundleAltered
 
 from .disk import Disk
@@ -127,7 +127,8 @@ class BundleStore:
         for model in manifest.models:
             place = artifacts / model.name
             self._disk.make_folder(place)
-            self._disk.link(place / _WEIGHTS, f"../../../../store/blobs/{model.blob.sha256}")
+            for path, blob in _files(place, model):
+                self._disk.link(path, f"../../../../store/blobs/{blob.sha256}")
             self._write(place / MANIFEST, msgspec.json.encode(models[model.name]))
             self._disk.sync_folder(place)
         self._disk.sync_folder(artifacts)
@@ -156,7 +157,9 @@ class BundleStore:
             if not _has_content(self.blob(blob), blob):
                 raise BundleAltered(f"bundle {bundle}: the file {self.blob(blob)} is damaged or not there")
         for model, artifact in zip(manifest.models, models, strict=True):
-            if artifact.manifest.sha256 != model.blob.sha256 or not _has_link(artifact.path, self.blob(model.blob)):
+            named = [artifact.manifest.sha256, *(one.sha256 for one in artifact.manifest.adapters.values())]
+            linked = all(_has_link(path, self.blob(blob)) for path, blob in _files(artifact.folder, model))
+            if named != [blob.sha256 for blob in model.blobs] or not linked:
                 raise BundleAltered(f"bundle {bundle}: the folder of the model {model.name} is damaged")
         return InstalledBundle(bundle, manifest, self.blob(manifest.policy), folder / "models")
 
@@ -184,6 +187,13 @@ class BundleStore:
 
     def _listed(self, folder: Path) -> list[Path]:
         return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
+    """Yield the files of a model's folder that are links, and what they lead to."""
+    yield folder / _WEIGHTS, model.blob
+    for adapter in model.adapters:
+        yield folder / adapter_file(adapter.name), adapter.blob
 
 
 def _has_content(path: Path, blob: Blob) -> bool:

@@ -78,7 +78,7 @@ def _summary(config: Config, app: App) -> Iterator[str]:
         yield f"           the file was rejected, the last good policy is active: {report.refused}"
     for target in app.parts.policies.active.targets:
         if target.at == "edge":
-            yield f"device     {target.name}: {target.model}" + ("" if config.engine.enabled else "  (engine is off)")
+            yield f"device     {target.name}: {target.served}" + ("" if config.engine.enabled else "  (engine is off)")
     yield f"cloud      {config.cloud.url or 'none: this box answers on its own'}"
 
 

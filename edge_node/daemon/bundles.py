@@ -16,7 +16,7 @@ import msgspec
 import psutil
 
 from models.catalog.artifact import ArtifactError, find_artifact
-from router.bundle.manifest import GoldenPrompt
+from router.bundle.manifest import BundleModel, GoldenPrompt
 from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
 from router.bundle.settings import SettingValue
 from router.errors import CausewayError, PolicyError
@@ -33,6 +33,7 @@ from .components import Components
 
 _GOLDEN_S = 180.0  # of one prompt, loading the model included
 _GOLDEN_TOKENS, _GOLDEN_TRIES = 256, 3
+_PROBE, _PROBE_TOKENS = "hello", 1  # whether an adapter can be used shows with its first request
 _LOAD_S = 300.0
 _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
@@ -62,42 +63,55 @@ def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Confi
     return config
 
 
-async def check_golden(engine: Backend, model: str, prompts: Sequence[GoldenPrompt], tries: int = 1) -> None:
-    """Ask a model directly, past policy and cache, at temperature 0.
+async def check_golden(engine: Backend, model: BundleModel, tries: int = 1) -> None:
+    """Ask a model and each of its adapters directly, past policy and cache, at temperature 0.
 
     Args:
         tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
 
     Raises:
-        GoldenAnswerDiffers: It answers something else.
-        ModelUnusable: It does not answer.
+        GoldenAnswerDiffers: One of them answers something else.
+        ModelUnusable: One of them does not answer.
     """
+    await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, tries)
+    for adapter in model.adapters:
+        target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
+        if not adapter.golden:
+            await _answer(engine, target, _PROBE, _PROBE_TOKENS)
+        await _check_answers(engine, target, adapter.golden, tries)
+
+
+async def _check_answers(engine: Backend, target: Target, prompts: Sequence[GoldenPrompt], tries: int) -> None:
     for golden in prompts:
         answers: list[str] = []
         while golden.answer not in answers:
             if len(answers) == tries:
                 raise GoldenAnswerDiffers(
-                    f"{model} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, not {golden.answer[:80]!r}"
+                    f"{target.name} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, "
+                    f"not {golden.answer[:80]!r}"
                 )
-            answers.append(await golden_answer(engine, model, golden.prompt))
+            answers.append(await golden_answer(engine, target, golden.prompt))
 
 
-async def golden_answer(engine: Backend, model: str, prompt: str) -> str:
-    """Return what a model answers to a golden prompt. Raises ModelUnusable."""
+async def golden_answer(engine: Backend, target: Target, prompt: str) -> str:
+    """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable."""
+    return await _answer(engine, target, prompt, _GOLDEN_TOKENS)
+
+
+async def _answer(engine: Backend, target: Target, prompt: str, max_tokens: int) -> str:
     request = Request(
         kind="chat",
-        model=model,
+        model=target.name,
         messages=(Message("user", prompt),),
         sampling=Sampling(temperature=0.0),
-        max_tokens=_GOLDEN_TOKENS,
+        max_tokens=max_tokens,
     )
-    target = Target(name=model, at="edge", model=model)
     deadline = asyncio.get_running_loop().time() + _GOLDEN_S
     call = BackendRequest(id="golden", request=request, target=target, deadline=deadline)
     try:
         return "".join([chunk.text async for chunk in engine.generate(call) if chunk.index == 0])
     except CausewayError as error:
-        raise ModelUnusable(f"{model}: {error.message}") from error
+        raise ModelUnusable(f"{target.name}: {error.message}") from error
 
 
 class BundleHost:
@@ -191,7 +205,7 @@ class BundleHost:
         engines = self._parts().engines
         if engines is None:
             return
-        prompts = {} if bundle is None else {model.name: model.golden for model in bundle.manifest.models}
+        models = {} if bundle is None else {model.name: model for model in bundle.manifest.models}
         for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
             if not engines.is_changed(model) or not self._fits_beside(model):
                 continue
@@ -200,23 +214,25 @@ class BundleHost:
                 engine = await engines.load_beside(model, deadline)
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
-            await check_golden(engine, model, prompts.get(model, ()))
+            if (brought := models.get(model)) is not None:
+                await check_golden(engine, brought)
             self._checked_models.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
         try:
-            weights = find_artifact(model, self._model_dirs).path
-            need = weights.stat().st_size * _BESIDE_SHARE + _BESIDE_BYTES
+            artifact = find_artifact(model, self._model_dirs)
+            adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())
+            need = artifact.path.stat().st_size * _BESIDE_SHARE + adapters + _BESIDE_BYTES
         except (ArtifactError, OSError):
             return True  # loading it says what is wrong
         return bool(need < psutil.virtual_memory().available)
 
-    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
+    async def check_model(self, model: BundleModel) -> None:
         engines = self._parts().engines
         if engines is None:
-            raise ModelUnusable(f"{model}: this box runs no models (engine.enabled)")
-        if (model, engines.weights(model)) not in self._checked_models:
-            await check_golden(engines, model, prompts, _GOLDEN_TRIES)
+            raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
+        if (model.name, engines.weights(model.name)) not in self._checked_models:
+            await check_golden(engines, model, _GOLDEN_TRIES)
 
     def restart(self) -> None:
         self._restart()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from models.catalog.artifact import ArtifactError, Manifest, find_artifact, list_artifacts
+from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts
 from router.policy.adapters import ModelAdapters
 from router.policy.compiled import ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
@@ -26,7 +26,7 @@ def cache_scope(config: EngineConfig, model_dirs: Sequence[Path]) -> bytes:
     grammar = "calls" if config.restrict_tool_arguments else ""
     return (
         "\n".join(
-            f"{artifact.name} {_version(artifact.manifest)} {grammar if artifact.manifest.answers == 'calls' else ''}"
+            f"{artifact.name} {artifact.version} {grammar if artifact.manifest.answers == 'calls' else ''}"
             for artifact in artifacts
         ).encode()
         + config.kv_type.encode()
@@ -59,13 +59,13 @@ def transcripts_of(model_dirs: Sequence[Path]) -> Callable[[str], Transcripts]:
 
 
 def model_adapters(model_dirs: Sequence[Path]) -> ModelAdapters:
-    """Return the function from a model to the names of its adapters."""
+    """Return the function from a model to the names of its adapters; None for a model that is not there."""
 
-    def adapters(model: str) -> Sequence[str]:
+    def adapters(model: str) -> Sequence[str] | None:
         try:
             return tuple(find_artifact(model, model_dirs).manifest.adapters)
         except ArtifactError:
-            return ()  # the engine reports it
+            return None
 
     return adapters
 
@@ -75,13 +75,8 @@ def weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
 
     def weights(model: str) -> str:
         try:
-            return _version(find_artifact(model, model_dirs).manifest)
+            return find_artifact(model, model_dirs).version
         except ArtifactError:
             return ""
 
     return weights
-
-
-def _version(manifest: Manifest) -> str:
-    adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in manifest.adapters.items())
-    return manifest.sha256 + "".join(adapters)

@@ -140,4 +140,4 @@ def _uncalibrated(policy: Policy, learned: LearnedSource) -> frozenset[str]:
     aside = learned.set_aside_pairs
     if not aside:
         return _NONE
-    return frozenset(target.name for target in policy.targets if target.at == "edge" and target.model in aside)
+    return frozenset(target.name for target in policy.targets if target.at == "edge" and target.served in aside)

@@ -68,9 +68,10 @@ class LearnedEstimators:
     def activate(self, policy: Policy) -> None:
         """Load the estimators that this policy needs. Takes milliseconds; never raises."""
         self._policy = policy
-        edge_models = list(dict.fromkeys(target.model for target in policy.targets if target.at == "edge"))
-        estimated = edge_models[:1] if self._always_quality or QUALITY in policy.needs else []
-        calibrated = edge_models if any(route.handoff is not None for route in policy.routes) else []
+        judged = judged_models(policy)
+        wanted = self._always_quality or QUALITY in policy.needs
+        estimated = [model for model in judged if model == _first_edge_model(policy)] if wanted else []
+        calibrated = judged if any(route.handoff is not None for route in policy.routes) else []
         self._pairs = {
             model: pair
             for model in dict.fromkeys([*estimated, *calibrated])
@@ -91,7 +92,7 @@ class LearnedEstimators:
 
     def quality(self, policy: Policy, request: Request) -> float | None:
         """Return `edge.quality`: the first edge target's model on the last user message; None without an estimator."""
-        model = next((target.model for target in policy.targets if target.at == "edge"), "")
+        model = _first_edge_model(policy)
         pair = self._pair(model)
         estimator = self._quality_estimators.get(model) if pair is None else pair.quality
         text = prompt_text(request)
@@ -99,6 +100,8 @@ class LearnedEstimators:
 
     def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None, heard: float | None = None) -> Chunk:
         """Return the chunk with its confidence score as a probability, if the model has a calibrator.
+
+        With an adapter it has none: signals are those of the weights alone.
 
         Args:
             call: The attempt's request, which names the model.
@@ -108,7 +111,7 @@ class LearnedEstimators:
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
         pair, calibrator = self._pair(call.target.model), self._calibrators.get(call.target.model)
-        if confidence is None:
+        if confidence is None or call.target.adapter:
             return chunk
         if pair is not None and (text := prompt_text(call.request)) is not None:
             score = pair(confidence, after, text, pair.quality(text), ended=ended)
@@ -233,6 +236,16 @@ def _load_signal(
 ) -> _T:
     artifact = find_artifact(model, extra_dirs)
     return load(find_signal(kind, artifact, extra_dirs), artifact)
+
+
+def judged_models(policy: Policy) -> list[str]:
+    """Return the edge models that signals can be about: those that answer without an adapter."""
+    edge = (target for target in policy.targets if target.at == "edge" and not target.adapter)
+    return list(dict.fromkeys(target.model for target in edge))
+
+
+def _first_edge_model(policy: Policy) -> str:
+    return next((target.served for target in policy.targets if target.at == "edge"), "")
 
 
 def prompt_text(request: Request) -> str | None:

@@ -80,7 +80,7 @@ class PolicyStore:
         on_activate: Callable[[Policy], None] = lambda _: None,
         on_load: Callable[[bool], None] = lambda _: None,
         model_temperature: ModelTemperature = lambda _: None,
-        model_adapters: ModelAdapters = lambda _: (),
+        model_adapters: ModelAdapters = lambda _: None,
     ) -> None:
         self._path = path
         self._last_good = None if state_dir is None else state_dir / LAST_GOOD

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import msgspec
 
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, GoldenPrompt, blob_of, bundle_id, check_manifest
+from router.bundle.manifest import (
+    Blob,
+    BundleAdapter,
+    BundleManifest,
+    BundleModel,
+    GoldenPrompt,
+    blob_of,
+    bundle_id,
+    check_manifest,
+)
 from router.bundle.settings import read_setting
 
-from .fleet_file import CohortDoc, ModelDoc
+from .fleet_file import AdapterDoc, CohortDoc, ModelDoc
 from .folder import CheckedFleet, cases_of
 
 
 class BuiltBundle(msgspec.Struct, frozen=True):
-    """A bundle of one cohort, and the local files of its blobs by their sha256; an uploaded model has none."""
+    """A bundle of one cohort, and the local files of its blobs by their sha256; an uploaded file has none."""
 
     manifest: BundleManifest
     files: Mapping[str, Path]
@@ -61,10 +70,11 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
     files = {blob.sha256: path for blob, path in zip(contents, paths, strict=True)}
     models = []
     for model, doc in sorted(cohort.models.items()):
-        blob = _model_blob(folder, doc)
-        if doc.file is not None:
-            files[blob.sha256] = folder / doc.file
-        models.append(BundleModel(model, blob, tuple(GoldenPrompt(one.prompt, one.answer) for one in doc.golden)))
+        adapters = tuple(
+            BundleAdapter(adapter, _weights_blob(folder, one, files), one.scale, _golden(one))
+            for adapter, one in sorted(doc.adapters.items())
+        )
+        models.append(BundleModel(model, _weights_blob(folder, doc, files), _golden(doc), adapters))
     manifest = BundleManifest(
         format=1,
         cohort=name,
@@ -80,7 +90,12 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
     return BuiltBundle(manifest, files)
 
 
-def _model_blob(folder: Path, doc: ModelDoc) -> Blob:
+def _golden(doc: ModelDoc | AdapterDoc) -> tuple[GoldenPrompt, ...]:
+    return tuple(GoldenPrompt(one.prompt, one.answer) for one in doc.golden)
+
+
+def _weights_blob(folder: Path, doc: ModelDoc | AdapterDoc, files: dict[str, Path]) -> Blob:
+    """Return the blob of a model or an adapter, and note its file in `files` by its sha256."""
     if doc.file is None:
         assert doc.sha256 is not None
         assert doc.size_bytes is not None
@@ -88,4 +103,5 @@ def _model_blob(folder: Path, doc: ModelDoc) -> Blob:
     path = folder / doc.file
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
+    files[digest] = path
     return Blob(digest, path.stat().st_size)

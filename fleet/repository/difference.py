@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from router.bundle.manifest import BundleManifest, BundleModel
+from router.bundle.manifest import Blob, BundleManifest, BundleModel
 
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
@@ -32,15 +32,34 @@ def _models(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
         if name not in after:
             yield f"model {name}: removed"
         elif name not in before:
-            yield f"model {name}: added, {_size(after[name])}"
+            yield f"model {name}: added, {_size(after[name].blob)}"
         elif before[name].blob != after[name].blob:
-            yield f"model {name}: other weights, {_size(before[name])} -> {_size(after[name])}"
-        elif before[name] != after[name]:
+            yield f"model {name}: other weights, {_size(before[name].blob)} -> {_size(after[name].blob)}"
+        elif before[name].golden != after[name].golden:
             yield f"model {name}: other golden prompts"
+    yield from _adapters(before, after)
 
 
-def _size(model: BundleModel) -> str:
-    return f"{model.blob.size_bytes / 1e6:.1f} MB"
+def _adapters(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
+    before, after = (
+        {f"{model.name}+{one.name}": one for model in models.values() for one in model.adapters}
+        for models in (old, new)
+    )
+    for name in sorted({*before, *after}):
+        if name not in after:
+            yield f"adapter {name}: removed"
+        elif name not in before:
+            yield f"adapter {name}: added, {_size(after[name].blob)}"
+        elif before[name].blob != after[name].blob:
+            yield f"adapter {name}: other weights, {_size(before[name].blob)} -> {_size(after[name].blob)}"
+        elif before[name].scale != after[name].scale:
+            yield f"adapter {name}: scale {before[name].scale:g} -> {after[name].scale:g}"
+        elif before[name] != after[name]:
+            yield f"adapter {name}: other golden prompts"
+
+
+def _size(blob: Blob) -> str:
+    return f"{blob.size_bytes / 1e6:.1f} MB"
 
 
 def _settings(old: BundleManifest, new: BundleManifest) -> Iterator[str]:

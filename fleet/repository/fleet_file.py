@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.bundle.manifest import Name, Release, Sha256
+from router.bundle.manifest import AdapterName, Name, Release, Sha256
 from router.bundle.settings import SettingValue
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem
@@ -32,13 +32,25 @@ class GoldenDoc(_Part, frozen=True):
     answer: str  # exactly, at temperature 0
 
 
-class ModelDoc(_Part, frozen=True):
-    """A model by its file in this folder, or, for one that was uploaded before, by its hash and size."""
+class _WeightsDoc(_Part, frozen=True):
+    """Weights by their file in this folder, or, for a file that was uploaded before, by its hash and size."""
 
     file: str | None = None
     sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
     size_bytes: Annotated[int, Meta(ge=1)] | None = None
-    golden: tuple[GoldenDoc, ...] = ()  # tried on the box before the model serves
+    golden: tuple[GoldenDoc, ...] = ()  # tried on the box before they serve
+
+
+class AdapterDoc(_WeightsDoc, frozen=True):
+    """A LoRA adapter of a model, a GGUF. Requests ask for MODEL+ADAPTER."""
+
+    scale: float = 1.0  # how strongly it is applied
+
+
+class ModelDoc(_WeightsDoc, frozen=True):
+    """A model and its adapters."""
+
+    adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
 
 
 class CohortDoc(_Part, frozen=True):

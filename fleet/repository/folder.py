@@ -111,6 +111,9 @@ def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
     for model, doc in cohort.models.items():
         if doc.file is not None:
             yield f"models.{model}.file", doc.file
+        for adapter, one in doc.adapters.items():
+            if one.file is not None:
+                yield f"models.{model}.adapters.{adapter}.file", one.file
 
 
 def _missing(folder: Path, path: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from router.bundle.manifest import is_scale
 from router.bundle.settings import read_setting
 from router.documents.reader import KeyLocations, did_you_mean
 from router.documents.strict_yaml import Problem
 from router.policy.signals import SIGNALS
 
-from .fleet_file import FleetDoc, ModelDoc
+from .fleet_file import AdapterDoc, FleetDoc, ModelDoc
 from .rollout_keys import rollout_problems
 
 
@@ -43,16 +44,22 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
         except ValueError as error:
             yield Problem(locations.find(f"{path}.settings.{key}"), str(error))
     for model, doc in cohort.models.items():
-        if message := _model(doc):
+        if message := _weights(doc):
             yield Problem(locations.find(f"{path}.models.{model}"), message)
+        for adapter, one in doc.adapters.items():
+            key = f"{path}.models.{model}.adapters.{adapter}"
+            if message := _weights(one):
+                yield Problem(locations.find(key), message)
+            if not is_scale(one.scale):
+                yield Problem(locations.find(f"{key}.scale"), "must be a finite number other than 0")
     for key, message in rollout_problems(cohort.rollout):
         yield Problem(locations.find(f"{path}.rollout.{key}"), message)
 
 
-def _model(doc: ModelDoc) -> str:
+def _weights(doc: ModelDoc | AdapterDoc) -> str:
     """Return what is wrong, or ""."""
     if (doc.file is None) == (doc.sha256 is None):
-        return "needs either `file`, or `sha256` and `size_bytes` of an uploaded model"
+        return "needs either `file`, or `sha256` and `size_bytes` of an uploaded file"
     if (doc.sha256 is None) != (doc.size_bytes is None):
         return "`sha256` and `size_bytes` belong together; a `file` needs neither"
     return ""

@@ -112,6 +112,12 @@ class Artifact(msgspec.Struct, frozen=True):
     def folder(self) -> Path:
         return self.path.parent
 
+    @property
+    def version(self) -> str:
+        """What its answers depend on: the hash of the weights, and of each adapter with its scale."""
+        adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
+        return self.manifest.sha256 + "".join(adapters)
+
 
 def load_artifact(folder: Path) -> Artifact:
     """Read the artifact in `folder`.
@@ -143,6 +149,11 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
     return Artifact(path=folder / manifest.file, manifest=manifest)
+
+
+def adapter_file(name: str) -> str:
+    """Return the name of an adapter's file beside the weights."""
+    return f"adapter-{name}.gguf"
 
 
 def user_models() -> Path:

@@ -17,6 +17,7 @@ import msgspec
 from .artifact import ArtifactError
 from .gguf_header import GgufHeader, LongArray, StringArray, Value, read_header, read_numbers, read_strings
 
+_ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
@@ -98,6 +99,21 @@ def read_metadata(path: Path, is_wanted: Callable[[str], bool]) -> dict[str, obj
     with _mapped(path) as data:
         header = read_header(data, len(data), str(path))
         return {key: _whole(value, data) for key, value in header.metadata.items() if is_wanted(key)}
+
+
+def adapted_architecture(path: Path) -> str:
+    """Return the architecture of the models that a LoRA adapter is for.
+
+    Raises:
+        ArtifactError: the file is not a complete GGUF, or no LoRA adapter.
+    """
+    metadata = read_metadata(path, lambda key: key in _ADAPTER_KEYS)
+    kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
+    if kind != "lora":
+        raise ArtifactError(
+            f"{path}: not a LoRA adapter but {kind}; llama.cpp's convert_lora_to_gguf.py makes one from PEFT's files"
+        )
+    return str(metadata.get("general.architecture"))
 
 
 def _whole(value: Value, data: mmap.mmap) -> object:

@@ -10,6 +10,8 @@ from router.reasoning import Thinking
 from router.tool_calls.formats import NO_FRAME, PLAIN, CallFrame, ToolFormat
 from router.types import Confidence, FinishReason, Message, Sampling, TokenLogprob, Tool
 
+from ..catalog.artifact import Artifact
+
 KVType = Literal["f16", "q8_0"]  # how keys and values are kept
 
 
@@ -19,6 +21,14 @@ class AdapterFile(msgspec.Struct, frozen=True):
     name: str
     path: str
     scale: float = 1.0
+
+
+def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
+    """Return the adapters of a model as the engine loads them."""
+    return tuple(
+        AdapterFile(name, str((artifact.folder / one.file).absolute()), one.scale)
+        for name, one in artifact.manifest.adapters.items()
+    )
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import msgspec
 
-from ..catalog.artifact import NAME, SHIPPED, AdapterEntry, Artifact, ArtifactError, save_manifest, sha256_of
+from ..catalog.artifact import (
+    NAME,
+    SHIPPED,
+    AdapterEntry,
+    Artifact,
+    ArtifactError,
+    adapter_file,
+    save_manifest,
+    sha256_of,
+)
 from .add import model_name
 from .check import check_adapter
 from .placing import Placing, place
@@ -50,7 +59,7 @@ def add_adapter(
     if not math.isfinite(scale) or not scale:
         raise ArtifactError(f"a scale of {scale:g}: use a finite number other than 0")
     check_adapter(file, model.path)
-    target = model.folder / f"adapter-{chosen}.gguf"
+    target = model.folder / adapter_file(chosen)
     partial = place(file, target.with_name(target.name + ".partial"), placing)
     partial.replace(target)
     entry = AdapterEntry(target.name, sha256_of(target), target.stat().st_size, scale, f"added from {file.name}")

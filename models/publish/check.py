@@ -22,14 +22,13 @@ from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Message
 
 from ..catalog.artifact import ArtifactError
-from ..catalog.gguf import GgufFile, read_gguf, read_metadata
+from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf
 
 GIB = 2**30
 BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
 BASE_TIME_S = 60.0
 SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
-_ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
 _MODEL = 3  # place of the argument
 
 
@@ -141,14 +140,8 @@ def _examine_adapter(file: Path, model: Path) -> None:
     from ..llama_cpp.native.weights import Weights
     from ..llama_cpp.protocol import AdapterFile
 
-    metadata = read_metadata(file, lambda key: key in _ADAPTER_KEYS)
-    kind = metadata.get("adapter.type") or metadata.get("general.type") or "a model"
-    if kind != "lora":
-        raise ArtifactError(
-            f"{file}: not a LoRA adapter but {kind}; llama.cpp's convert_lora_to_gguf.py makes one from PEFT's files"
-        )
+    architecture = adapted_architecture(file)
     weights = Weights(model)
-    architecture = metadata.get("general.architecture")
     if architecture != weights.architecture:
         raise ArtifactError(f"{file}: an adapter for {architecture} models, and {model} is {weights.architecture}")
     adapter = load_adapter(weights, AdapterFile(file.stem, str(file)))

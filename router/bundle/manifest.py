@@ -1,12 +1,15 @@
 """The manifest of a bundle: canonical JSON, and the sha256 of those bytes (hex) as the bundle's id.
 
 Canonical: msgspec's compact JSON with the fields in the order of the structs, map keys sorted, and every field
-present. Exactly one sequence of bytes encodes a manifest, so equal bundles have equal ids on every machine.
+present, except the adapters of a model that has none. Exactly one sequence of bytes encodes a manifest, so equal
+bundles have equal ids on every machine.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -20,6 +23,7 @@ MAX_MANIFEST_BYTES = 1024 * 1024
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+AdapterName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Release = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,5})(\.(0|[1-9][0-9]{0,5})){2}$")]
 
 
@@ -41,10 +45,25 @@ class GoldenPrompt(_Canonical, frozen=True):
     answer: str
 
 
-class BundleModel(_Canonical, frozen=True):
+class BundleAdapter(_Canonical, frozen=True):
+    """A LoRA adapter of a model: requests ask for MODEL+NAME."""
+
+    name: AdapterName
+    blob: Blob
+    scale: float
+    golden: tuple[GoldenPrompt, ...]
+
+
+class BundleModel(_Canonical, frozen=True, omit_defaults=True):
     name: Name
     blob: Blob
     golden: tuple[GoldenPrompt, ...]
+    adapters: tuple[BundleAdapter, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The weights, and the files of the adapters."""
+        return (self.blob, *(adapter.blob for adapter in self.adapters))
 
 
 class BundleManifest(_Canonical, frozen=True):
@@ -62,8 +81,9 @@ class BundleManifest(_Canonical, frozen=True):
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Every file of the bundle, each once: the policy, its cases, the models."""
-        return tuple(dict.fromkeys((self.policy, *self.cases, *(model.blob for model in self.models))))
+        """Every file of the bundle, each once: the policy, its cases, the models with their adapters."""
+        models = [blob for model in self.models for blob in model.blobs]
+        return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -117,15 +137,18 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
 
 
 def check_manifest(manifest: BundleManifest) -> None:
-    """Check what the types cannot say: each model once, and settings that a fleet may set, within their bounds.
+    """Check what the types cannot say: each model and adapter once, adapters that have an effect, and settings that a
+    fleet may set, within their bounds.
 
     Raises:
-        BundleInvalid: Names the model or the key.
+        BundleInvalid: Names the model, the adapter or the key.
     """
-    names = [model.name for model in manifest.models]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise BundleInvalid(f"the bundle has the model {doubled[0]} twice")
+    adapters = [(f"{model.name}+{adapter.name}", adapter) for model in manifest.models for adapter in model.adapters]
+    _check_once("model", [model.name for model in manifest.models])
+    _check_once("adapter", [name for name, _ in adapters])
+    for name, adapter in adapters:
+        if not is_scale(adapter.scale):
+            raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0")
     for key, value in manifest.settings.items():
         try:
             checked = check_setting(key, value)
@@ -135,12 +158,23 @@ def check_manifest(manifest: BundleManifest) -> None:
             raise BundleInvalid(f"settings.{key}: must be written as {checked!r}, not {value!r}")
 
 
+def is_scale(value: float) -> bool:
+    """Whether an adapter can be applied so strongly."""
+    return math.isfinite(value) and value != 0.0
+
+
 def daemon_is_new_enough(daemon_version: str, min_daemon: str) -> bool:
     """Compare by PEP 440: ``1.3.0.dev2`` and ``1.3.0rc1`` are older than ``1.3.0``; an unreadable one is too old."""
     try:
         return Version(daemon_version) >= Version(min_daemon)
     except InvalidVersion:
         return False
+
+
+def _check_once(kind: str, names: Sequence[str]) -> None:
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise BundleInvalid(f"the bundle has the {kind} {doubled[0]} twice")
 
 
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:

@@ -86,7 +86,7 @@ def _attempts(decision: Decision) -> list[Line]:
         handoff, target = plan.handoff, plan.target
         notes = [*_fusion_notes(plan), *([] if handoff is None else [_handoff_note(handoff)])]
         note = "; ".join(notes)
-        rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.model, ""), (note, "dim")))
+        rows.append(((f"  {number}.", ""), (target.name, ""), (target.at, ""), (target.served, ""), (note, "dim")))
     return _aligned(rows)
 
 

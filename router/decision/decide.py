@@ -161,15 +161,13 @@ def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
 def _named(policy: Policy, model: str) -> tuple[Target, ...]:
     """Return the target of that name, else all targets that serve the model of that name, in the policy's order."""
     offered = policy.offered
-    found = tuple(t for t in offered if t.name == model) or tuple(t for t in offered if _model(t) == model)
+    found = tuple(t for t in offered if t.name == model)
+    found = found or tuple(t for t in policy.targets if t.served == model)
+    found = found or tuple(t for t in policy.adapted if t.served == model)
     if not found:
         names = ", ".join(model_names(policy))
         raise ModelNotFound(f"the model `{model[:100]}` does not exist here; available: {names}", param="model")
     return found
-
-
-def _model(target: Target) -> str:
-    return f"{target.model}+{target.adapter}" if target.adapter else target.model
 
 
 def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:

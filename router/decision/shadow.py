@@ -16,12 +16,14 @@ def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, .
     1. The policy lets the device and the cloud answer this request.
     2. The answer is one text: no embedding, no tool calls, one choice, not the rest of another answer.
     3. The prompt is one text, because the signals are estimated from it.
+    4. The device answers with its model alone: the signals say nothing about one with an adapter.
     """
     sides = {plan.target.at for plan in attempts}
     one_text = (
         request.kind != "embedding" and request.sequences == 1 and not wants_tools(request) and not request.resume
     )
-    return shadow if len(sides) == 2 and one_text and modalities(request) == ["text"] else None
+    adapted = any(plan.target.adapter for plan in attempts)
+    return shadow if len(sides) == 2 and one_text and not adapted and modalities(request) == ["text"] else None
 
 
 def other_target(attempts: tuple[AttemptPlan, ...], answered: Target) -> Target | None:

@@ -246,18 +246,20 @@ def _default_temperature(targets: tuple[Target, ...]) -> float:
 
 
 def _target(name: str, doc: TargetDoc, model_temperature: ModelTemperature) -> Target:
+    model, _, adapter = doc.model.partition("+") if doc.at == "edge" else (doc.model, "", "")
     if not isinstance(doc.temperature, UnsetType):
         temperature: float | None = doc.temperature
     else:
-        temperature = model_temperature(doc.model) if doc.at == "edge" else None
+        temperature = model_temperature(model) if doc.at == "edge" else None
     target = Target(
         name=name,
         at=doc.at,
-        model=doc.model,
+        model=model,
         timeout_s=seconds(doc.timeout),
         first_token_timeout_s=seconds(doc.first_token_timeout),
         usd_per_1k_tokens=doc.usd_per_1k_tokens,
         temperature=temperature,
+        adapter=adapter,
     )
     return target if isinstance(doc.can, UnsetType) else msgspec.structs.replace(target, can=doc.can)
 

@@ -28,8 +28,8 @@ Name = Annotated[
 ModelName = Annotated[
     str,
     Meta(
-        pattern="^[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,127}$",
-        title="a model name of 1 to 128 letters, digits or . : / @ _ -",
+        pattern="^[A-Za-z0-9][A-Za-z0-9_.:/@+-]{0,127}$",
+        title="a model name of 1 to 128 letters, digits or . : / @ _ + -",
     ),
 ]
 Duration = Annotated[
@@ -51,7 +51,7 @@ class TargetDoc(_Doc, frozen=True):
     at: Annotated[
         Literal["edge", "cloud"], Meta(description="Where the model runs: on the device, or behind the cloud's URL.")
     ]
-    model: Annotated[ModelName, Meta(description="Name of the model there.")]
+    model: Annotated[ModelName, Meta(description="Name of the model there; on the device also MODEL+ADAPTER.")]
     timeout: Annotated[
         Duration | UnsetType, Meta(description="Longest time for the whole answer; then the next target is tried.")
     ] = UNSET

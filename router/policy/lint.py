@@ -5,6 +5,7 @@ An error is a part that can never have an effect. A warning is a part that is al
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from msgspec import UnsetType
@@ -17,6 +18,7 @@ from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .signals import OF_TEXT, SIGNALS, Expression
 
+_ADAPTED = re.compile(r"[^+]+\+[a-z0-9][a-z0-9._-]{0,63}")
 Conditions = Mapping[str, Expression]
 """The compiled conditions by path (``routes[0].when``)."""
 
@@ -61,6 +63,8 @@ class _Checks:
                 yield self.warning(
                     f"{path}.model", f"`{target.model}` is also the name of another target, which takes precedence"
                 )
+            if target.at == "edge" and "+" in target.model and not _ADAPTED.fullmatch(target.model):
+                yield self.error(f"{path}.model", f"`{target.model}`: write MODEL, or MODEL+ADAPTER with one adapter")
             yield from self._times(path, target)
 
     def _times(self, path: str, target: TargetDoc) -> Iterator[Problem]:

@@ -28,7 +28,7 @@ from fleet.trust.offline import sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
 from fleet.trust.trust_file import Trust, read_trust
-from router.bundle.manifest import BundleManifest, GoldenPrompt, bundle_id
+from router.bundle.manifest import BundleManifest, BundleModel, bundle_id
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused
 from router.bundle.rollout import WHOLE, RolloutPlan
@@ -157,9 +157,9 @@ class ScriptedHost:
         self.policy = parse_policy(text)
         self.used.append(self.bundle)
 
-    async def check_model(self, model: str, prompts: Sequence[GoldenPrompt]) -> None:
-        if self.nonsense and prompts:
-            raise GoldenAnswerDiffers(f"{model} answers nonsense")
+    async def check_model(self, model: BundleModel) -> None:
+        if self.nonsense and model.golden:
+            raise GoldenAnswerDiffers(f"{model.name} answers nonsense")
 
     def restart(self) -> None:
         self.restarts += 1

@@ -25,8 +25,11 @@ from edge_node.backends.engine.backend import EngineBackend
 from edge_node.config.schema import EngineConfig
 from edge_node.daemon.bundles import golden_answer
 from models.catalog.artifact import Manifest, save_manifest, sha256_of
+from models.llama_cpp.protocol import AdapterFile
 from router.bundle.protocol import BoxState
+from router.types import Target
 
+from ..engine.tiny_adapter import write_tiny_adapter
 from ..engine.tiny_gguf import write_tiny_gguf
 from ..ports import free_port
 from .fleet import FACTORY, Publisher
@@ -77,9 +80,9 @@ class DaemonProcess:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30.0) as response:
             return dict(json.load(response))
 
-    def ask(self, tokens: int = 20) -> tuple[str, str]:
+    def ask(self, tokens: int = 20, model: str = "auto") -> tuple[str, str]:
         """Return the answer, and the policy that routed it."""
-        body = {"model": "auto", "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
+        body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/chat/completions",
             json.dumps({**body, "max_tokens": tokens}).encode(),
@@ -144,12 +147,15 @@ def daemon(tmp_path: Path, publisher: Publisher) -> Iterator[DaemonProcess]:
         daemon.process.wait()
 
 
-async def answer_of(weights: Path) -> str:
+async def answer_of(weights: Path, adapter: Path | None = None) -> str:
     """What a model answers to the prompt, from an engine of its own."""
-    engine = EngineBackend(weights, EngineConfig(sequences=1, threads=1, context_tokens=256), answer_tokens=24)
+    files = () if adapter is None else (AdapterFile("night", str(adapter)),)
+    config = EngineConfig(sequences=1, threads=1, context_tokens=256)
+    engine = EngineBackend(weights, config, answer_tokens=24, adapters=files)
     await engine.start()
     try:
-        return await golden_answer(engine, "m-small", PROMPT)
+        target = Target("m-small", "edge", "m-small", adapter="" if adapter is None else "night")
+        return await golden_answer(engine, target, PROMPT)
     finally:
         await engine.close()
 
@@ -230,6 +236,34 @@ async def test_a_model_that_answers_nonsense_never_answers_a_user(publisher: Pub
     daemon.wait("undone", lambda: daemon.row.state is BoxState.IDLE and bundle in daemon.row.quarantined)
     assert daemon.row.quarantined[bundle].startswith("golden_answer_differs")
     assert daemon.ask() == (old, "kiosk-0")
+
+
+async def test_a_bundle_brings_adapters(publisher: Publisher, daemon: DaemonProcess) -> None:
+    """One that the engine cannot use, or that answers something else, never answers a user."""
+    write_tiny_gguf(publisher.path / "model.gguf", seed=1)
+
+    def release(golden: str = "", **lies: Any) -> str:
+        write_tiny_adapter(publisher.path / "night.gguf", **lies)
+        prompts = json.dumps([{"prompt": PROMPT, "answer": golden}] if golden else [])
+        adapters = f"{{night: {{file: night.gguf, golden: {prompts}}}}}"
+        return publisher.release(extra=f"    models:\n      m-small: {{file: model.gguf, adapters: {adapters}}}\n")
+
+    for lies, code in (
+        ({"architecture": "qwen2"}, "model_unusable: m-small+night: an adapter for qwen2 models, and m-small is llama"),
+        ({"name": "blk.9.attn_q.weight"}, "model_unusable: m-small+night: the adapter night cannot be used"),
+        ({"golden": "The light is on."}, "golden_answer_differs: m-small+night answers"),
+    ):
+        bundle = release(**lies)
+        daemon.wait("refused", lambda bundle=bundle: bundle in daemon.row.quarantined)  # type: ignore[misc]
+        assert daemon.row.quarantined[bundle].startswith(code)
+        assert daemon.ask()[1] == "kiosk-0"
+    right = await answer_of(publisher.path / "model.gguf", write_tiny_adapter(publisher.path / "night.gguf"))
+    bundle = release(right)
+    daemon.prove(bundle)
+    adapted, plain = (daemon.ask(24, model)[0][:20] for model in ("small+night", "small"))
+    assert right.startswith(adapted)
+    assert adapted != plain
+    assert "small+night" in {model["id"] for model in daemon.get("/v1/models")["data"]}
 
 
 def test_a_state_folder_on_a_full_disk(publisher: Publisher, daemon: DaemonProcess, tmp_path: Path) -> None:

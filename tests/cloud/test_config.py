@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,14 @@ from cloud_pool.cache.rules import CacheKeys
 from cloud_pool.config.chat_format import escape_special_tokens
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
-from cloud_pool.config.tiers import load_tiers
+from cloud_pool.config.tiers import Tier, load_tiers
+from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
 from models.chat.template import MARK
+from models.publish.publish import publish_gguf
 from router.errors import AuthenticationFailed, ConfigError
 from router.types import Message, Request
+from tests.engine.tiny_adapter import write_tiny_adapter
+from tests.engine.tiny_gguf import write_tiny_gguf
 
 GOOD = """
 server: {port: 0, token_file: tokens.txt, drain_s: 5}
@@ -104,6 +109,31 @@ def test_restrict_tool_arguments_sets_the_copy_source(tmp_path: Path) -> None:
     assert (restricted.copy_source(request), free.copy_source(request)) == ("at six", None)
     restricted_key, free_key = (CacheKeys(CacheConfig()).key(request, tier, "") for tier in (restricted, free))
     assert restricted_key != free_key
+
+
+def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
+    """It is part of the cache key. A tier without an artifact names what its own server has."""
+    file = write_tiny_adapter(tmp_path / "a.gguf")
+    artifact = publish_gguf(write_tiny_gguf(tmp_path / "tiny.gguf"), "tiny", tmp_path / "models")
+    entry = AdapterEntry(file.name, sha256_of(file), file.stat().st_size)
+    shutil.copy(file, artifact.folder)
+    save_manifest(msgspec.structs.replace(artifact.manifest, adapters={"legal": entry}), artifact.folder)
+
+    def tiers(keys: str) -> tuple[Tier, ...]:
+        text = f"model_dirs: [{tmp_path / 'models'}]\ntiers: [{{name: t, artifact: tiny, {keys}}}]"
+        return load_tiers(load_config(write(tmp_path, text), Flags()))
+
+    request = Request(kind="chat", model="t", messages=(Message("user", "hi"),))
+    (adapted,), (plain,) = tiers("adapter: legal"), tiers("model: t")
+    keys = {CacheKeys(CacheConfig()).key(request, tier, "") for tier in (adapted, plain)}
+    assert len(keys) == 2
+    with pytest.raises(ConfigError, match=r"tiers\[0\].adapter.*tiny has no adapter `legl`; there are: legal"):
+        tiers("adapter: legl")
+    with pytest.raises(ConfigError, match=r"tiers\[0\].can.*without an adapter"):
+        tiers("adapter: legal, can: [chat, embedding]")
+    (tmp_path / "t.jinja").write_text("{{ messages[0].content }}")
+    (stock,) = tiers(f"template_file: {tmp_path / 't.jinja'}, adapter: any")
+    assert stock.config.adapter == "any"
 
 
 def test_stock_tier_breaks_up_control_tokens(tmp_path: Path) -> None:

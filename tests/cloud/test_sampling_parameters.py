@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 
+from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
 from cloud_pool.upstreams.triton.sampling_parameters import Guided, decode, encode, from_request
 from router.errors import InvalidRequest
 from router.types import Request, Sampling
@@ -36,6 +38,13 @@ def test_max_tokens_is_always_written() -> None:
     assert json.loads(encode(from_request(CHAT, max_tokens=16, schema="", guided_key="guided_decoding"))) == {
         "max_tokens": 16
     }
+
+
+def test_an_adapter_has_the_name_that_the_vllm_backend_reads() -> None:
+    parameters = from_request(CHAT, max_tokens=5, schema="", guided_key="guided_decoding", adapter="legal")
+    assert json.loads(encode(parameters))["lora_name"] == "legal"
+    (job,) = jobs_of(ModelRequest(prompt="a", parameters=decode(encode(parameters))), itertools.count(1))
+    assert job.adapter == "legal"
 
 
 def test_each_of_n_sequences_has_a_seed_of_its_own() -> None:

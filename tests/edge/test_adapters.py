@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -68,6 +69,25 @@ async def test_a_client_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
             assert record.outcome.target == ("small+kiosk" if "+" in name else "small")
         assert answers["small+kiosk"] == answers["tiny+kiosk"] != answers["tiny"] == answers["small"]
         assert 'target="small+kiosk"' in (await box.get("/metrics")).body.decode()
+        box.assert_nothing_leaks()
+
+
+async def test_a_policy_s_target_names_an_adapter(tmp_path: Path) -> None:
+    """`auto` is answered with it; a policy that names one which is not there changes nothing."""
+    policy = POLICY.replace("m-small", "tiny").replace("20s", "60s").replace("25s", "60s")
+    async with real_box(tmp_path) as (box, _):
+        plain, named = [
+            (await box.ask(model=model, **GREEDY)).json["choices"][0]["message"]["content"]
+            for model in ("small", "small+kiosk")
+        ]
+        file = Path(box.parts.policies.report.file)
+        for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop` on this box; there are: kiosk")):
+            await asyncio.to_thread(file.write_text, policy.replace("model: tiny", f"model: tiny+{adapter}"))
+            await box.parts.policies.reload()
+            assert refused in box.parts.policies.report.refused
+            answer = await box.ask(model="auto", **GREEDY)
+            assert answer.json["choices"][0]["message"]["content"] == named != plain
+        assert (await box.record(answer)).outcome.target == "small"
         box.assert_nothing_leaks()
 
 

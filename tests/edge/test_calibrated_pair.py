@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from edge_node.backends.backend import BackendRequest
-from edge_node.cli.doctor.policy_and_models import check_signals
+from edge_node.cli.doctor.policy_and_models import check_models, check_signals
 from edge_node.config.schema import EngineConfig
 from edge_node.signals.estimators import LearnedEstimators
 from models.catalog.artifact import find_artifact
@@ -29,7 +29,7 @@ from models.signals.pair import (
 from router.policy.compiled import parse_policy
 from router.types import Chunk, Confidence, Message, Request, Target
 
-POLICY = parse_policy("""
+TEXT = """
 version: 1
 name: pair
 targets:
@@ -38,7 +38,8 @@ targets:
 routes:
   - {name: hard, when: edge.quality < 0.5, use: [large, small]}
   - {name: calibrated, use: [small, large], handoff: {after_tokens: 8, below: 0.6, within: 700ms}}
-""")
+"""
+POLICY = parse_policy(TEXT)
 QUIZ, OPEN = "Which?\nA. this one\nB. that one", "Which one?"
 SURE, UNSURE = Confidence(8, 0.9, -0.1, 0.9, 0.2), Confidence(8, 0.3, -1.2, 0.2, 0.9)
 
@@ -88,6 +89,26 @@ def test_the_pair_s_signals_take_the_place_of_the_model_s_own(tmp_path: Path, ca
     (finding,) = check_signals(POLICY, EngineConfig(model_dirs=(str(folder),)))
     assert finding.level == "ok"
     assert "calibrated beside assistant-large" in finding.found
+
+
+def test_signals_are_not_those_of_a_model_with_an_adapter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No estimate of the prompt, and the engine's score; doctor says so."""
+    text = TEXT.replace("model: assistant}", "model: assistant+kiosk}", 1)
+    adapted, folder = parse_policy(text), publish(tmp_path)
+    learned = LearnedEstimators((folder,))
+    learned.activate(adapted)
+    assert learned.quality(adapted, chat(OPEN)) is None
+    learned.activate(parse_policy(text.replace("targets:", "targets:\n  plain: {at: edge, model: assistant}")))
+    target = Target("small", "edge", "assistant", adapter="kiosk")
+    call = BackendRequest("id", chat(OPEN), target, deadline=1.0, first_token_by=1.0, confidence_tokens=8)
+    chunk = Chunk("x", confidence=msgspec.structs.replace(SURE, score=0.7))
+    assert learned.calibrate(call, chunk, None) is chunk
+    assert not caplog.records
+    (finding,) = check_signals(adapted, EngineConfig(model_dirs=(str(folder),)))
+    assert (finding.level, "assistant+kiosk" in finding.found) == ("warn", True)
+    _, findings = check_models(adapted, EngineConfig())
+    assert [finding.level for finding in findings] == ["fail", "ok"]
+    assert "assistant has no adapter `kiosk`; there are: none" in findings[0].found
 
 
 def test_a_prompt_of_token_ids_keeps_the_engine_s_score(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("llama_cpp")
 from models.catalog.artifact import ArtifactError
 from models.publish.check import CheckLimits, check_gguf, limits_for
 
-from .gguf_files import SHIPPED, changed_copy
+from .gguf_files import SHIPPED, STRING, changed_copy, text
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -46,13 +47,35 @@ def test_a_template_that_loops_or_reaches_out_is_refused(tmp_path: Path, templat
         ({"llama__attention__head_count": 0}, "refused|cannot load"),
         ({"llama__embedding_length": 0}, "refused|cannot load"),
         ({"llama__rope__dimension_count": 4_000_000_000}, "refused|cannot load"),
+        ({"llama__context_length": 0, "llama__block_count": 1}, "refused|cannot load"),
+        ({"tokenizer__ggml__tokens": ["a", "b"]}, "refused|cannot load"),
+        ({"tokenizer__ggml__token_type": [1]}, "refused|cannot load"),
+        ({"tokenizer__ggml__model": "nonsense"}, "refused|cannot load"),
     ],
 )
 def test_a_network_that_llama_cpp_cannot_load_is_refused(
-    tmp_path: Path, values: dict[str, int], complaint: str
+    tmp_path: Path, values: dict[str, object], complaint: str
 ) -> None:
+    """Sizes and vocabularies that the weights do not have."""
     with pytest.raises(ArtifactError, match=complaint):
         check_gguf(changed_copy(tmp_path / "network.gguf", **values), 512)
+
+
+@pytest.mark.parametrize("architecture", ["gemma", "bloom", "nope!"])
+def test_weights_under_the_name_of_another_architecture_are_refused(tmp_path: Path, architecture: str) -> None:
+    name = text("general.architecture") + struct.pack("<I", STRING)
+    content = SHIPPED.read_bytes()
+    assert name + text("llama") in content
+    file = tmp_path / "mislabelled.gguf"
+    file.write_bytes(content.replace(name + text("llama"), name + text(architecture), 1))
+    with pytest.raises(ArtifactError, match=r"refused|cannot load"):
+        check_gguf(file, 512)
+
+
+def test_tokens_that_the_vocabulary_does_not_have_do_no_harm(tmp_path: Path) -> None:
+    """Merges of unknown parts, and special tokens beyond the end: llama.cpp leaves them out."""
+    values = {"tokenizer__ggml__eot_token_id": 4_000_000_000, "tokenizer__ggml__merges": ["no such", "é è", "x"]}
+    assert check_gguf(changed_copy(tmp_path / "tokens.gguf", **values), 512).vocabulary == 3904
 
 
 def test_a_check_that_exceeds_its_time_or_memory_is_a_refusal() -> None:

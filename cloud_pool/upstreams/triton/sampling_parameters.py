@@ -68,6 +68,7 @@ class SamplingParameters(msgspec.Struct, frozen=True, omit_defaults=True, forbid
     logit_bias: dict[str, float] = {}
     logprobs: int | None = None
     ignore_eos: bool = False
+    lora_name: str = ""  # the LoRA adapter; "": the model as it is
     guided_decoding: str | Guided | None = None
     structured_outputs: str | Guided | None = None
 
@@ -118,6 +119,7 @@ def from_request(
     temperature: float = 1.0,
     copy_source: str | None = None,
     answer_prefix: str = "",
+    adapter: str = "",
 ) -> SamplingParameters:
     """Translate `request` into the parameters of one of its sequences.
 
@@ -131,6 +133,7 @@ def from_request(
         temperature: used where the request has none.
         copy_source: without a schema, the text that tool-call arguments must be copied from (our engine only).
         answer_prefix: the part of such an answer that was already generated.
+        adapter: the LoRA adapter of the model that answers.
 
     Raises:
         InvalidRequest: a field outside OpenAI's API has the wrong type.
@@ -163,6 +166,7 @@ def from_request(
         logit_bias={str(token): bias for token, bias in sampling.logit_bias},
         logprobs=request.logprobs,
         ignore_eos=extra.ignore_eos,
+        lora_name=adapter,
         **guided,
     )
 

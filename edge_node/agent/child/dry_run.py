@@ -11,20 +11,21 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import ArtifactError, Manifest, find_artifact
+from models.catalog.artifact import AdapterEntry, ArtifactError, Manifest, adapter_file, find_artifact
 from models.catalog.fit import Device, largest_batch
-from models.catalog.gguf import read_gguf
+from models.catalog.gguf import adapted_architecture, read_gguf
 from router.bundle.manifest import BundleModel
 from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
 from router.errors import PolicyError
+from router.policy.adapters import ModelAdapters, with_adapters
 from router.policy.compiled import ModelTemperature, Policy, parse_policy
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 
 from ...storage.decisions import read_stored
-from ..inspection import BundleReport, BundleRequest
+from ..inspection import BundleReport, BundleRequest, ModelFile
 
 _CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
 _REPLAYED_RECORDS = 500
@@ -42,6 +43,7 @@ def examine(request: BundleRequest) -> BundleReport:
     for file in request.models:
         check_fit(file.model, Path(file.path), request.memory_bytes)
         models.append(describe(file.model, Path(file.path), dirs))
+        check_adapters(file, models[-1].architecture)
     described = {model.name: model for model in models}
 
     def temperature(name: str) -> float | None:
@@ -50,14 +52,16 @@ def examine(request: BundleRequest) -> BundleReport:
             return None
         return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
 
-    policy = check_policy(Path(request.policy), temperature)
+    policy = check_policy(
+        Path(request.policy), temperature, lambda name: _adapters(described.get(name) or _known(name, dirs))
+    )
     cases = check_cases(policy, [Path(case) for case in request.cases])
     report = BundleReport(tuple(models), cases)
     records = last_records(Path(request.state_dir), request.since)
     if not records:
         return report
     try:
-        running = check_policy(Path(request.running_policy), temperature)
+        running = check_policy(Path(request.running_policy), temperature, lambda name: _adapters(_known(name, dirs)))
     except PolicyUnusable:
         return report
     replayed = replay(records, policy, running)
@@ -70,10 +74,11 @@ def examine(request: BundleRequest) -> BundleReport:
     )
 
 
-def check_policy(path: Path, model_temperature: ModelTemperature) -> Policy:
+def check_policy(path: Path, model_temperature: ModelTemperature, model_adapters: ModelAdapters) -> Policy:
     """Raises PolicyUnusable."""
     try:
-        return parse_policy(path.read_text(encoding="utf-8"), "policy of the bundle", model_temperature)
+        policy = parse_policy(path.read_text(encoding="utf-8"), "policy of the bundle", model_temperature)
+        return with_adapters(policy, model_adapters)
     except (OSError, UnicodeDecodeError) as error:
         raise PolicyUnusable(f"the policy cannot be read: {error}") from error
     except PolicyError as error:
@@ -109,15 +114,16 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
 
 
 def check_fit(model: BundleModel, weights: Path, total_bytes: int) -> None:
-    """Check whether a model can ever run in this box's memory.
+    """Check whether a model and its adapters can ever run in this box's memory.
 
     Raises:
         ModelTooLarge: Not even one short request fits.
         ModelUnusable: The file is no model.
     """
-    device = Device("this-box", total_bytes, _USABLE_SHARE)
-    if model.blob.size_bytes > device.usable_bytes:
-        raise ModelTooLarge(f"{model.name}: {model.blob.size_bytes} bytes, this box has {total_bytes} bytes of memory")
+    size_bytes = sum(blob.size_bytes for blob in model.blobs)
+    if size_bytes > Device("this-box", total_bytes, _USABLE_SHARE).usable_bytes:
+        raise ModelTooLarge(f"{model.name}: {size_bytes} bytes, this box has {total_bytes} bytes of memory")
+    device = Device("this-box", total_bytes - (size_bytes - model.blob.size_bytes), _USABLE_SHARE)
     try:
         found = read_gguf(weights)
     except ArtifactError as error:
@@ -125,6 +131,22 @@ def check_fit(model: BundleModel, weights: Path, total_bytes: int) -> None:
     context = min(_CONTEXT_TOKENS, found.context_length or _CONTEXT_TOKENS)
     if largest_batch(found, device, context, limit=1) == 0:
         raise ModelTooLarge(f"{model.name}: does not fit into {device.usable_bytes} of {total_bytes} bytes of memory")
+
+
+def check_adapters(file: ModelFile, architecture: str) -> None:
+    """Check what the headers of a model's adapters say; the engine finds the rest when it loads them.
+
+    Raises:
+        ModelUnusable: A file is no LoRA adapter, or is one of other models.
+    """
+    for adapter, path in zip(file.model.adapters, file.adapters, strict=True):
+        name = f"{file.model.name}+{adapter.name}"
+        try:
+            adapted = adapted_architecture(Path(path))
+        except ArtifactError as error:
+            raise ModelUnusable(f"{name}: {error}") from error
+        if adapted != architecture:
+            raise ModelUnusable(f"{name}: an adapter for {adapted} models, and {file.model.name} is {architecture}")
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
@@ -153,6 +175,10 @@ def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> M
         parameters=found.parameters,
         refuse_token=found.refuse_token,
         tokenizer_sha256=found.tokenizer_sha256,
+        adapters={
+            one.name: AdapterEntry(adapter_file(one.name), one.blob.sha256, one.blob.size_bytes, one.scale)
+            for one in model.adapters
+        },
     )
     old = _known(model.name, model_dirs)
     if old is None:
@@ -172,3 +198,7 @@ def _known(name: str, model_dirs: Sequence[Path]) -> Manifest | None:
         return find_artifact(name, model_dirs).manifest
     except ArtifactError:
         return None
+
+
+def _adapters(manifest: Manifest | None) -> tuple[str, ...] | None:
+    return None if manifest is None else tuple(manifest.adapters)

@@ -14,7 +14,7 @@ from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals
 
 from ...config.schema import EngineConfig
-from ...signals.estimators import QUALITY, load_calibrator, load_pair, load_quality_estimator
+from ...signals.estimators import QUALITY, judged_models, load_calibrator, load_pair, load_quality_estimator
 from .finding import Finding, fail, ok, warn
 
 _MIB = 2**20
@@ -31,7 +31,7 @@ def read_policy(path: Path) -> tuple[Policy | None, Finding]:
         return None, fail("policy", f"{path}: {error}", "name a readable policy with `policy:` or --policy")
     except PolicyError as error:
         return None, fail("policy", str(error), f"fix the file; `causeway-fleet lint {path}` lists every problem")
-    targets = ", ".join(f"{target.name} ({target.at}: {target.model})" for target in policy.targets)
+    targets = ", ".join(f"{target.name} ({target.at}: {target.served})" for target in policy.targets)
     return policy, ok("policy", f"{policy.name}@{policy.revision} from {path}: {targets}")
 
 
@@ -59,6 +59,11 @@ def check_models(policy: Policy, engine: EngineConfig) -> tuple[list[Artifact], 
             findings.append(fail("model", str(error), advice))
             continue
         artifacts.append(artifact)
+        for target in policy.targets:
+            if target.at == "edge" and target.model == name and target.adapter not in ("", *artifact.manifest.adapters):
+                known = ", ".join(artifact.manifest.adapters) or "none"
+                found = f"target {target.name}: {name} has no adapter `{target.adapter}`; there are: {known}"
+                findings.append(fail("model", found, f"`causeway-models add-adapter {name} FILE` adds one"))
         size = f"{artifact.manifest.size_bytes / _MIB:.1f} MiB {artifact.manifest.quantisation}"
         findings.append(ok("model", f"{name}: {size}, SHA-256 matches ({artifact.path})"))
     return artifacts, findings
@@ -103,10 +108,15 @@ def check_signals(policy: Policy, engine: EngineConfig) -> Iterator[Finding]:
     2. `edge.quality` if a rule names it.
     3. The calibrators if a route hands off.
     """
-    models = _edge_models(policy)
-    if not engine.enabled or not models:
+    first = next((target for target in policy.targets if target.at == "edge"), None)
+    if not engine.enabled or first is None:
         return
+    models = judged_models(policy)
     named, hands_off = QUALITY in policy.needs, any(route.handoff is not None for route in policy.routes)
+    if named and first.adapter:
+        found = f"the policy names {QUALITY}, which no signal computes for {first.served}: a model with an adapter"
+        yield warn("signals", found, f"rules on {QUALITY} do not hold; let the policy's first edge target have none")
+        named = False
     pairs = set()
     for model in models if hands_off else models[:named]:
         finding = _check_pair(model, policy, _model_dirs(engine))  # (1)

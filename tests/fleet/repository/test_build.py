@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fleet.repository.build import BuiltBundle, build_bundles
+from fleet.repository.difference import manifest_changes
 from fleet.repository.fleet_file import cohort_of
 from fleet.repository.folder import check_fleet
 from router.bundle.manifest import BundleManifest, encode_manifest, read_manifest
@@ -77,7 +79,15 @@ def change_daemon(fleet: Path) -> None:
     edit(fleet / "fleet.yaml", "min_daemon: 0.1.0", "min_daemon: 0.2.0")
 
 
-@pytest.mark.parametrize("change", [change_model, change_golden, change_setting, change_case, change_daemon])
+def add_adapter(fleet: Path) -> None:
+    (fleet / "models" / "night.gguf").write_bytes(b"GGUF and an adapter")
+    adapters = "adapters: {night: {file: models/night.gguf, scale: 0.5, golden: [{prompt: a, answer: b}]}}"
+    edit(fleet / "fleet.yaml", "file: models/assistant.gguf", f"file: models/assistant.gguf\n        {adapters}")
+
+
+@pytest.mark.parametrize(
+    "change", [change_model, change_golden, change_setting, change_case, change_daemon, add_adapter]
+)
 def test_each_part_counts(fleet: Path, change: Callable[[Path], None]) -> None:
     first = build(fleet)
     change(fleet)
@@ -98,6 +108,34 @@ def test_an_uploaded_model_needs_no_file(fleet: Path) -> None:
     bundle = build(fleet)["kiosk"]
     assert bundle.manifest.models[0].blob.size_bytes == 7
     assert "a" * 64 not in bundle.files
+
+
+def test_an_adapter_is_a_part_of_its_model(fleet: Path) -> None:
+    add_adapter(fleet)
+    bundle = build(fleet)["kiosk"]
+    (adapter,) = bundle.manifest.models[0].adapters
+    assert (adapter.name, adapter.scale, adapter.golden[0].answer) == ("night", 0.5, "b")
+    assert bundle.files[adapter.blob.sha256] == fleet / "models" / "night.gguf"
+    assert {blob.sha256 for blob in bundle.manifest.blobs} == set(bundle.files)
+
+
+def test_a_changed_adapter_is_told_apart(fleet: Path) -> None:
+    """Added, other weights, another scale, other golden prompts, removed."""
+    manifests = [build(fleet)["kiosk"].manifest]
+    add_adapter(fleet)
+    manifests.append(build(fleet)["kiosk"].manifest)
+    (fleet / "models" / "night.gguf").write_bytes(b"GGUF and other weights")
+    manifests.append(build(fleet)["kiosk"].manifest)
+    for old, new in (("scale: 0.5", "scale: 1"), ("answer: b", "answer: c"), ("adapters: {night:", "adapters: {day:")):
+        edit(fleet / "fleet.yaml", old, new)
+        manifests.append(build(fleet)["kiosk"].manifest)
+    assert [manifest_changes(old, new) for old, new in itertools.pairwise(manifests)] == [
+        ["adapter assistant+night: added, 0.0 MB"],
+        ["adapter assistant+night: other weights, 0.0 MB -> 0.0 MB"],
+        ["adapter assistant+night: scale 0.5 -> 1"],
+        ["adapter assistant+night: other golden prompts"],
+        ["adapter assistant+day: added, 0.0 MB", "adapter assistant+night: removed"],
+    ]
 
 
 def test_a_fleet_with_errors_is_not_built(fleet: Path) -> None:

@@ -12,6 +12,8 @@ from fleet.cli.commands import main
 
 from .fleets import CASES, edit, write_fleet
 
+ADAPTERS = "cohorts.kiosk.models.assistant.adapters"
+
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
@@ -66,6 +68,16 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
         ("policies/kiosk.yaml", "/etc/passwd", 6, "cohorts.kiosk.policy", "leaves the fleet"),
         ("file: models/assistant.gguf", "size_bytes: 3", 8, "cohorts.kiosk.models.assistant", "needs either `file`"),
         ("file: models/assistant.gguf", f"sha256: {'a' * 64}", 8, "cohorts.kiosk.models.assistant", "belong together"),
+        ("golden:", "adapters: {n: {file: no.gguf}}\n        golden:", 10, f"{ADAPTERS}.n.file", "there is no file"),
+        ("golden:", "adapters: {n: {}}\n        golden:", 10, f"{ADAPTERS}.n", "needs either `file`"),
+        ("golden:", "adapters: {N: {}}\n        golden:", 10, f"{ADAPTERS}.N", "a name of a-z"),
+        (
+            "golden:",
+            "adapters: {n: {file: models/assistant.gguf, scale: 0}}\n        golden:",
+            10,
+            f"{ADAPTERS}.n.scale",
+            "a finite number other than 0",
+        ),
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
         ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from router.bundle.manifest import (
     MAX_MANIFEST_BYTES,
+    BundleAdapter,
     BundleManifest,
     BundleModel,
     GoldenPrompt,
@@ -39,6 +40,14 @@ def read(content: bytes, version: str = "0.1.0") -> BundleManifest:
     return read_manifest(content, hashlib.sha256(content).hexdigest(), version)
 
 
+ADAPTER = BundleAdapter("night", blob_of(b"LoRA"), 0.5, (GoldenPrompt("2+2?", "four"),))
+
+
+def with_adapters(*adapters: BundleAdapter) -> BundleManifest:
+    models = (msgspec.structs.replace(MANIFEST.models[0], adapters=adapters),)
+    return msgspec.structs.replace(MANIFEST, models=models)
+
+
 def altered(old: bytes, new: bytes) -> bytes:
     content = encode_manifest(MANIFEST)
     assert old in content
@@ -59,6 +68,30 @@ def test_reading_gives_what_was_written() -> None:
 def test_the_order_of_settings_does_not_change_the_id(keys: list[str]) -> None:
     shuffled = msgspec.structs.replace(MANIFEST, settings={key: MANIFEST.settings[key] for key in keys})
     assert bundle_id(shuffled) == bundle_id(MANIFEST)
+
+
+def test_adapters_are_files_of_the_bundle() -> None:
+    """A model without any is encoded as if there were no such field: its bundles keep their ids."""
+    manifest = with_adapters(ADAPTER)
+    assert manifest.blobs == (*MANIFEST.blobs, ADAPTER.blob)
+    assert read(encode_manifest(manifest)) == manifest
+    assert b"adapters" not in encode_manifest(MANIFEST)
+    with pytest.raises(BundleInvalid, match="not canonical"):
+        read(altered(b'"answer":"4"}]', b'"answer":"4"}],"adapters":[]'))
+
+
+@pytest.mark.parametrize(
+    ("adapters", "words"),
+    [
+        ((ADAPTER, msgspec.structs.replace(ADAPTER, scale=1.0)), r"adapter assistant\+night twice"),
+        ((msgspec.structs.replace(ADAPTER, scale=0.0),), r"assistant\+night: the scale 0"),
+        ((msgspec.structs.replace(ADAPTER, name="a+b"),), r"adapters\[0\]\.name"),
+        ((msgspec.structs.replace(ADAPTER, name="../x"),), r"adapters\[0\]\.name"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(adapters: tuple[BundleAdapter, ...], words: str) -> None:
+    with pytest.raises(BundleInvalid, match=words):
+        read(encode_manifest(with_adapters(*adapters)))
 
 
 def test_blobs_are_listed_once() -> None:

@@ -183,21 +183,56 @@ def test_a_stream_has_the_same_calls(text: str, left: str, calls: list[Call]) ->
             assert "{" in text
 
 
-def test_a_streamed_call_s_arguments_arrive_while_they_are_written() -> None:
-    """Its name comes first, with an id; a stop before its end is an error, the token limit is not."""
-    for start in (
+@pytest.mark.parametrize(
+    "start",
+    [
         '{"name": "lamp", "arguments": ',
-        '[TOOL_CALLS][{"name":"lamp","arguments":',
+        '<tool_call>\n{"name": "lamp", "arguments": ',  # Hermes, Qwen
+        '```json\n{"name": "lamp", "arguments": ',  # Qwen2.5 Coder
+        '{"name": "lamp", "parameters": ',  # Llama 3.x, Gemma
+        '<|python_tag|>{"name": "lamp", "parameters": ',
+        '[TOOL_CALLS][{"name":"lamp","arguments":',  # Mistral
         "[TOOL_CALLS]lamp[ARGS]",
-    ):
-        parser = ToolCallParser(STREAMED)
-        assert parser.feed(start) == ("", ())
-        ((delta,), more) = parser.feed('{"room": "ha')[1], parser.feed('ll"')[1]
-        assert (delta.index, delta.name, delta.arguments) == (0, "lamp", '{"room": "ha')
-        assert delta.id
-        assert more == (ToolCallDelta(0, 'll"'),)
-        assert parser.called
-        assert parser.finish(cut=True) == ("", ())
+        '<|tool_call|>[{"name": "lamp", "arguments": ',  # Phi
+        'functools[{"name": "lamp", "arguments": ',
+    ],
+)
+def test_a_streamed_call_s_arguments_arrive_while_they_are_written(start: str) -> None:
+    """Its name comes first, with an id; the token limit may cut them."""
+    parser = ToolCallParser(STREAMED)
+    assert parser.feed(start) == ("", ())
+    ((delta,), more) = parser.feed('{"room": "ha')[1], parser.feed('ll"')[1]
+    assert (delta.index, delta.name, delta.arguments) == (0, "lamp", '{"room": "ha')
+    assert delta.id
+    assert more == (ToolCallDelta(0, 'll"'),)
+    assert parser.called
+    assert parser.finish(cut=True) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("[fan(), lamp(room='ha", "ll')]"),  # Llama 3.2 and 4
+        ("```tool_code\n[fan(), lamp(room='ha", "ll')]\n```"),  # Gemma
+        (f"{FAN}\n<tool_call>\n<function=lamp>\n<parameter=room>\nha", "ll\n</parameter>\n</function>\n</tool_call>"),
+        (
+            "<start_function_call>call:fan{}<end_function_call><start_function_call>call:lamp{room:<escape>ha",
+            "ll<escape>}<end_function_call>",
+        ),
+    ],
+    ids=["pythonic", "tool_code", "qwen3-coder", "functiongemma"],
+)
+def test_a_streamed_call_that_is_no_json_arrives_when_it_is_whole(start: str, end: str) -> None:
+    """Nothing of a half one is shown, whatever it turns out to be."""
+    parser = ToolCallParser(STREAMED)
+    text, calls = parser.feed(start)
+    assert (text, [call.name for call in calls if call.name == "lamp"]) == ("", [])
+    *_, lamp = parser.feed(end)[1]
+    assert (lamp.index, lamp.name, lamp.arguments) == (1, "lamp", '{"room": "hall"}')
+    assert parser.finish() == ("", ())
+
+
+def test_a_streamed_call_that_stops_before_its_end_is_an_error() -> None:
     parser = ToolCallParser(STREAMED)
     parser.feed('{"name": "lamp", "arguments": {"room": "ha')
     with pytest.raises(StreamBroken, match="lamp"):
