@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .jobs.runner import JobRunner
     from .jobs.store import JobStore
     from .modalities.api import AudioApi
+    from .modalities.audio import AudioService
     from .modalities.graph import EncoderGraph
     from .observability.tracing import RequestTracer
     from .signals.shadow import ShadowObserver
@@ -237,7 +238,7 @@ def build(
         )
         return store, runner, JobApi(config.jobs, store, runner, service, reader)
 
-    def make_audio() -> AudioApi:
+    def make_audio() -> tuple[AudioService, AudioApi]:
         # Imported only when needed: most boxes have no microphone.
         from .modalities.api import AudioApi
         from .modalities.audio import AudioService
@@ -254,10 +255,12 @@ def build(
             clock=clock,
             default_deadline_s=config.server.default_deadline_s,
         )
-        return AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
+        api = AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
+        return audio, api
 
     reader = RequestReader(config.server)
     tracing = _tracing(config)
+    sound = AudioEntry(make_audio)
     sessions = Sessions(
         config.realtime,
         service=service,
@@ -265,6 +268,8 @@ def build(
         policies=policies,
         clock=clock,
         new_id=new_decision_id,
+        hear=sound.hear if graph is not None and "audio" in graph.kinds else None,
+        max_sounds=config.modalities.max_parts,
         tracing=tracing,
     )
     parts = Components(
@@ -307,7 +312,7 @@ def build(
         more_paths={
             **console.paths(),
             **parts.jobs.paths(),
-            **AudioEntry(make_audio).paths(),
+            **sound.paths(),
             **sessions.paths(),
         },
         more_prefixes=parts.jobs.prefixes(),

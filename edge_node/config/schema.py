@@ -110,6 +110,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_items: Annotated[int, Meta(ge=2)] = 256
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
     replay_bytes: NonNegative = 256 * 1024
+    max_audio_s: Seconds = 30.0
     resume_s: NonNegativeSeconds = 30.0
     idle_s: Seconds = 900.0
     ping_s: Annotated[float, Meta(ge=1)] = 20.0
@@ -125,6 +126,7 @@ class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     image_timeout_s: Seconds = 10.0
     decoder_memory_bytes: Positive = 512 * 1024 * 1024
     remembered: NonNegative = 256
+    language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,6 +225,8 @@ MEANING: Mapping[str, str] = {
     "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",
     "realtime.max_bytes": "maximum size of a session's conversation; a client's event may have twice as much",
     "realtime.replay_bytes": "sent events that are kept for a connection that is cut",
+    "realtime.max_audio_s": "maximum length of the sounds of a session's conversation together, and of the one that is "
+    "being sent; the oldest items give way. A second takes 64 kB",
     "realtime.resume_s": "how long a session whose connection was cut can be resumed; its running answer goes on so "
     "long; 0: it ends at once",
     "realtime.idle_s": "a session without an event of its client and without an answer ends after this time",
@@ -237,6 +241,8 @@ MEANING: Mapping[str, str] = {
     "after it the request goes on without",
     "modalities.image_timeout_s": "the same for a picture or a file",
     "modalities.decoder_memory_bytes": "maximum memory of each process that decodes files",
+    "modalities.language": "what is spoken at this box, ISO 639-1, such as `en`; empty: it is detected, which a short "
+    "command often defeats",
     "modalities.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",

@@ -55,7 +55,7 @@ from ..serving.admission import Admission
 from ..serving.request_context import Status
 from ..signals.collector import SignalCollector
 from ..storage.decisions import DecisionStore
-from .boxed import SPEECH_MODEL
+from .boxed import NO_SPEECH, SPEECH_MODEL
 from .graph import EncoderGraph
 from .speaker import PROGRAM, Speaker, SpokenText
 
@@ -63,10 +63,6 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _MODELS: Final[Mapping[SoundKind, str]] = {"transcription": SPEECH_MODEL, "speech": PROGRAM}
-_NO_SPEECH = (
-    "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
-    f"{SPEECH_MODEL}`, then restart the daemon."
-)
 
 
 class AudioCall(msgspec.Struct, frozen=True):
@@ -119,6 +115,15 @@ class AudioService:
         work = partial(self._transcribe, request, parts)
         return await self._run(call, "transcription", request.model, work, parts)
 
+    async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
+        """Return the words of a sound of a live session, as `transcribe` does; none if nobody speaks.
+
+        Raises:
+            CausewayError: the error for the client.
+        """
+        call = AudioCall(decision_id, hints, self._clock.monotonic())
+        return await self.transcribe(call, TranscriptionRequest(sound, AUTO))
+
     async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
         """Return the sound of a text.
 
@@ -130,10 +135,10 @@ class AudioService:
 
     async def _transcribe(self, request: TranscriptionRequest, parts: list[PartRecord], deadline: float) -> Transcript:
         if self._graph is None or "audio" not in self._graph.kinds:
-            raise UnsupportedFeature(_NO_SPEECH)
+            raise UnsupportedFeature(NO_SPEECH)
         started = self._clock.monotonic()
         try:
-            sound, found = await self._graph.hear(request, deadline)
+            found, seconds, known = await self._graph.hear(request, deadline)
         except Refusal as refusal:
             raise InvalidRequest(f"`file`: {refusal}.", param="file") from None
         except WorkerFailed as error:
@@ -147,6 +152,7 @@ class AudioService:
                 sha256=hashlib.sha256(request.data).hexdigest(),
                 size_bytes=len(request.data),
                 status="ok",
+                cached=known,
                 duration_ms=round((self._clock.monotonic() - started) * 1000.0, 3),
                 confidence=fact.confidence,
             )
@@ -155,7 +161,7 @@ class AudioService:
             TranscriptSegment(one.text, one.start_s, one.end_s, math.log(max(one.confidence, 1e-9)), one.no_speech)
             for one in found.segments
         )
-        return Transcript(fact.text, fact.language, sound.seconds, segments)
+        return Transcript(fact.text, fact.language, seconds, segments)
 
     async def _run(
         self,

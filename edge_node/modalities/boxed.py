@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 SPEECH_MODEL = "speech"
 PICTURES_MODEL = "pictures"
+NO_SPEECH = (
+    "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
+    f"{SPEECH_MODEL}`, then restart the daemon."
+)
 DECODER = "models.modalities.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _PACKAGES: Mapping[Modality, tuple[str, ...]] = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}

@@ -1,14 +1,19 @@
-"""The paths of `/v1/audio/*`. Nothing of them is imported before the first such request."""
+"""The paths of `/v1/audio/*`, and the sounds of live sessions. Nothing of them is imported before the first of these."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from router.openai.audio import Transcript
+from router.types import RoutingHints
+
 if TYPE_CHECKING:
     from .api import AudioApi
+    from .audio import AudioService
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SPEECH = "/v1/audio/speech"
@@ -16,27 +21,32 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class AudioEntry:
-    """What the daemon has of these paths.
+    """What the daemon has of sound.
 
     Args:
-        make: constructs the handlers.
+        make: constructs the service and its handlers.
     """
 
-    def __init__(self, make: Callable[[], AudioApi]) -> None:
+    def __init__(self, make: Callable[[], tuple[AudioService, AudioApi]]) -> None:
         self._make = make
-        self._api: AudioApi | None = None
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         """Methods and handler of each path."""
         return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
 
+    async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
+        """Return the words of a sound, as a request of its own. Raises CausewayError."""
+        service, _ = self._made
+        return await service.hear(decision_id, hints, sound)
+
     async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._open().transcriptions(http)
+        _, api = self._made
+        return await api.transcriptions(http)
 
     async def _speech(self, http: web.BaseRequest) -> web.StreamResponse:
-        return await self._open().speech(http)
+        _, api = self._made
+        return await api.speech(http)
 
-    def _open(self) -> AudioApi:
-        if self._api is None:
-            self._api = self._make()
-        return self._api
+    @cached_property
+    def _made(self) -> tuple[AudioService, AudioApi]:
+        return self._make()

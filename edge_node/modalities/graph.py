@@ -14,6 +14,7 @@ target cannot take its parts (`fuse`); never twice for one request.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,33 +63,44 @@ _N = TypeVar("_N", int, float)
 _Outcome = tuple[Fact | None, PartRecord] | InvalidRequest
 
 
+class _Read(msgspec.Struct, frozen=True):
+    """What is known of a part. `seconds`: of a sound."""
+
+    found: Found
+    seconds: float = 0.0
+
+
 class _Branch:
     """Decoder and encoder of one kind of part, each a child that starts with the first part."""
 
-    def __init__(self, encoder: WorkerSpec, limits: PartLimits, memory_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self, encoder: WorkerSpec, limits: PartLimits, memory_bytes: int, timeout_s: float, language: str
+    ) -> None:
+        self._language = language
         self.decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=memory_bytes))
         self.encoder = WorkerProcess(encoder)
         self.timeout_s = timeout_s
 
-    async def run(self, job: DecodeSound | DecodePicture | DecodeText, deadline: float) -> Fact:
+    async def run(
+        self,
+        job: DecodeSound | DecodePicture | DecodeText,
+        deadline: float,
+        language: str = "",
+        prompt: str = "",
+        temperature: float = 0.0,
+    ) -> _Read:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
         if isinstance(decoded, Found):  # text: nothing is left to encode
-            return decoded.fact
+            return _Read(decoded)
         assert isinstance(decoded, Sound | Picture)
-        encoded = Transcribe(decoded) if isinstance(decoded, Sound) else decoded
-        found = await self.encoder.run(encoded, deadline)
+        if isinstance(decoded, Picture):
+            found, seconds = await self.encoder.run(decoded, deadline), 0.0
+        else:
+            found = await self.encoder.run(Transcribe(decoded, language or self._language, prompt, temperature), deadline)
+            seconds = decoded.seconds
         assert isinstance(found, Found)
-        return found.fact
-
-    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Sound, Found]:
-        """Raises as `run`."""
-        sound = await self.decoder.run(DecodeSound(request.data), deadline)
-        assert isinstance(sound, Sound)
-        job = Transcribe(sound, request.language, request.prompt, request.temperature)
-        found = await self.encoder.run(job, deadline)
-        assert isinstance(found, Found)
-        return sound, found
+        return _Read(found, seconds)
 
     async def pixels(self, picture: bytes, deadline: float) -> int:
         """Width × height as the file declares them. Raises as `run`."""
@@ -127,11 +139,11 @@ class EncoderGraph:
         self._branches: dict[Modality, _Branch] = {}
         for kind, spec in encoders.items():
             timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
-            self._branches[kind] = _Branch(spec, limits, config.decoder_memory_bytes, timeout_s)
+            self._branches[kind] = _Branch(spec, limits, config.decoder_memory_bytes, timeout_s, config.language)
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
-        self._remembered: OrderedDict[tuple[Modality, str], Fact] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Modality, str], _Read] = OrderedDict()
         self.running = 0  # branches in progress
 
     def concerns(self, request: Request) -> bool:
@@ -266,14 +278,14 @@ class EncoderGraph:
         if branch is None:
             return _invalid(part, "it is a picture, and this box has no encoder for pictures. Send its text")
         status: PartStatus = "ok"
-        fact = self._remembered.get(key)
-        cached = fact is not None
-        if fact is None:
+        read = self._remembered.get(key)
+        cached = read is not None
+        if read is None:
             self.running += 1
             try:
-                fact = await branch.run(_JOBS[part.reader](part.data), min(deadline, started + branch.timeout_s))
+                read = await branch.run(_JOBS[part.reader](part.data), min(deadline, started + branch.timeout_s))
                 if part.reader != "file":  # whose text may be long, and costs nothing
-                    self._remember(key, fact)
+                    self._remember(key, read)
             except Refusal as refusal:
                 return _invalid(part, refusal)
             except WorkerTimeout:
@@ -283,6 +295,7 @@ class EncoderGraph:
                 status = "failed"
             finally:
                 self.running -= 1
+        fact = None if read is None else read.found.fact
         return fact, PartRecord(
             part=part.path,
             modality=part.modality,
@@ -294,8 +307,8 @@ class EncoderGraph:
             confidence=None if fact is None else fact.confidence,
         )
 
-    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Sound, Found]:
-        """Return a sound and what is said in it.
+    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Found, float, bool]:
+        """Return what is said in a sound, its length in seconds, and whether that was known already.
 
         Args:
             deadline: monotonic seconds; the branch also has its own.
@@ -305,14 +318,24 @@ class EncoderGraph:
             WorkerFailed: it was not read in time, or its child died.
         """
         branch = self._branches["audio"]
+        plain = not (request.language or request.prompt or request.temperature)
+        key: tuple[Modality, str] = ("audio", hashlib.sha256(request.data).hexdigest())
+        if plain and (known := self._remembered.get(key)) is not None:
+            return known.found, known.seconds, True
+        deadline = min(deadline, self._clock.monotonic() + branch.timeout_s)
         self.running += 1
         try:
-            return await branch.hear(request, min(deadline, self._clock.monotonic() + branch.timeout_s))
+            read = await branch.run(
+                DecodeSound(request.data), deadline, request.language, request.prompt, request.temperature
+            )
         finally:
             self.running -= 1
+        if plain:
+            self._remember(key, read)
+        return read.found, read.seconds, False
 
-    def _remember(self, key: tuple[Modality, str], fact: Fact) -> None:
-        self._remembered[key] = fact
+    def _remember(self, key: tuple[Modality, str], read: _Read) -> None:
+        self._remembered[key] = read
         if len(self._remembered) > self._config.remembered:
             self._remembered.popitem(last=False)
 

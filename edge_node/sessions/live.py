@@ -13,11 +13,13 @@ import anyio
 import anyio.abc
 
 from router.errors import CausewayError, ClientGone
-from router.realtime import CancelResponse, CloseCode, RealtimeSession, StartResponse
+from router.openai.audio import Transcript
+from router.realtime import CancelResponse, CloseCode, HearSound, RealtimeSession, StartResponse
 
 from .socket import RealtimeSocket
 
 Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
+Hear = Callable[["LiveSession", HearSound], Awaitable[Transcript]]
 UNSENT_BYTES = 64 * 1024
 """Events that a session holds for a client that is behind, before what makes them waits."""
 
@@ -31,6 +33,7 @@ class LiveSession:
         tasks: the parent of its tasks, which outlive a connection.
         answer: answers a response as a request of the service.
         on_answered: called after each answer, however it ended.
+        hear: finds out what is said in a sound, as a request of its own.
         stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
     """
@@ -42,6 +45,7 @@ class LiveSession:
         tasks: anyio.abc.TaskGroup,
         answer: Answer,
         on_answered: Callable[[LiveSession], None],
+        hear: Hear,
         *,
         stalled_s: float,
         now: Callable[[], float],
@@ -53,6 +57,10 @@ class LiveSession:
         self._tasks = tasks
         self._answer = answer
         self._on_answered = on_answered
+        self._hear = hear
+        self._hearings: set[anyio.CancelScope] = set()
+        self._understood = asyncio.Event()
+        self._understood.set()
         self._stalled_s = stalled_s
         self._now = now
         self._socket: RealtimeSocket | None = None
@@ -95,6 +103,11 @@ class LiveSession:
             self._tasks.start_soon(self._run, effect, self._running)
         elif isinstance(effect, CancelResponse):
             self.stop()
+        elif isinstance(effect, HearSound):
+            scope = anyio.CancelScope()
+            self._hearings.add(scope)
+            self._understood.clear()
+            self._tasks.start_soon(self._understand, effect, scope)
         await self.flush()
 
     async def flush(self) -> None:
@@ -129,6 +142,25 @@ class LiveSession:
             self._pumping = False
         self._send()
 
+    # --- sound -------------------------------------------------------------------------------------------------------
+
+    async def understood(self) -> None:
+        """Wait until it is known what was said: a response then need not find it out again."""
+        await self._understood.wait()
+
+    async def _understand(self, sound: HearSound, scope: anyio.CancelScope) -> None:
+        try:
+            with scope:
+                try:
+                    self.session.heard(sound, await self._hear(self, sound))
+                except CausewayError as error:
+                    self.session.not_heard(sound, error)
+        finally:
+            self._hearings.discard(scope)
+            if not self._hearings:
+                self._understood.set()
+            self._send()
+
     # --- the response ------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
@@ -140,6 +172,8 @@ class LiveSession:
     def end(self, code: CloseCode, error: CausewayError | None = None) -> None:
         """End the session: stop the answer, tell the client, close the connection."""
         self.stop()
+        for hearing in [*self._hearings]:
+            hearing.cancel()
         if error is not None:
             self.session.report(error)
         self._send()

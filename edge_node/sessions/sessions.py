@@ -11,8 +11,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,8 +33,10 @@ from router.errors import (
     PermissionDenied,
     QueueFull,
 )
+from router.openai.audio import Transcript
 from router.realtime import (
     CloseCode,
+    HearSound,
     RealtimeSession,
     SessionLimits,
     StartResponse,
@@ -44,6 +47,7 @@ from ..clock import Clock
 from ..config.schema import RealtimeConfig
 from ..http.api import Handler
 from ..http.request_reader import Caller, RequestReader, routing_hints, traceparent_of
+from ..modalities.boxed import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
@@ -56,6 +60,8 @@ if TYPE_CHECKING:
 
 PATH = "/v1/realtime"
 STALLED_S = 30.0
+Hear = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
+"""Finds out what is said in a sound, as a request of its own with this id and these hints. Raises CausewayError."""
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
 _STOP_S = 2.0  # for cancelled answers to end
 _RETRY_S = 5.0
@@ -83,6 +89,8 @@ class Sessions:
 
     Args:
         new_id: makes ids of decisions.
+        hear: of a box that understands speech; None: its sessions take no sound.
+        max_sounds: of one conversation.
         stalled_s: a peer that reads nothing for so long is disconnected.
     """
 
@@ -95,11 +103,17 @@ class Sessions:
         policies: PolicyStore,
         clock: Clock,
         new_id: Callable[[], str],
+        hear: Hear | None = None,
+        max_sounds: int = 0,
         tracing: RequestTracer | None = None,
         stalled_s: float = STALLED_S,
     ) -> None:
         self._config = config
-        self._limits = SessionLimits(config.max_items, config.max_bytes, config.replay_bytes)
+        max_audio_s = 0.0 if hear is None else config.max_audio_s
+        self._limits = SessionLimits(
+            config.max_items, config.max_bytes, config.replay_bytes, max_audio_s, max_sounds
+        )
+        self._hear_sound = hear
         self._service = service
         self._reader = reader
         self._policies = policies
@@ -217,13 +231,15 @@ class Sessions:
         if model not in model_names(self._policies.active):
             raise ModelNotFound(f"the model `{model[:100]}` does not exist here", param="model")
         self._make_room()
-        session = RealtimeSession(f"sess_{secrets.token_hex(16)}", model, hints, self._limits, self._new_id)
+        session_id = f"sess_{secrets.token_hex(16)}"
+        session = RealtimeSession(session_id, model, hints, self._limits, self._new_id, NO_SPEECH)
         live = self._sessions[session.id] = LiveSession(
             session,
             hints.client,
             self._tasks,
             partial(self._answer, traceparent),
             self._answered,
+            self._hear,
             stalled_s=self._stalled_s,
             now=self._clock.monotonic,
         )
@@ -249,16 +265,23 @@ class Sessions:
         self._running += 1
         self._idle.clear()
         tracing = self._tracing
+        arrived = self._clock.monotonic()
+        await live.understood()
         await self._service.answer(
             RequestContext(
                 start.request,
                 SessionReply(start.response, live.flush),
                 id=start.id,
-                arrived=self._clock.monotonic(),
+                arrived=arrived,
                 traceparent=traceparent,
                 trace=None if tracing is None else tracing.begin(start.request, traceparent, self._clock.unix()),
             )
         )
+
+    async def _hear(self, live: LiveSession, sound: HearSound) -> Transcript:
+        """Raises CausewayError."""
+        assert self._hear_sound is not None
+        return await self._hear_sound(self._new_id(), live.session.hints, base64.b64decode(sound.wav))
 
     def _answered(self, live: LiveSession) -> None:
         self._running -= 1

@@ -1,8 +1,10 @@
-"""OpenAI's Realtime events, text: frames of a session ↔ the vocabulary of `router.types`. Pure: no sockets, no clocks.
+"""OpenAI's Realtime events: frames of a session ↔ the vocabulary of `router.types`. Pure: no sockets, no clocks.
 
-    frame → Request      session        one client event: settings, conversation, or a response to start or cancel
-                         wire           the events' types
+    frame → Request      session        one client event: settings, conversation, sound, or a response
+                         effects        what the caller has to do then
+                         wire, settings the events' types; the fields that a client changes
                          conversation   the items, bounded; they become the messages of a request
+                         sound          sound as it comes, until it is an item
     Chunks → events      response       the events that build one response
     events → frames      event_log      numbered, kept until they are sent, and for a while after it: a cut connection
                                         resumes by the number of the last event that it received
@@ -12,15 +14,17 @@ are the same. Edge and gateway have sockets of their own; the events, the bounds
 """
 
 from .close_codes import CloseCode
+from .effects import CancelResponse, HearSound, SessionLimits, StartResponse
 from .event_log import EventLog, EventsLost, encode_refusal
 from .response import ResponseStream
-from .session import CancelResponse, RealtimeSession, SessionLimits, StartResponse
+from .session import RealtimeSession
 
 __all__ = [
     "CancelResponse",
     "CloseCode",
     "EventLog",
     "EventsLost",
+    "HearSound",
     "RealtimeSession",
     "ResponseStream",
     "SessionLimits",

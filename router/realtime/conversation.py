@@ -1,14 +1,16 @@
-"""The conversation of one session: items in order, as JSON, bounded in number and size."""
+"""The conversation of one session: items in order, as JSON, bounded in number and size, and so are their sounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from ..errors import InvalidRequest, NotFound, UnsupportedFeature
 from ..openai import parse_response
 from ..types import RoutingHints
+from .sound import SoundBuffer
 from .wire import JSONObject
 
 ROOT = "root"
@@ -26,11 +28,29 @@ class ConversationFull(InvalidRequest):
 
 
 class ConversationItem(msgspec.Struct, frozen=True):
-    """`body`: the item's JSON, as the client sees it and as a request contains it."""
+    """`body`: the item's JSON, as the client sees it and, without sounds, as a request contains it.
+
+    `asked`: as a request contains it, with its sounds. `sounds`: their places in its content.
+    """
 
     id: str
     body: msgspec.Raw
     size_bytes: int
+    asked: msgspec.Raw | None = None
+    sounds: tuple[int, ...] = ()
+    sound_bytes: int = 0
+
+    @property
+    def requested(self) -> msgspec.Raw:
+        """The item as a request contains it."""
+        return self.body if self.asked is None else self.asked
+
+    def with_transcript(self, index: int, transcript: str) -> ConversationItem:
+        """The item that shows what was said in the sound at `index` of its content."""
+        document = msgspec.json.decode(self.body)
+        document["content"][index]["transcript"] = transcript
+        body = _encode(document)
+        return msgspec.structs.replace(self, body=msgspec.Raw(body), size_bytes=len(body))
 
 
 class Conversation:
@@ -38,14 +58,20 @@ class Conversation:
 
     Args:
         max_items: how many there may be.
-        max_bytes: how large they may be together.
+        max_bytes: how large they may be together, without their sounds.
+        max_sounds: how many sounds they may have.
+        max_sound_bytes: how large these may be together.
     """
 
-    def __init__(self, max_items: int, max_bytes: int) -> None:
+    def __init__(self, max_items: int, max_bytes: int, max_sounds: int = 0, max_sound_bytes: int = 0) -> None:
         self._max_items = max_items
         self._max_bytes = max_bytes
+        self._max_sounds = max_sounds
+        self._max_sound_bytes = max_sound_bytes
         self._items: list[ConversationItem] = []
         self._bytes = 0
+        self._sounds = 0
+        self._sound_bytes = 0
 
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(self._items)
@@ -77,22 +103,30 @@ class Conversation:
             raise ConversationFull(message, param="item")
         at = len(self._items) if after is None else 0 if after == ROOT else self._index(after, "previous_item_id") + 1
         self._items.insert(at, item)
-        self._bytes += item.size_bytes
+        self._count(item, 1)
 
     def replace(self, item: ConversationItem) -> None:
         """Put an item in the place of the one with its id, if that is still there."""
         if item.id in self:
             at = self._index(item.id)
-            self._bytes += item.size_bytes - self._items[at].size_bytes
+            self._count(self._items[at], -1)
+            self._count(item, 1)
             self._items[at] = item
 
     def delete(self, item_id: str) -> None:
         """Raises NotFound."""
         at = self._index(item_id)
-        self._bytes -= self._items.pop(at).size_bytes
+        self._count(self._items.pop(at), -1)
 
-    def check_room(self, size_bytes: int = 0) -> None:
-        """Raises ConversationFull if an item of this size does not fit beside the others."""
+    def check_room(self, item: ConversationItem | None = None) -> None:
+        """Raises ConversationFull if the item, or any, does not fit beside the others."""
+        if item is not None and self._has_more_sound(item.sounds, item.sound_bytes):
+            message = (
+                f"The conversation has {self._sounds} sounds of {self._sound_bytes} bytes; it may have "
+                f"{self._max_sounds} of {self._max_sound_bytes} bytes. Delete some, or set `truncation` to auto."
+            )
+            raise ConversationFull(message, param="item")
+        size_bytes = 0 if item is None else item.size_bytes
         if len(self._items) >= self._max_items or self._bytes + size_bytes > self._max_bytes:
             message = (
                 f"The conversation has {len(self._items)} items of {self._bytes} bytes; it may have {self._max_items} "
@@ -103,10 +137,22 @@ class Conversation:
     def shorten(self) -> list[str]:
         """Delete the oldest items beyond the bounds, all but the newest. Returns their ids."""
         deleted = []
-        while len(self._items) > 1 and (len(self._items) > self._max_items or self._bytes > self._max_bytes):
+        while len(self._items) > 1 and self._is_over():
             deleted.append(self._items[0].id)
             self.delete(deleted[-1])
         return deleted
+
+    def _is_over(self) -> bool:
+        return len(self._items) > self._max_items or self._bytes > self._max_bytes or self._has_more_sound()
+
+    def _has_more_sound(self, sounds: tuple[int, ...] = (), sound_bytes: int = 0) -> bool:
+        """Whether there is more sound than there may be, with that of another item."""
+        return self._sounds + len(sounds) > self._max_sounds or self._sound_bytes + sound_bytes > self._max_sound_bytes
+
+    def _count(self, item: ConversationItem, sign: int) -> None:
+        self._bytes += sign * item.size_bytes
+        self._sounds += sign * len(item.sounds)
+        self._sound_bytes += sign * item.sound_bytes
 
     def _index(self, item_id: str, param: str = "item_id") -> int:
         for at, item in enumerate(self._items):
@@ -115,8 +161,8 @@ class Conversation:
         raise NotFound(f"The conversation has no item {item_id[:64]!r}.", param=param)
 
 
-def read_item(document: JSONObject, item_id: str, param: str = "item") -> ConversationItem:
-    """Check an item of a client. `item_id`: for one without an id.
+def read_item(document: JSONObject, item_id: str, sound: SoundBuffer, param: str = "item") -> ConversationItem:
+    """Check an item of a client. `item_id`: for one without an id; `sound`: reads its sounds.
 
     Raises:
         InvalidRequest: names the field that is wrong.
@@ -127,23 +173,64 @@ def read_item(document: JSONObject, item_id: str, param: str = "item") -> Conver
     fields = {name: document[name] for name in _FIELDS if name in document}
     if fields.get("type") not in _TYPES:
         raise InvalidRequest(f"`{param}.type`: use {', '.join(_TYPES)}.", param=f"{param}.type")
-    content = fields.get("content")
-    for at, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict) and part.get("type") in ("input_audio", "output_audio"):
-            raise UnsupportedFeature(
-                f"`{param}.content[{at}]`: sessions here take and give text. Send `input_text`.",
-                param=f"{param}.content[{at}]",
-            )
+    sounds = _read_sounds(fields, sound, param)
+    asked = {**fields, "content": _asked(fields["content"], sounds)} if sounds else fields
     try:
-        parse_response(_encode({"model": "auto", "input": [fields]}), RoutingHints())
+        parse_response(_encode({"model": "auto", "input": [asked]}), RoutingHints())
     except InvalidRequest as error:
         where = param if error.param is None else error.param.replace("input[0]", param)
         raise type(error)(error.message.replace("input[0]", param), param=where) from None
-    return make_item(given or item_id, fields, "completed")
+    return make_item(given or item_id, fields, "completed", sounds)
 
 
-def make_item(item_id: str, fields: JSONObject, status: str) -> ConversationItem:
-    """An item of these fields. `status`: in_progress, completed or incomplete."""
-    body = {"id": item_id, "object": "realtime.item", "status": status, **fields}
-    encoded = _encode(body)
-    return ConversationItem(item_id, msgspec.Raw(encoded), len(encoded))
+def spoken_item(item_id: str, wav: str) -> ConversationItem:
+    """A message of the user that is one sound. `wav`: in base64."""
+    fields: JSONObject = {"type": "message", "role": "user", "content": [{"type": "input_audio"}]}
+    return make_item(item_id, fields, "completed", {0: wav})
+
+
+def make_item(
+    item_id: str, fields: JSONObject, status: str, sounds: Mapping[int, str] = MappingProxyType({})
+) -> ConversationItem:
+    """An item of these fields.
+
+    Args:
+        status: in_progress, completed or incomplete.
+        sounds: WAV in base64, by place in the content; the client is not shown what it sent.
+    """
+    head = {"id": item_id, "object": "realtime.item", "status": status}
+    if not sounds:
+        encoded = _encode({**head, **fields})
+        return ConversationItem(item_id, msgspec.Raw(encoded), len(encoded))
+    content = fields["content"]
+    assert isinstance(content, list)
+    shown = [{"type": "input_audio", "transcript": None} if at in sounds else part for at, part in enumerate(content)]
+    body = _encode({**head, **fields, "content": shown})
+    asked = _encode({**fields, "content": _asked(content, sounds)})
+    size_bytes = sum(map(len, sounds.values()))
+    return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(asked), tuple(sounds), size_bytes)
+
+
+def _read_sounds(fields: JSONObject, sound: SoundBuffer, param: str) -> dict[int, str]:
+    """The sounds of an item, WAV in base64, by place in its content. Raises InvalidRequest."""
+    content = fields.get("content")
+    sounds = {}
+    for at, part in enumerate(content if isinstance(content, list) else ()):
+        where = f"{param}.content[{at}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "output_audio":
+            raise UnsupportedFeature(f"`{where}`: answers here are text. Send `output_text`.", param=where)
+        if kind == "input_audio":
+            if fields.get("role") != "user":
+                raise InvalidRequest(f"`{where}`: only a user's message has sound.", param=where)
+            sounds[at] = sound.read(part.get("audio"), f"{where}.audio")
+    return sounds
+
+
+def _asked(content: object, sounds: Mapping[int, str]) -> list[object]:
+    """The content as a request contains it."""
+    assert isinstance(content, list)
+    return [
+        {"type": "input_audio", "input_audio": {"data": sounds[at], "format": "wav"}} if at in sounds else part
+        for at, part in enumerate(content)
+    ]

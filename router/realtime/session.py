@@ -5,6 +5,8 @@
     conversation.item.delete, .retrieve  3. an item by its id
     response.create                      4. the conversation becomes a Request, which the caller answers
     response.cancel                      5. the running response ends; the caller stops the work
+    input_audio_buffer.append, .clear    6. sound is kept, at most so much
+    input_audio_buffer.commit            7. it becomes an item; the caller tells what is said in it, if the client asks
 
 An event that is wrong is answered by an `error` event, and changes nothing.
 """
@@ -12,20 +14,24 @@ An event that is wrong is answered by an `error` event, and changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import msgspec
 
 from ..errors import CausewayError, InvalidRequest, MissingField, UnsupportedFeature
 from ..openai import parse_response
+from ..openai.audio import Transcript
 from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
 from ..types import Request, RoutingHints
-from .conversation import Conversation, ConversationItem, read_item
+from .conversation import Conversation, ConversationItem, read_item, spoken_item
+from .effects import CancelResponse, Effect, HearSound, SessionLimits, StartResponse
 from .event_log import EventLog, error_fields
 from .response import ResponseStream
+from .settings import merged, supported, within
+from .sound import SoundBuffer, stored_bytes
 from .wire import (
-    UNSUPPORTED,
+    BufferAppend,
+    ClientEvent,
     ItemCreate,
     ItemReference,
     JSONObject,
@@ -33,14 +39,15 @@ from .wire import (
     ResponseCancel,
     ResponseCreate,
     ResponseFields,
+    SessionAudio,
     SessionUpdate,
 )
 
-T = TypeVar("T", bound=msgspec.Struct)
 _encode = msgspec.json.Encoder().encode
 _RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)
-_SOUND = ("input_audio_buffer.", "output_audio_buffer.", "conversation.item.truncate")
-_SESSION_ONLY = ("type", "model", "truncation")
+_SPOKEN = ("output_audio_buffer.", "conversation.item.truncate")
+_SESSION_ONLY = ("type", "model", "truncation", "audio")
+NO_SOUND = "sessions here take and give text, no sound."
 _ANYTHING: JSONObject = {"type": "message", "role": "user", "content": "."}  # to check settings
 
 
@@ -57,27 +64,6 @@ class NothingToCancel(InvalidRequest):
     code = "response_cancel_not_active"
 
 
-class SessionLimits(msgspec.Struct, frozen=True):
-    """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection."""
-
-    max_items: int = 256
-    max_bytes: int = 256 * 1024
-    replay_bytes: int = 256 * 1024
-
-
-class StartResponse(msgspec.Struct, frozen=True):
-    """Answer `request` into `response`, whose id is ``resp_`` and `id`."""
-
-    id: str
-    request: Request
-    response: ResponseStream
-    size_bytes: int  # of the request as a body of HTTP
-
-
-class CancelResponse(msgspec.Struct, frozen=True):
-    """Stop answering; the client has been told."""
-
-
 class RealtimeSession:
     """State of one session, and the events for its client in `log`.
 
@@ -86,17 +72,31 @@ class RealtimeSession:
         model: the model's name, or `auto`.
         hints: routing hints from the request's headers.
         new_id: makes the ids of responses, which are those of their decisions.
+        no_sound: why a session without `limits.max_audio_s` takes none, and what to do, for the client.
     """
 
     def __init__(
-        self, session_id: str, model: str, hints: RoutingHints, limits: SessionLimits, new_id: Callable[[], str]
+        self,
+        session_id: str,
+        model: str,
+        hints: RoutingHints,
+        limits: SessionLimits,
+        new_id: Callable[[], str],
+        no_sound: str = NO_SOUND,
     ) -> None:
         self.id = session_id
         self.hints = hints
         self.log = EventLog(limits.replay_bytes)
         self._new_id = new_id
-        self._settings = RealtimeSettings(model=model)
-        self._conversation = Conversation(limits.max_items, limits.max_bytes)
+        self._sound = SoundBuffer(limits.max_audio_s, no_sound)
+        audio = SessionAudio() if self._sound.is_open else msgspec.UNSET
+        self._settings = RealtimeSettings(model=model, audio=audio)
+        self._conversation = Conversation(
+            limits.max_items,
+            limits.max_bytes,
+            limits.max_sounds,
+            stored_bytes(self._sound.max_bytes, limits.max_sounds),
+        )
         self._conversation_id = f"conv_{new_id()}"
         self._made = 0  # ids of items that the client gave none
         self._response: ResponseStream | None = None
@@ -107,7 +107,7 @@ class RealtimeSession:
         """Whether a response is being generated."""
         return self._response is not None and not self._response.ended
 
-    def receive(self, frame: bytes) -> StartResponse | CancelResponse | None:
+    def receive(self, frame: bytes) -> Effect | None:
         """Take one event of the client. Returns what the caller has to do."""
         event_id: object = None
         try:
@@ -132,9 +132,26 @@ class RealtimeSession:
         more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
         self.hints = merge_hints(self.hints, more)
 
+    def heard(self, sound: HearSound, transcript: Transcript) -> None:
+        """Take what was said in a sound."""
+        if sound.item_id in self._conversation:
+            item = self._conversation.get(sound.item_id).with_transcript(sound.index, transcript.text)
+            self._conversation.replace(item)
+        usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
+        fields = {"transcript": transcript.text, "usage": usage}
+        self._tell("completed", sound, fields)
+
+    def not_heard(self, sound: HearSound, error: CausewayError) -> None:
+        """Take why it is not known what was said. A response of this sound tries again."""
+        self._tell("failed", sound, {"error": error_fields(error)})
+
+    def _tell(self, outcome: str, sound: HearSound, fields: JSONObject) -> None:
+        place: JSONObject = {"item_id": sound.item_id, "content_index": sound.index}
+        self._emit(f"conversation.item.input_audio_transcription.{outcome}", {**place, **fields})
+
     # --- the client's events -----------------------------------------------------------------------------------------
 
-    def _take(self, document: JSONObject) -> StartResponse | CancelResponse | None:
+    def _take(self, document: JSONObject) -> Effect | None:
         kind = document.get("type")
         match kind:
             case "session.update":
@@ -152,27 +169,58 @@ class RealtimeSession:
                 return self._start(validate(document, ResponseCreate))
             case "response.cancel":
                 return self._cancel(validate(document, ResponseCancel))
+            case "input_audio_buffer.append":
+                self._sound.check_open("type")
+                self._sound.append(validate(document, BufferAppend).audio)
+            case "input_audio_buffer.clear":
+                self._sound.check_open("type")
+                validate(document, ClientEvent)
+                self._sound.clear()
+                self._emit("input_audio_buffer.cleared", {})
+            case "input_audio_buffer.commit":
+                self._sound.check_open("type")
+                validate(document, ClientEvent)
+                return self._commit()
             case _:
                 raise _unknown(kind)
         return None
 
     def _update(self, event: SessionUpdate) -> None:
-        update = _supported(event.session, "session")
+        update = supported(event.session, "session")
+        if update.get("audio") is not None:
+            self._sound.check_open("session.audio")
         if update.get("model", self._settings.model) != self._settings.model:
             raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
-        settings = _merged(self._settings, update, "session")
+        settings = merged(self._settings, update, "session")
         try:
             self._request(settings, [_ANYTHING], self.hints)
         except InvalidRequest as error:
-            raise _within("session", error) from None
+            raise within("session", error) from None
         self._settings = settings
         self._emit("session.updated", {"session": self._shown()})
 
     def _create_item(self, event: ItemCreate) -> None:
-        item = read_item(event.item, self._next_item_id())
+        self._insert(read_item(event.item, self._next_item_id(), self._sound), event.previous_item_id)
+
+    def _commit(self) -> HearSound | None:
+        """(7)"""
+        wav = self._sound.wav()
+        item = spoken_item(self._next_item_id(), wav)
+        self._insert(item, None, committed=True)
+        self._sound.clear()
+        audio = self._settings.audio
+        if audio is msgspec.UNSET or audio.input.transcription is None:
+            return None
+        return HearSound(item.id, 0, wav)
+
+    def _insert(self, item: ConversationItem, after: str | None, *, committed: bool = False) -> None:
+        """Add an item to the conversation, and tell. `committed`: it was the buffer's sound."""
         if self._settings.truncation == "disabled":
-            self._conversation.check_room(item.size_bytes)
-        self._conversation.insert(item, event.previous_item_id)
+            self._conversation.check_room(item)
+        self._conversation.insert(item, after)
+        if committed:
+            previous = self._conversation.previous(item.id)
+            self._emit("input_audio_buffer.committed", {"previous_item_id": previous, "item_id": item.id})
         fields: JSONObject = {"previous_item_id": self._conversation.previous(item.id), "item": item.body}
         self._emit("conversation.item.added", fields)
         self._emit("conversation.item.done", fields)
@@ -187,24 +235,24 @@ class RealtimeSession:
     def _start(self, event: ResponseCreate) -> StartResponse:
         if self.running:
             raise ResponseActive("A response is running. Wait for its `response.done`, or cancel it.")
-        asked = _supported(event.response or {}, "response")
+        asked = supported(event.response or {}, "response")
         for name in _SESSION_ONLY:
-            if name in asked:
+            if asked.get(name) is not None:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
-        own = _merged(
+        own = merged(
             ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response"
         )
         # Hints add up: a response's own never replace those of the session.
         hints = merge_hints(self.hints, self._settings.causeway)
-        settings = _merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
+        settings = merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
         in_conversation = own.conversation != "none"
         if in_conversation and self._settings.truncation == "disabled":
             self._conversation.check_room()
         items = self._conversation if own.input is None else [self._input(at, one) for at, one in enumerate(own.input)]
         try:
-            request, size_bytes = self._request(settings, [item.body for item in items], hints)
+            request, size_bytes = self._request(settings, [item.requested for item in items], hints)
         except InvalidRequest as error:
-            raise _within("response", error) from None
+            raise within("response", error) from None
         response_id = self._new_id()
         echo: JSONObject = {
             "conversation_id": self._conversation_id if in_conversation else None,
@@ -220,7 +268,7 @@ class RealtimeSession:
         """An item of a response's own input, or of the conversation where it is a reference."""
         if document.get("type") == "item_reference":
             return self._conversation.get(str(document.get("id")))
-        return read_item(document, self._next_item_id(), f"response.input[{at}]")
+        return read_item(document, self._next_item_id(), self._sound, f"response.input[{at}]")
 
     def _cancel(self, event: ResponseCancel) -> CancelResponse:
         if self._response is None or self._response.ended or event.response_id not in (None, self._response.id):
@@ -264,30 +312,6 @@ class RealtimeSession:
 def _unknown(kind: object) -> InvalidRequest:
     if not isinstance(kind, str):
         return MissingField("`type` is missing. Send the event's name.", param="type")
-    if kind.startswith(_SOUND):
-        return UnsupportedFeature(f"`{kind[:64]}`: sessions here take and give text, no sound.", param="type")
+    if kind.startswith(_SPOKEN):
+        return UnsupportedFeature(f"`{kind[:64]}`: answers here are text, no sound.", param="type")
     return InvalidRequest(f"There is no event {kind[:64]!r} for a client to send.", param="type")
-
-
-def _supported(document: JSONObject, where: str) -> JSONObject:
-    """The fields without those that have no meaning here and are null. Raises UnsupportedFeature if one is not."""
-    for name, why in UNSUPPORTED.items():
-        if document.get(name) is not None:
-            raise UnsupportedFeature(f"`{where}.{name}`: {why}.", param=f"{where}.{name}")
-    return {name: value for name, value in document.items() if name not in UNSUPPORTED}
-
-
-def _merged(fields: T, update: JSONObject, where: str) -> T:
-    """The fields with those of the update; null means the default. Raises InvalidRequest."""
-    merged: JSONObject = {**msgspec.to_builtins(fields), **update}
-    try:
-        return validate({name: value for name, value in merged.items() if value is not None}, type(fields))
-    except InvalidRequest as error:
-        raise _within(where, error) from None
-
-
-def _within(where: str, error: InvalidRequest) -> InvalidRequest:
-    """The same error of a field inside `where`."""
-    param = where if error.param is None else f"{where}.{error.param}"
-    message = error.message if error.param is None else error.message.replace(f"`{error.param}`", f"`{param}`")
-    return type(error)(message, param=param)

@@ -50,6 +50,34 @@ class ResponseCancel(ClientEvent, kw_only=True):
     response_id: str | None = None
 
 
+class BufferAppend(ClientEvent, kw_only=True):
+    audio: str
+
+
+class InputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    type: Literal["audio/pcm"] = "audio/pcm"
+    rate: Literal[24_000] = 24_000
+
+
+class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """With it the client is told what was heard. `model`: the box has one."""
+
+    model: str | None = None
+
+
+class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The client says where its turns end: `turn_detection` is null."""
+
+    format: InputFormat = InputFormat()
+    transcription: InputTranscription | None = None
+    turn_detection: None = None
+    noise_reduction: None = None
+
+
+class SessionAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: InputAudio = InputAudio()
+
+
 class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of a session, or of one response where they are its own."""
 
@@ -64,6 +92,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     reasoning: WireReasoning | None = None
     truncation: Literal["auto", "disabled"] = "auto"
+    audio: SessionAudio | msgspec.UnsetType = msgspec.UNSET  # of a session that takes sound
     causeway: WireRoutingHints | None = None
 
 
@@ -76,7 +105,6 @@ class ResponseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 UNSUPPORTED = {
-    "audio": "sessions here take and give text",
     "include": "there is nothing to include in text",
     "prompt": "no prompts are stored here; send `instructions`",
     "tracing": "traces are configured at the server",

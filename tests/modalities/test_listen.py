@@ -31,6 +31,8 @@ async def test_a_file_and_stdin_are_heard_and_answered_with_route_and_times(tmp_
         for words in (f"heard  {COMMAND}", "confidence 0.88", " ms", "edge → small", "reason edge-first"):
             assert words in result.stderr
         assert prompt(box.engine).content == COMMAND
+        transcription = box.newest()
+        assert (transcription.request.kind, transcription.parts[0].cached) == ("transcription", True)  # heard once
         document = json.loads((await run(box, "-", "--json", "--tag", "edge", stdin=SPEECH)).stdout)
         assert (document["heard"], document["text"]) == (COMMAND, "edge says so")
         assert document["parts"][0]["cached"]

@@ -10,7 +10,8 @@ import anyio
 
 from edge_node.sessions.live import LiveSession
 from edge_node.sessions.socket import RealtimeSocket
-from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
+from router.openai.audio import Transcript
+from router.realtime import CloseCode, HearSound, RealtimeSession, SessionLimits, StartResponse
 from router.types import RoutingHints
 
 
@@ -48,10 +49,14 @@ async def no_answer(live: LiveSession, start: StartResponse) -> None:
     """No response is started here."""
 
 
+async def no_words(live: LiveSession, sound: HearSound) -> Transcript:
+    raise AssertionError("no sound is sent here")
+
+
 async def test_a_peer_that_reads_nothing_is_disconnected_and_can_resume() -> None:
     session = RealtimeSession("sess_1", "auto", RoutingHints(), SessionLimits(), lambda: "id")
     async with anyio.create_task_group() as tasks:
-        live = LiveSession(session, "a", tasks, no_answer, lambda _: None, stalled_s=30.0, now=time.monotonic)
+        live = LiveSession(session, "a", tasks, no_answer, lambda _: None, no_words, stalled_s=30.0, now=time.monotonic)
         stalled, patient = StalledSocket(room=2), StalledSocket(room=100)
         live.attach(cast("RealtimeSocket", stalled))
         for _ in range(5):

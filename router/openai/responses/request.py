@@ -9,6 +9,7 @@ import msgspec
 
 from ...errors import InvalidRequest, MissingField, UnsupportedFeature
 from ...types import (
+    AudioPart,
     FilePart,
     ImagePart,
     Message,
@@ -33,7 +34,7 @@ from ..request_body import (
     too_deep,
     validate,
 )
-from ..wire import WireEmbedding
+from ..wire import WireEmbedding, WireInputAudio
 from .wire import (
     WireCallItem,
     WireCallOutputItem,
@@ -161,6 +162,8 @@ def _content(content: str | list[WireContent]) -> str | tuple[Part, ...]:
 def _part(part: WireContent) -> Part:
     if isinstance(part, WireInputImage):
         return ImagePart(part.image_url, part.detail or "auto")
+    if isinstance(part, WireInputAudio):
+        return AudioPart(part.input_audio.data, part.input_audio.format)
     if isinstance(part, WireOutputRefusal):
         return TextPart(part.refusal)
     if hasattr(part, "text"):

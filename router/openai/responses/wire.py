@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ...reasoning import Effort
-from ..wire import Alternatives, Count, Name, WireGeneration
+from ..wire import Alternatives, Count, Name, WireGeneration, WireInputAudio
 
 
 class WireInputText(msgspec.Struct, tag_field="type", tag="input_text"):
@@ -34,7 +34,7 @@ class WireInputFile(msgspec.Struct, tag_field="type", tag="input_file"):
     file_id: str | None = None
 
 
-WireContent = WireInputText | WireOutputText | WireOutputRefusal | WireInputImage | WireInputFile
+WireContent = WireInputText | WireOutputText | WireOutputRefusal | WireInputImage | WireInputAudio | WireInputFile
 
 
 class WireMessageItem(msgspec.Struct, tag_field="type", tag="message"):

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import EngineCrashed
-from router.realtime import CancelResponse, EventLog, EventsLost, RealtimeSession, SessionLimits, StartResponse
+from router.realtime import (
+    CancelResponse,
+    EventLog,
+    EventsLost,
+    HearSound,
+    RealtimeSession,
+    SessionLimits,
+    StartResponse,
+)
 from router.types import Chunk, RoutingHints, ToolCallDelta, Usage
 
 Event = dict[str, Any]
@@ -21,12 +29,14 @@ HELLO: Event = {"type": "message", "role": "user", "content": [{"type": "input_t
 class Talk:
     """A session, and a client that reads everything."""
 
-    def __init__(self, hints: RoutingHints | None = None, limits: SessionLimits | None = None) -> None:
+    def __init__(
+        self, hints: RoutingHints | None = None, limits: SessionLimits | None = None, no_sound: str = "it takes none."
+    ) -> None:
         numbers = itertools.count()
         self.session = RealtimeSession(
-            "sess_1", "auto", hints or RoutingHints(), limits or SessionLimits(), lambda: f"id{next(numbers)}"
+            "sess_1", "auto", hints or RoutingHints(), limits or SessionLimits(), lambda: f"id{next(numbers)}", no_sound
         )
-        self.effect: StartResponse | CancelResponse | None = None
+        self.effect: StartResponse | CancelResponse | HearSound | None = None
         self.created = self.read()
 
     def send(self, kind: str, **fields: object) -> list[Event]:

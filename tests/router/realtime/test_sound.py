@@ -1,0 +1,159 @@
+"""Sound in a session as values: it becomes an item, then a part of a request; everything of it is bounded."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from models.modalities.decoding.sound import decode_sound
+from router.errors import EncoderFailed
+from router.openai.audio import Transcript
+from router.realtime import HearSound, SessionLimits
+from router.types import AudioPart
+
+from .test_session import Event, Talk, error, kinds
+
+LIMITS = SessionLimits(max_audio_s=1.0, max_sounds=3)
+HALF_SECOND = base64.b64encode(b"\1\2" * 12_000).decode()
+TELL: Event = {"audio": {"input": {"transcription": {"model": "whisper-1"}}}}
+
+
+@pytest.fixture
+def talk() -> Talk:
+    return Talk(limits=LIMITS)
+
+
+def append(talk: Talk, audio: str = HALF_SECOND) -> list[Event]:
+    return talk.send("input_audio_buffer.append", audio=audio)
+
+
+def commit(talk: Talk) -> list[Event]:
+    append(talk)
+    return talk.send("input_audio_buffer.commit")
+
+
+def sounds_of(talk: Talk) -> list[AudioPart]:
+    parts = [message.content for message in talk.start().request.messages]
+    return [part for content in parts if isinstance(content, tuple) for part in content if isinstance(part, AudioPart)]
+
+
+def test_a_committed_sound_is_an_item_and_a_part_of_the_request(talk: Talk) -> None:
+    assert talk.created[0]["session"]["audio"]["input"]["format"] == {"type": "audio/pcm", "rate": 24_000}
+    assert append(talk) == append(talk) == []
+    events = talk.send("input_audio_buffer.commit")
+    assert kinds(events) == ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"]
+    assert talk.effect is None  # the client did not ask for what is said
+    item = events[1]["item"]
+    assert (events[0]["item_id"], events[0]["previous_item_id"]) == (item["id"], None)
+    assert item["content"] == [{"type": "input_audio", "transcript": None}]
+    (sound,) = sounds_of(talk)
+    assert sound.format == "wav"
+    assert decode_sound(base64.b64decode(sound.data), 2.0).seconds == 1.0
+    assert error(talk.send("input_audio_buffer.commit"))["code"] == "input_audio_buffer_commit_empty"
+
+
+def test_a_cleared_sound_is_gone(talk: Talk) -> None:
+    append(talk)
+    assert kinds(talk.send("input_audio_buffer.clear")) == ["input_audio_buffer.cleared"]
+    assert error(talk.send("input_audio_buffer.commit"))["code"] == "input_audio_buffer_commit_empty"
+
+
+def test_what_was_said_is_told_and_shown_in_the_item(talk: Talk) -> None:
+    talk.send("session.update", session=TELL)
+    item_id = commit(talk)[0]["item_id"]
+    assert isinstance(talk.effect, HearSound)
+    talk.session.heard(talk.effect, Transcript("lights on", "en", 0.5))
+    (event,) = talk.read()
+    assert event["type"] == "conversation.item.input_audio_transcription.completed"
+    assert (event["item_id"], event["content_index"], event["transcript"]) == (item_id, 0, "lights on")
+    assert event["usage"] == {"type": "duration", "seconds": 0.5}
+    shown = talk.send("conversation.item.retrieve", item_id=item_id)[0]["item"]
+    assert shown["content"] == [{"type": "input_audio", "transcript": "lights on"}]
+    assert len(sounds_of(talk)) == 1  # constraints bind the sound as long as it is in the conversation
+
+
+def test_an_item_may_be_deleted_before_it_is_known_what_was_said(talk: Talk) -> None:
+    talk.send("session.update", session=TELL)
+    item_id = commit(talk)[0]["item_id"]
+    effect = talk.effect
+    assert isinstance(effect, HearSound)
+    talk.send("conversation.item.delete", item_id=item_id)
+    talk.session.heard(effect, Transcript("lights on", "en", 0.5))
+    talk.session.not_heard(effect, EncoderFailed("it was late"))
+    events = talk.read()
+    assert kinds(events) == [
+        "conversation.item.input_audio_transcription.completed",
+        "conversation.item.input_audio_transcription.failed",
+    ]
+    assert events[1]["error"]["message"] == "it was late"
+
+
+def test_an_item_has_sound_beside_text(talk: Talk) -> None:
+    content = [{"type": "input_audio", "audio": HALF_SECOND}, {"type": "input_text", "text": "and be quick"}]
+    events = talk.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    assert events[0]["item"]["content"] == [{"type": "input_audio", "transcript": None}, content[1]]
+    assert HALF_SECOND not in json.dumps(events)
+    assert len(sounds_of(talk)) == 1
+
+
+def test_the_oldest_items_give_way_to_new_sounds(talk: Talk) -> None:
+    first, second = commit(talk)[0]["item_id"], commit(talk)[0]["item_id"]
+    talk.say()
+    events = commit(talk)  # three halves of a second, where one second is allowed
+    assert kinds(events)[-1] == "conversation.item.deleted"
+    assert events[-1]["item_id"] == first
+    assert len(sounds_of(talk)) == 2
+    assert second in json.dumps(talk.send("conversation.item.retrieve", item_id=second))
+
+
+def test_a_conversation_that_may_not_be_shortened_keeps_the_sound_that_does_not_fit(talk: Talk) -> None:
+    talk.send("session.update", session={"truncation": "disabled"})
+    commit(talk)
+    commit(talk)
+    assert error(commit(talk))["code"] == "conversation_full"
+    talk.send("session.update", session={"truncation": "auto"})
+    assert "input_audio_buffer.committed" in kinds(talk.send("input_audio_buffer.commit"))
+
+
+@pytest.mark.parametrize(
+    ("audio", "code"),
+    [("%%%", "invalid_value"), (base64.b64encode(bytes(48_004)).decode(), "input_audio_buffer_full"), (7, None)],
+)
+def test_a_wrong_sound_is_refused_and_the_buffer_stays(talk: Talk, audio: object, code: str | None) -> None:
+    append(talk)
+    refused = error(talk.send("input_audio_buffer.append", audio=audio))
+    assert code is None or refused["code"] == code
+    assert "input_audio_buffer.committed" in kinds(talk.send("input_audio_buffer.commit"))
+    content = [{"type": "input_audio", "audio": audio}]
+    item = {"type": "message", "role": "user", "content": content}
+    assert error(talk.send("conversation.item.create", item=item))["param"] == "item.content[0].audio"
+
+
+@pytest.mark.parametrize(
+    ("session", "param"),
+    [
+        ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "session.audio.input.turn_detection"),
+        ({"audio": {"input": {"format": {"type": "audio/pcmu"}}}}, "session.audio.input.format.type"),
+        ({"audio": {"output": {"voice": "alloy"}}}, "session.audio.output"),
+    ],
+)
+def test_what_is_not_made_here_is_refused(talk: Talk, session: Event, param: str) -> None:
+    assert error(talk.send("session.update", session=session))["param"] == param
+
+
+def test_only_a_user_speaks_and_a_session_keeps_its_sound(talk: Talk) -> None:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "input_audio", "audio": HALF_SECOND}]}
+    assert error(talk.send("conversation.item.create", item=item))["param"] == "item.content[0]"
+    talk.say()
+    assert error(talk.send("response.create", response=TELL))["param"] == "response.audio"
+
+
+def test_a_session_without_sound_says_what_to_install() -> None:
+    talk = Talk(no_sound="install something.")
+    assert "audio" not in talk.created[0]["session"]
+    for kind in ("append", "commit", "clear"):
+        refused = error(talk.send(f"input_audio_buffer.{kind}", audio=HALF_SECOND))
+        assert (refused["code"], refused["message"]) == ("unsupported_feature", "`type`: install something.")
+    assert error(talk.send("session.update", session=TELL))["param"] == "session.audio"

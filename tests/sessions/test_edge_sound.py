@@ -1,0 +1,149 @@
+"""Sound in live sessions of a real daemon: a real decoder, a tiny encoder, and the official client."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+
+from edge_node.config.schema import RealtimeConfig
+from models.modalities.process.messages import WorkerSpec
+from router.types import Modality
+
+from ..edge.box import Box, running
+from ..edge.scripted import EDGE_WORDS
+from ..modalities.files import tone
+from ..modalities.test_fusion import COMMAND, PATIENT, prompt
+from .peer import Peer, done, text_of
+
+pytestmark = pytest.mark.slow
+TELL = {"audio": {"input": {"transcription": {"model": "speech"}}}}
+COMPLETED = "conversation.item.input_audio_transcription.completed"
+
+
+def pcm(seconds: float) -> str:
+    samples = np.round(tone(seconds) * 20_000).astype("<i2")  # of 16 kHz, played a little faster
+    return base64.b64encode(samples.tobytes()).decode()
+
+
+@asynccontextmanager
+async def listening(tmp_path: Path, encoder: dict[str, str] | None) -> AsyncIterator[tuple[Box, Peer]]:
+    """A daemon and a session of it. `encoder`: None: the daemon has none."""
+    spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options={"text": COMMAND, **(encoder or {})})
+    encoders: dict[Modality, WorkerSpec] = {} if encoder is None else {"audio": spec}
+    realtime = RealtimeConfig(max_audio_s=5.0)
+    async with running(tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime) as box:
+        client = await Peer.connect(box.app.port)
+        try:
+            await client.event()
+            yield box, client
+        finally:
+            client.cut()
+
+
+async def speak(client: Peer, seconds: float = 1.0) -> None:
+    whole = pcm(seconds)
+    for at in range(0, len(whole), 8000):
+        await client.send("input_audio_buffer.append", audio=whole[at : at + 8000])
+    await client.send("input_audio_buffer.commit")
+
+
+async def test_a_spoken_turn_is_heard_once_told_and_answered_as_a_typed_one(tmp_path: Path) -> None:
+    async with listening(tmp_path, {}) as (box, client):
+        await client.send("session.update", session=TELL)
+        await speak(client)
+        await client.send("response.create")
+        events = await client.until("response.done")
+        told = [event["transcript"] for event in events if event["type"] == COMPLETED]
+        assert told == [COMMAND]
+        assert text_of(events) == "".join(EDGE_WORDS)
+        assert prompt(box.engine).content == COMMAND
+        record = box.newest()
+        assert done(events)["causeway"]["decision"] == record.id
+        (part,) = record.parts
+        assert (part.modality, part.status, part.cached) == ("audio", "ok", True)
+        await speak(client, 0.5)
+        await client.send("response.create")
+        await client.until("response.done")
+        assert [message.content for message in box.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
+        box.assert_nothing_leaks()
+
+
+async def test_a_response_is_cancelled_while_its_sound_is_being_understood(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (box, client):
+        await client.send("session.update", session=TELL)
+        await speak(client)
+        await client.send("response.create")
+        await client.until("response.created")
+        await client.send("response.cancel")
+        assert done(await client.until("response.done"))["status"] == "cancelled"
+        assert box.engine.calls == []
+        gate.touch()
+        assert (await client.until(COMPLETED))[-1]["transcript"] == COMMAND
+        await client.send("response.create")
+        assert done(await client.until("response.done"))["status"] == "completed"
+        box.assert_nothing_leaks()
+
+
+async def test_a_sound_that_cannot_be_read_fails_its_response_and_the_session_goes_on(tmp_path: Path) -> None:
+    async with listening(tmp_path, {"fault": "die"}) as (box, client):
+        await client.send("session.update", session=TELL)
+        await speak(client)
+        await client.send("response.create")
+        events = await client.until("response.done")
+        failed = [event for event in events if event["type"].endswith("transcription.failed")]
+        assert [event["error"]["code"] for event in failed] == ["encoder_failed"]
+        assert done(events)["status_details"]["error"]["code"] == "encoder_failed"
+        await client.send("conversation.item.delete", item_id=failed[0]["item_id"])
+        assert done(await client.ask())["status"] == "completed"
+        box.assert_nothing_leaks()
+
+
+async def test_a_box_without_an_encoder_says_what_to_install(tmp_path: Path) -> None:
+    async with listening(tmp_path, None) as (_, client):
+        await client.send("input_audio_buffer.append", audio=pcm(0.2))
+        refused = (await client.event())["error"]
+        assert refused["code"] == "unsupported_feature"
+        assert "pip install 'causeway[voice]'" in refused["message"]
+        assert done(await client.ask())["status"] == "completed"
+
+
+async def test_the_official_client_speaks_in_a_session(tmp_path: Path) -> None:
+    pytest.importorskip("websockets", reason="the official client's sessions need websockets")
+    async with listening(tmp_path, {}) as (box, _):
+        base_url = f"http://127.0.0.1:{box.app.port}/v1"
+        async with (
+            openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0) as official,
+            official.realtime.connect(model="auto") as connection,
+        ):
+            await connection.session.update(
+                session={
+                    "type": "realtime",
+                    "output_modalities": ["text"],
+                    "audio": {
+                        "input": {
+                            "format": {"type": "audio/pcm", "rate": 24_000},
+                            "transcription": {"model": "whisper-1"},
+                            "turn_detection": None,
+                        }
+                    },
+                }
+            )
+            await connection.input_audio_buffer.append(audio=pcm(1.0))
+            await connection.input_audio_buffer.commit()
+            await connection.response.create()
+            text, transcript = "", ""
+            async for event in connection:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                elif event.type == "conversation.item.input_audio_transcription.completed":
+                    transcript = event.transcript
+                elif event.type == "response.done":
+                    break
+        assert (transcript, text) == (COMMAND, "".join(EDGE_WORDS))
