@@ -35,7 +35,7 @@ from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
 from .jobs.entry import JobEntry
-from .modalities.boxed import find_encoders
+from .modalities.boxed import find_encoders, find_program
 from .modalities.entry import AudioEntry
 from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
@@ -270,6 +270,7 @@ def build(
         new_id=new_decision_id,
         hear=sound.hear if graph is not None and "audio" in graph.kinds else None,
         max_sounds=config.modalities.max_parts,
+        speak=None if find_program(environ) is None else sound.speak,
         tracing=tracing,
     )
     parts = Components(

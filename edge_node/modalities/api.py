@@ -18,8 +18,8 @@ from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import JSON, SERVER, error_response
 from ..serving.generation import policy_label
 from .audio import AudioCall, AudioService
+from .speaker import PCM_HZ
 
-_PCM_HZ = 24_000  # of OpenAI's `pcm`, which has no header to say so
 
 
 class AudioApi:
@@ -70,7 +70,7 @@ class AudioApi:
             spoken = await self._service.speak(call, request)
             if request.format == "wav":
                 return spoken.wav(), "audio/wav"
-            return await asyncio.to_thread(spoken.pcm, _PCM_HZ), f"audio/pcm; rate={_PCM_HZ}"
+            return await asyncio.to_thread(spoken.pcm, PCM_HZ), f"audio/pcm; rate={PCM_HZ}"
 
         return await self._answer(call, answer)
 

@@ -55,9 +55,9 @@ from ..serving.admission import Admission
 from ..serving.request_context import Status
 from ..signals.collector import SignalCollector
 from ..storage.decisions import DecisionStore
-from .boxed import NO_SPEECH, SPEECH_MODEL
+from .boxed import NO_SPEECH, PROGRAM, SPEECH_MODEL
 from .graph import EncoderGraph
-from .speaker import PROGRAM, Speaker, SpokenText
+from .speaker import PCM_HZ, Speaker, SpokenText
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,16 @@ class AudioService:
         """
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(sound, AUTO))
+
+    async def say(self, text: str, voice: str, speed: float) -> bytes:
+        """Return the sound of an answer that is being made, as `SpokenText.pcm`: it has a permit and a record already.
+
+        Raises:
+            CausewayError: the error for the client.
+        """
+        deadline = asyncio.get_running_loop().time() + self._default_deadline_s
+        spoken = await self._speaker.speak(text, voice, speed, deadline)
+        return await asyncio.to_thread(spoken.pcm, PCM_HZ)
 
     async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
         """Return the sound of a text.

@@ -6,6 +6,7 @@ Finding them imports nothing of them: that happens in their children, with the f
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ NO_SPEECH = (
     "this box has nothing that understands speech: `pip install 'causeway[voice]'`, then `causeway-models pull "
     f"{SPEECH_MODEL}`, then restart the daemon."
 )
+PROGRAM = "espeak-ng"
+"""Speaks; of the distribution."""
 DECODER = "models.modalities.decoding.decoder:PartDecoder"
 _GIB = 2**30
 _PACKAGES: Mapping[Modality, tuple[str, ...]] = {"audio": ("faster_whisper",), "image": ("rapidocr_onnxruntime", "PIL")}
@@ -50,6 +53,11 @@ def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
 def is_installed(kind: Modality) -> bool:
     """Whether the packages that encode this kind of part are there; imports none of them."""
     return all(importlib.util.find_spec(package) is not None for package in _PACKAGES[kind])
+
+
+def find_program(environ: Mapping[str, str]) -> str | None:
+    """Return the path of the program that speaks; None where it is not installed."""
+    return shutil.which(PROGRAM, path=environ.get("PATH", ""))
 
 
 def _spec(worker: str, options: dict[str, str]) -> WorkerSpec:

@@ -39,6 +39,11 @@ class AudioEntry:
         service, _ = self._made
         return await service.hear(decision_id, hints, sound)
 
+    async def speak(self, text: str, voice: str, speed: float) -> bytes:
+        """Return the sound of an answer, 16-bit PCM at 24 kHz. Raises CausewayError."""
+        service, _ = self._made
+        return await service.say(text, voice, speed)
+
     async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
         _, api = self._made
         return await api.transcriptions(http)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import shutil
 import struct
 import wave
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,11 @@ import msgspec
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
-PROGRAM = "espeak-ng"
+from .boxed import PROGRAM, find_program
+
 INSTALL = f"install it, such as by `apt install {PROGRAM}`"
+PCM_HZ = 24_000
+"""Rate of OpenAI's `pcm`, which has no header to say so."""
 _WORDS_PER_MINUTE = 175  # of speed 1.0
 _SLOWEST, _FASTEST = 80, 450  # words per minute, of the program
 _MAX_BYTES = 64 * 1024 * 1024  # 25 minutes
@@ -78,7 +80,7 @@ class Speaker:
             InvalidRequest: there is no such voice.
             EncoderFailed: it was late, or failed.
         """
-        program = shutil.which(PROGRAM, path=self._environ.get("PATH", ""))
+        program = find_program(self._environ)
         if program is None:
             raise UnsupportedFeature(f"this box has no {PROGRAM}, which speaks: {INSTALL}.")
         if not self._voices:

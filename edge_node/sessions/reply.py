@@ -10,24 +10,33 @@ from router.types import Chunk, Embeddings
 
 from ..serving.reply import AnswerHead, Piece
 
+Speak = Callable[[str], Awaitable[bytes]]
+_PIECE_BYTES = 9600  # a fifth of a second
 
 class SessionReply:
     """Passes one answer on to a response of a session.
 
     Args:
         flush: sends the session's new events; waits while the client is far behind.
+        speak: returns the sound of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
-    def __init__(self, response: ResponseStream, flush: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, response: ResponseStream, flush: Callable[[], Awaitable[None]], speak: Speak | None = None
+    ) -> None:
         self._response = response
         self._flush = flush
+        self._speak = speak
 
     async def commit(self, head: AnswerHead) -> None:
         self._response.commit(_about(head))
 
     async def send(self, piece: Piece) -> None:
         if isinstance(piece, Chunk):
+            if piece.tool_calls:
+                await self._say(rest=True)
             self._response.chunk(piece)
+            await self._say()
             await self._flush()
 
     @property
@@ -40,8 +49,18 @@ class SessionReply:
             await self.send(chunk)
 
     async def end(self) -> None:
+        await self._say(rest=True)
         self._response.complete()
         await self._flush()
+
+    async def _say(self, *, rest: bool = False) -> None:
+        """Send the sound of whole sentences, or of the rest of the message."""
+        if self._speak is None or not (text := self._response.ready_to_speak(rest=rest)):
+            return
+        sound = await self._speak(text)
+        for at in range(0, len(sound), _PIECE_BYTES):
+            self._response.audio(sound[at : at + _PIECE_BYTES])
+            await self._flush()
 
 
 def _about(head: AnswerHead) -> dict[str, object]:

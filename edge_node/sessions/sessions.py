@@ -15,7 +15,7 @@ import base64
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import anyio
@@ -62,6 +62,13 @@ PATH = "/v1/realtime"
 STALLED_S = 30.0
 Hear = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
 """Finds out what is said in a sound, as a request of its own with this id and these hints. Raises CausewayError."""
+
+
+class Speak(Protocol):
+    """Speaks a text, as 16-bit PCM at 24 kHz. Raises CausewayError."""
+
+    def __call__(self, text: str, voice: str, speed: float) -> Awaitable[bytes]: ...
+
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
 _STOP_S = 2.0  # for cancelled answers to end
 _RETRY_S = 5.0
@@ -91,6 +98,7 @@ class Sessions:
         new_id: makes ids of decisions.
         hear: of a box that understands speech; None: its sessions take no sound.
         max_sounds: of one conversation.
+        speak: of a box that speaks; None: its sessions answer with text.
         stalled_s: a peer that reads nothing for so long is disconnected.
     """
 
@@ -105,15 +113,17 @@ class Sessions:
         new_id: Callable[[], str],
         hear: Hear | None = None,
         max_sounds: int = 0,
+        speak: Speak | None = None,
         tracing: RequestTracer | None = None,
         stalled_s: float = STALLED_S,
     ) -> None:
         self._config = config
         max_audio_s = 0.0 if hear is None else config.max_audio_s
         self._limits = SessionLimits(
-            config.max_items, config.max_bytes, config.replay_bytes, max_audio_s, max_sounds
+            config.max_items, config.max_bytes, config.replay_bytes, max_audio_s, max_sounds, speak is not None
         )
         self._hear_sound = hear
+        self._speak = speak
         self._service = service
         self._reader = reader
         self._policies = policies
@@ -270,13 +280,18 @@ class Sessions:
         await self._service.answer(
             RequestContext(
                 start.request,
-                SessionReply(start.response, live.flush),
+                SessionReply(start.response, live.flush, self._voice(start)),
                 id=start.id,
                 arrived=arrived,
                 traceparent=traceparent,
                 trace=None if tracing is None else tracing.begin(start.request, traceparent, self._clock.unix()),
             )
         )
+
+    def _voice(self, start: StartResponse) -> Callable[[str], Awaitable[bytes]] | None:
+        if self._speak is None or start.voice is None:
+            return None
+        return partial(self._speak, voice=start.voice.name, speed=start.voice.speed)
 
     async def _hear(self, live: LiveSession, sound: HearSound) -> Transcript:
         """Raises CausewayError."""

@@ -189,6 +189,14 @@ def spoken_item(item_id: str, wav: str) -> ConversationItem:
     return make_item(item_id, fields, "completed", {0: wav})
 
 
+def spoken_answer(item_id: str, text: str, status: str) -> ConversationItem:
+    """A message of the assistant that was spoken: a transcript for the client, text in a request."""
+    fields: JSONObject = {"type": "message", "role": "assistant"}
+    shown = make_item(item_id, {**fields, "content": [{"type": "output_audio", "transcript": text}]}, status)
+    asked = _encode({**fields, "content": [{"type": "output_text", "text": text}]})
+    return msgspec.structs.replace(shown, asked=msgspec.Raw(asked))
+
+
 def make_item(
     item_id: str, fields: JSONObject, status: str, sounds: Mapping[int, str] = MappingProxyType({})
 ) -> ConversationItem:

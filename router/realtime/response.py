@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Final, Literal
+
+import msgspec
 
 from ..errors import CausewayError, StreamBroken
 from ..types import Chunk, ToolCallDelta, Usage
-from .conversation import Conversation, make_item
+from .conversation import Conversation, make_item, spoken_answer
 from .event_log import error_fields
 from .wire import JSONObject
 
 Emit = Callable[[str, JSONObject], None]
 Status = Literal["completed", "cancelled", "incomplete", "failed"]
+_SENTENCE: Final = re.compile(r"[.!?:;]+[\"')\]]*\s|\n")
 _CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -25,6 +30,7 @@ class ResponseStream:
         conversation: to which the items are added; None: the response is in no conversation.
         echo: fields of the response that repeat what the client asked for.
         on_end: called once, after the last event.
+        spoken: its text is the transcript of `audio`.
     """
 
     def __init__(
@@ -34,15 +40,18 @@ class ResponseStream:
         conversation: Conversation | None,
         echo: JSONObject,
         on_end: Callable[[], None],
+        *,
+        spoken: bool = False,
     ) -> None:
         self.id = response_id
         self.ended = False
         """Whether `response.done` was sent: what comes later is dropped."""
         self._on_end = on_end
+        self._spoken = spoken
         self._emit = emit
         self._conversation = conversation
         self._echo = echo
-        self._output: list[JSONObject] = []  # finished items
+        self._output: list[msgspec.Raw] = []  # finished items
         self._open: _GeneratedItem | None = None
         self._finish = ""
         self._resume = ""
@@ -74,6 +83,21 @@ class ResponseStream:
         self._finish = chunk.finish_reason or self._finish
         self._resume = chunk.resume or self._resume
 
+    def ready_to_speak(self, *, rest: bool = False) -> str:
+        """Return whole sentences of the open message that were not returned before, or all the rest; "" for none."""
+        item = self._open
+        if item is None or item.is_call or not self._spoken:
+            return ""
+        ends = [len(item.unspoken)] if rest else [found.end() for found in _SENTENCE.finditer(item.unspoken)]
+        ready, item.unspoken = item.unspoken[: ends[-1]] if ends else "", item.unspoken[ends[-1] if ends else 0 :]
+        return ready.strip()
+
+    def audio(self, pcm: bytes) -> None:
+        """Add the event for sound of the open message."""
+        if self._open is not None and not self.ended:
+            delta = base64.b64encode(pcm).decode()
+            self._emit("response.output_audio.delta", {**self._part_of(self._open), "delta": delta})
+
     def complete(self) -> None:
         """End the answer; without a finish reason it broke."""
         if not self._finish:
@@ -97,9 +121,13 @@ class ResponseStream:
         item = self._open
         if item is None or item.is_call:
             item = self._begin(None)
-            self._emit("response.content_part.added", {**self._part_of(item), "part": {"type": "text", "text": ""}})
+            self._emit("response.content_part.added", {**self._part_of(item), "part": self._part("")})
         item.pieces.append(text)
-        self._emit("response.output_text.delta", {**self._part_of(item), "delta": text})
+        kind = "response.output_text.delta"
+        if self._spoken:
+            item.unspoken += text
+            kind = "response.output_audio_transcript.delta"
+        self._emit(kind, {**self._part_of(item), "delta": text})
 
     def _call(self, call: ToolCallDelta) -> None:
         item = self._open
@@ -131,12 +159,16 @@ class ResponseStream:
             fields = {"call_id": item.call_id, "name": item.name, "arguments": text}
             self._emit("response.function_call_arguments.done", {**self._place_of(item), **fields})
         else:
-            self._emit("response.output_text.done", {**self._part_of(item), "text": text})
-            part = {"type": "text", "text": text}
-            self._emit("response.content_part.done", {**self._part_of(item), "part": part})
-        made = make_item(item.id, item.fields(), status)
+            if self._spoken:
+                self._emit("response.output_audio.done", self._part_of(item))
+                self._emit("response.output_audio_transcript.done", {**self._part_of(item), "transcript": text})
+            else:
+                self._emit("response.output_text.done", {**self._part_of(item), "text": text})
+            self._emit("response.content_part.done", {**self._part_of(item), "part": self._part(text)})
+        is_spoken = self._spoken and not item.is_call
+        made = spoken_answer(item.id, text, status) if is_spoken else make_item(item.id, item.fields(), status)
         self._emit("response.output_item.done", {**self._output_place, "item": made.body})
-        self._output.append({"id": item.id, "object": "realtime.item", "status": status, **item.fields()})
+        self._output.append(made.body)
         if self._conversation is not None and item.id in self._conversation:
             self._conversation.replace(made)
             previous = self._conversation.previous(item.id)
@@ -148,6 +180,9 @@ class ResponseStream:
 
     def _place_of(self, item: _GeneratedItem) -> JSONObject:
         return {"response_id": self.id, "item_id": item.id, "output_index": len(self._output)}
+
+    def _part(self, text: str) -> JSONObject:
+        return {"type": "audio", "transcript": text} if self._spoken else {"type": "text", "text": text}
 
     def _part_of(self, item: _GeneratedItem) -> JSONObject:
         return {**self._place_of(item), "content_index": 0}
@@ -189,6 +224,7 @@ class _GeneratedItem:
         self.call_id = "" if call is None else call.id or ""
         self.name = "" if call is None else call.name or ""
         self.pieces: list[str] = []
+        self.unspoken = ""  # of a spoken response
 
     def fields(self, *, begun: bool = False) -> JSONObject:
         text = "".join(self.pieces)

@@ -24,7 +24,7 @@ from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
 from ..types import Request, RoutingHints
 from .conversation import Conversation, ConversationItem, read_item, spoken_item
-from .effects import CancelResponse, Effect, HearSound, SessionLimits, StartResponse
+from .effects import CancelResponse, Effect, HearSound, SessionLimits, StartResponse, Voice
 from .event_log import EventLog, error_fields
 from .response import ResponseStream
 from .settings import merged, supported, within
@@ -32,9 +32,11 @@ from .sound import SoundBuffer, stored_bytes
 from .wire import (
     BufferAppend,
     ClientEvent,
+    InputAudio,
     ItemCreate,
     ItemReference,
     JSONObject,
+    OutputAudio,
     RealtimeSettings,
     ResponseCancel,
     ResponseCreate,
@@ -89,7 +91,10 @@ class RealtimeSession:
         self.log = EventLog(limits.replay_bytes)
         self._new_id = new_id
         self._sound = SoundBuffer(limits.max_audio_s, no_sound)
-        audio = SessionAudio() if self._sound.is_open else msgspec.UNSET
+        self._speaks = limits.speaks
+        audio = SessionAudio(
+            InputAudio() if self._sound.is_open else msgspec.UNSET, OutputAudio() if self._speaks else msgspec.UNSET
+        )
         self._settings = RealtimeSettings(model=model, audio=audio)
         self._conversation = Conversation(
             limits.max_items,
@@ -187,8 +192,8 @@ class RealtimeSession:
 
     def _update(self, event: SessionUpdate) -> None:
         update = supported(event.session, "session")
-        if update.get("audio") is not None:
-            self._sound.check_open("session.audio")
+        self._complete_audio(update)
+        self._check_spoken(update, "session")
         if update.get("model", self._settings.model) != self._settings.model:
             raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
         settings = merged(self._settings, update, "session")
@@ -199,6 +204,22 @@ class RealtimeSession:
         self._settings = settings
         self._emit("session.updated", {"session": self._shown()})
 
+    def _complete_audio(self, update: JSONObject) -> None:
+        """Add the session's own settings of sound to those that are updated. Raises UnsupportedFeature."""
+        audio = update.pop("audio", None) or {}
+        if not isinstance(audio, dict):
+            raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
+        given = {name: value for name, value in audio.items() if value is not None}
+        if "input" in given:
+            self._sound.check_open("session.audio.input")
+        if "output" in given and not self._speaks:
+            raise _not_spoken("session.audio.output")
+        update["audio"] = {**msgspec.to_builtins(self._settings.audio), **given}
+
+    def _check_spoken(self, update: JSONObject, where: str) -> None:
+        if update.get("output_modalities") == ["audio"] and not self._speaks:
+            raise _not_spoken(f"{where}.output_modalities[0]")
+
     def _create_item(self, event: ItemCreate) -> None:
         self._insert(read_item(event.item, self._next_item_id(), self._sound), event.previous_item_id)
 
@@ -208,8 +229,8 @@ class RealtimeSession:
         item = spoken_item(self._next_item_id(), wav)
         self._insert(item, None, committed=True)
         self._sound.clear()
-        audio = self._settings.audio
-        if audio is msgspec.UNSET or audio.input.transcription is None:
+        audio = self._settings.audio.input
+        if audio is msgspec.UNSET or audio.transcription is None:
             return None
         return HearSound(item.id, 0, wav)
 
@@ -239,6 +260,7 @@ class RealtimeSession:
         for name in _SESSION_ONLY:
             if asked.get(name) is not None:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
+        self._check_spoken(asked, "response")
         own = merged(
             ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response"
         )
@@ -261,8 +283,14 @@ class RealtimeSession:
             "metadata": own.metadata,
         }
         conversation = self._conversation if in_conversation else None
-        self._response = ResponseStream(f"resp_{response_id}", self._emit, conversation, echo, self._shorten)
-        return StartResponse(response_id, request, self._response, size_bytes)
+        output = self._settings.audio.output
+        voice = None
+        if output is not msgspec.UNSET and settings.output_modalities == ("audio",):
+            voice = Voice(output.voice, output.speed)
+        self._response = ResponseStream(
+            f"resp_{response_id}", self._emit, conversation, echo, self._shorten, spoken=voice is not None
+        )
+        return StartResponse(response_id, request, self._response, size_bytes, voice)
 
     def _input(self, at: int, document: JSONObject) -> ConversationItem:
         """An item of a response's own input, or of the conversation where it is a reference."""
@@ -299,7 +327,10 @@ class RealtimeSession:
     # --- events for the client ---------------------------------------------------------------------------------------
 
     def _shown(self) -> JSONObject:
-        return {"id": self.id, "object": "realtime.session", **msgspec.to_builtins(self._settings)}
+        shown = msgspec.to_builtins(self._settings)
+        if not shown["audio"]:
+            del shown["audio"]
+        return {"id": self.id, "object": "realtime.session", **shown}
 
     def _next_item_id(self) -> str:
         self._made += 1
@@ -313,5 +344,13 @@ def _unknown(kind: object) -> InvalidRequest:
     if not isinstance(kind, str):
         return MissingField("`type` is missing. Send the event's name.", param="type")
     if kind.startswith(_SPOKEN):
-        return UnsupportedFeature(f"`{kind[:64]}`: answers here are text, no sound.", param="type")
+        message = f"`{kind[:64]}`: a spoken answer is sent once, and not taken back. Stop playing it."
+        return UnsupportedFeature(message, param="type")
     return InvalidRequest(f"There is no event {kind[:64]!r} for a client to send.", param="type")
+
+
+def _not_spoken(param: str) -> UnsupportedFeature:
+    return UnsupportedFeature(
+        f"`{param}`: answers here are text. Send `output_modalities`: [\"text\"], or install espeak-ng at the box.",
+        param=param,
+    )

@@ -54,7 +54,7 @@ class BufferAppend(ClientEvent, kw_only=True):
     audio: str
 
 
-class InputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PCMFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24_000] = 24_000
 
@@ -68,14 +68,25 @@ class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The client says where its turns end: `turn_detection` is null."""
 
-    format: InputFormat = InputFormat()
+    format: PCMFormat = PCMFormat()
     transcription: InputTranscription | None = None
     turn_detection: None = None
     noise_reduction: None = None
 
 
+class OutputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`voice`: a language that the box speaks; `speed`: 1.0 is the voice's own."""
+
+    format: PCMFormat = PCMFormat()
+    voice: Annotated[str, Meta(min_length=1, max_length=64)] = "en-us"
+    speed: Annotated[float, Meta(ge=0.25, le=1.5)] = 1.0
+
+
 class SessionAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    input: InputAudio = InputAudio()
+    """What the session does not take or give is not there."""
+
+    input: InputAudio | msgspec.UnsetType = msgspec.UNSET
+    output: OutputAudio | msgspec.UnsetType = msgspec.UNSET
 
 
 class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -83,7 +94,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     type: Literal["realtime"] = "realtime"
     model: Name = AUTO
-    output_modalities: tuple[Literal["text"]] = ("text",)
+    output_modalities: tuple[Literal["text", "audio"]] = ("text",)
     instructions: str = ""
     tools: tuple[WireFunctionTool, ...] = ()
     tool_choice: Literal["none", "auto", "required"] | WireFunctionChoice = "auto"
@@ -92,7 +103,7 @@ class RealtimeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     reasoning: WireReasoning | None = None
     truncation: Literal["auto", "disabled"] = "auto"
-    audio: SessionAudio | msgspec.UnsetType = msgspec.UNSET  # of a session that takes sound
+    audio: SessionAudio = SessionAudio()
     causeway: WireRoutingHints | None = None
 
 

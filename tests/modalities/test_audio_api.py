@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from edge_node.config.schema import ServerConfig
-from edge_node.modalities.speaker import PROGRAM, Speaker
+from edge_node.modalities.boxed import PROGRAM
+from edge_node.modalities.speaker import Speaker
 from models.modalities.process.messages import WorkerSpec
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
@@ -58,6 +59,10 @@ sys.stdout.buffer.write(head + b"\\x01\\x20" * (100 * len(text)))
 
 @pytest.fixture
 def voices(tmp_path: Path) -> Path:
+    return install_voices(tmp_path)
+
+
+def install_voices(tmp_path: Path) -> Path:
     """The folder of a program that speaks."""
     folder = tmp_path / "bin"
     folder.mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from router.types import Modality
 from ..edge.box import Box, running
 from ..edge.scripted import EDGE_WORDS
 from ..modalities.files import tone
+from ..modalities.test_audio_api import RATE, install_voices
 from ..modalities.test_fusion import COMMAND, PATIENT, prompt
 from .peer import Peer, done, text_of
 
@@ -32,12 +33,16 @@ def pcm(seconds: float) -> str:
 
 
 @asynccontextmanager
-async def listening(tmp_path: Path, encoder: dict[str, str] | None) -> AsyncIterator[tuple[Box, Peer]]:
+async def listening(
+    tmp_path: Path, encoder: dict[str, str] | None, environ: Mapping[str, str] = {}
+) -> AsyncIterator[tuple[Box, Peer]]:
     """A daemon and a session of it. `encoder`: None: the daemon has none."""
     spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options={"text": COMMAND, **(encoder or {})})
     encoders: dict[Modality, WorkerSpec] = {} if encoder is None else {"audio": spec}
     realtime = RealtimeConfig(max_audio_s=5.0)
-    async with running(tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime) as box:
+    async with running(
+        tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime, environ=environ
+    ) as box:
         client = await Peer.connect(box.app.port)
         try:
             await client.event()
@@ -112,6 +117,26 @@ async def test_a_box_without_an_encoder_says_what_to_install(tmp_path: Path) -> 
         assert refused["code"] == "unsupported_feature"
         assert "pip install 'causeway[voice]'" in refused["message"]
         assert done(await client.ask())["status"] == "completed"
+
+
+async def test_an_answer_is_spoken_and_an_unknown_voice_fails_it(tmp_path: Path) -> None:
+    environ = {"PATH": str(install_voices(tmp_path))}
+    async with listening(tmp_path, {}, environ) as (box, client):
+        update = {"output_modalities": ["audio"], "audio": {"output": {"voice": "en-us"}}}
+        await client.send("session.update", session=update)
+        await speak(client)
+        await client.send("response.create")
+        events = await client.until("response.done")
+        spoken = b"".join(
+            base64.b64decode(event["delta"]) for event in events if event["type"] == "response.output_audio.delta"
+        )
+        # 100 samples a character at 22,050 Hz, become 24 kHz.
+        assert len(spoken) // 2 == pytest.approx(100 * len("".join(EDGE_WORDS)) * 24_000 / RATE, rel=0.02)
+        assert done(events)["output"][0]["content"] == [{"type": "output_audio", "transcript": "".join(EDGE_WORDS)}]
+        await client.send("session.update", session={"audio": {"output": {"voice": "alloy"}}})
+        error = done(await client.ask())["status_details"]["error"]
+        assert error["param"] == "voice"
+        box.assert_nothing_leaks()
 
 
 async def test_the_official_client_speaks_in_a_session(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_session_shows_its_settings_and_an_update_changes_them() -> None:
     ("session", "param"),
     [
         ({"output_modalities": ["audio"]}, "session.output_modalities[0]"),
-        ({"audio": {"output": {"voice": "alloy"}}}, "session.audio"),
+        ({"audio": {"output": {"voice": "alloy"}}}, "session.audio.output"),
         ({"model": "another"}, "session.model"),
         ({"instruction": "x"}, "session.instruction"),
         ({"tools": [{"type": "function"}]}, "session.tools[0].name"),

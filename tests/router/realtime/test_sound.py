@@ -11,7 +11,7 @@ from models.modalities.decoding.sound import decode_sound
 from router.errors import EncoderFailed
 from router.openai.audio import Transcript
 from router.realtime import HearSound, SessionLimits
-from router.types import AudioPart
+from router.types import AudioPart, Chunk, TextPart, ToolCallDelta
 
 from .test_session import Event, Talk, error, kinds
 
@@ -156,4 +156,63 @@ def test_a_session_without_sound_says_what_to_install() -> None:
     for kind in ("append", "commit", "clear"):
         refused = error(talk.send(f"input_audio_buffer.{kind}", audio=HALF_SECOND))
         assert (refused["code"], refused["message"]) == ("unsupported_feature", "`type`: install something.")
-    assert error(talk.send("session.update", session=TELL))["param"] == "session.audio"
+    assert error(talk.send("session.update", session=TELL))["param"] == "session.audio.input"
+
+
+# --- spoken answers --------------------------------------------------------------------------------------------------
+
+
+def test_a_spoken_answer_has_its_text_as_transcript_and_is_text_in_the_next_request() -> None:
+    talk = Talk(limits=SessionLimits(speaks=True))
+    updated = talk.send("session.update", session={"audio": {"output": {"voice": "de", "speed": 1.5}}})
+    assert updated[0]["session"]["audio"]["output"]["voice"] == "de"
+    talk.say()
+    start = talk.start(output_modalities=["audio"])
+    assert start.voice is not None
+    assert (start.voice.name, start.voice.speed) == ("de", 1.5)
+    response = start.response
+    response.chunk(Chunk(text="It is noon. I"))
+    assert response.ready_to_speak() == "It is noon."
+    response.audio(b"\1\2")
+    response.chunk(Chunk(text=" think", finish_reason="stop"))
+    assert response.ready_to_speak() == ""
+    assert response.ready_to_speak(rest=True) == "I think"
+    response.complete()
+    events = talk.read()
+    assert kinds(events) == [
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_audio_transcript.delta",
+        "response.output_audio.delta",
+        "response.output_audio_transcript.delta",
+        "response.output_audio.done",
+        "response.output_audio_transcript.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "conversation.item.done",
+        "response.done",
+    ]
+    assert base64.b64decode(events[4]["delta"]) == b"\1\2"
+    content = [{"type": "output_audio", "transcript": "It is noon. I think"}]
+    assert events[-1]["response"]["output"][0]["content"] == content
+    talk.say("thanks")
+    answer = talk.start().request.messages[1].content
+    assert isinstance(answer, tuple)
+    assert answer[0] == TextPart("It is noon. I think")
+
+
+def test_a_call_is_not_spoken() -> None:
+    talk = Talk(limits=SessionLimits(speaks=True))
+    talk.say()
+    response = talk.start(output_modalities=["audio"]).response
+    response.chunk(Chunk(tool_calls=(ToolCallDelta(0, "call_1", "lights", "{}"),), finish_reason="tool_calls"))
+    assert response.ready_to_speak(rest=True) == ""
+    response.complete()
+    assert not any("audio" in kind for kind in kinds(talk.read()))
+
+
+def test_a_session_of_a_box_that_does_not_speak_answers_with_text(talk: Talk) -> None:
+    talk.say()
+    refused = error(talk.send("response.create", response={"output_modalities": ["audio"]}))
+    assert (refused["param"], "espeak-ng" in refused["message"]) == ("response.output_modalities[0]", True)
