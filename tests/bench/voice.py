@@ -3,8 +3,9 @@
     python -m tests.bench.voice --data data/intents/hwu64.jsonl [--rows 100] [--voices en-us,en-gb,en-gb-scotland]
 
 Needs the extra `voice`, `causeway-models pull speech`, and espeak-ng. The speech is synthetic, and said to be. Prints
-word error rate, exact match of the calls beside that of the typed text, times, and the number of connections that leave
-this machine at the end.
+word error rate, exact match of the calls beside that of the typed text, what a handoff keeps on the device with the
+calibrator as it is for typed requests and for spoken ones, times, and the connections that left this machine, looked
+for after each command. The commands are of the half that the calibrator was not fitted on.
 """
 
 from __future__ import annotations
@@ -27,16 +28,28 @@ import psutil
 
 from edge_node.app import App, build
 from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
+from models.catalog.artifact import find_artifact
 from models.function_calls.call import score_answer
-from models.function_calls.dataset import Row, is_validation_row, read_rows
+from models.function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from models.function_calls.intents import is_device_row
+from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
+from models.signals.lookup import find_signal
+from models.train.data.transcripts import TranscribedRow
+from models.train.signals.graded_answers import answer_rows
+from models.train.signals.quality import HALVES
+from models.train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
 from router.openai import parse_chat
+from router.parts.spoken_form import spoken_form
 from router.types import RoutingHints
+
+
+_TOKENS, _BELOW = 8, 0.55  # the default policy's handoff
 
 
 class Spoken(msgspec.Struct, frozen=True):
     """One command: what was understood of it, and whether the two calls are right."""
 
+    row: TranscribedRow
     words: int
     word_errors: int
     typed_exact: bool
@@ -74,7 +87,7 @@ async def ask(session: aiohttp.ClientSession, content: object) -> dict[str, Any]
         return answer
 
 
-async def measure(app: App, session: aiohttp.ClientSession, row: Row, wav: bytes) -> Spoken:
+async def measure(app: App, session: aiohttp.ClientSession, row: Row, voice: str, wav: bytes) -> Spoken:
     typed = await ask(session, row.text)
     content = [{"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}]
     started = time.monotonic()
@@ -90,8 +103,9 @@ async def measure(app: App, session: aiohttp.ClientSession, row: Row, wav: bytes
     heard = next(iter((await app.parts.encoders.facts(request, time.monotonic() + 60)).facts.values()))
     assert heard is not None
     return Spoken(
+        TranscribedRow(row, voice, heard.text, heard.confidence),
         words=len(words_of(row.text)),
-        word_errors=word_errors(row.text, heard.text),
+        word_errors=word_errors(row.text, spoken_form(heard.text)),
         typed_exact=score_answer(text_of(typed), row).exact,
         spoken_exact=score_answer(text_of(spoken), row).exact,
         total_s=total_s,
@@ -116,12 +130,14 @@ def leaving_connections() -> list[str]:
 
 async def run(arguments: argparse.Namespace) -> None:
     rows = [
-        row for row in read_rows(arguments.data) if is_validation_row(row) and is_device_row(row.source, row.intent)
+        row
+        for row in read_rows(arguments.data)
+        if is_validation_row(row) and is_device_row(row.source, row.intent) and not is_held_out(row.text, HALVES, 0.5)
     ]
     rows = sorted(rows, key=lambda row: row.text)[:: max(1, len(rows) // arguments.rows)][: arguments.rows]
     voices = arguments.voices.split(",")
     with tempfile.TemporaryDirectory() as folder:
-        patient = ModalitiesConfig(audio_timeout_s=110.0)
+        patient = ModalitiesConfig(audio_timeout_s=110.0, language="en")
         app = build(Config(state_dir=folder, server=ServerConfig(port=0), modalities=patient), environ={})
         if app.parts.encoders is None or "audio" not in app.parts.encoders.kinds:
             sys.exit("no speech: pip install 'causeway[voice]' and causeway-models pull speech")
@@ -129,30 +145,51 @@ async def run(arguments: argparse.Namespace) -> None:
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
                 await ask(session, "are you there")  # the engine is loaded
-                results = []
+                results, leaving = [], set[str]()
                 for at, row in enumerate(rows):
-                    wav = await asyncio.to_thread(speak, row.text, voices[at % len(voices)], arguments.espeak.split())
-                    results.append(await measure(app, session, row, wav))
-            leaving = leaving_connections()
+                    voice = voices[at % len(voices)]
+                    wav = await asyncio.to_thread(speak, row.text, voice, arguments.espeak.split())
+                    results.append(await measure(app, session, row, voice, wav))
+                    leaving.update(leaving_connections())
         finally:
             await app.close()
-    report(results, leaving)
+        report(results, leaving, await asyncio.to_thread(handed_off, results, Path(folder)))
 
 
-def report(results: list[Spoken], leaving: list[str]) -> None:
+def handed_off(results: list[Spoken], folder: Path) -> SpokenMetrics:
+    """What the default policy's handoff keeps on the device of these commands, before and after `train-spoken`."""
+    model = find_artifact("assistant")
+    calibrator = find_signal("confidence", model)
+    answers = answer_rows(model, [one.row.as_heard for one in results], folder)
+    heard = [one for half in grade_heard([one.row for one in results], answers) for one in half]
+    parameters = msgspec.json.decode(calibrator.path.read_bytes(), type=CalibrationParameters)
+    return measure_spoken(heard, ConfidenceCalibrator(parameters), _TOKENS, _BELOW)
+
+
+def report(results: list[Spoken], leaving: set[str], kept: SpokenMetrics) -> None:
     count = len(results)
     warm = results[1:] or results  # the first one loads Whisper
     total = sorted(one.total_s for one in warm)
     print(f"{count} held-back commands, synthetic speech (espeak-ng)")
-    print(f"word error rate           {sum(r.word_errors for r in results) / sum(r.words for r in results):7.1%}")
+    print(f"word error rate           {error_rate(results):7.1%}")
+    for voice in dict.fromkeys(one.row.voice for one in results):
+        print(f"  {voice:23} {error_rate([one for one in results if one.row.voice == voice]):7.1%}")
     print(f"exact calls, typed        {sum(r.typed_exact for r in results) / count:7.1%}")
     print(f"exact calls, spoken       {sum(r.spoken_exact for r in results) / count:7.1%}")
     print(
         f"end of speech to call     {statistics.median(total):6.2f} s median, {total[int(0.95 * len(total))]:.2f} s p95"
     )
     print(f"of it decoder and Whisper {statistics.median(r.hearing_s for r in warm):6.2f} s median")
+    print(f"of it the assistant       {statistics.median(r.total_s - r.hearing_s for r in warm):6.2f} s median")
     print(f"first, with loading       {results[0].total_s:6.2f} s")
-    print(f"connections that leave    {len(leaving)}")
+    print(f"of {kept.rows} heard commands, handed off, and wrong ones kept on the device")
+    print(f"  as if typed             {1 - kept.typed_kept:7.1%} {kept.typed_wrong_kept:7.1%}")
+    print(f"  calibrated on speech    {1 - kept.spoken_kept:7.1%} {kept.spoken_wrong_kept:7.1%}")
+    print(f"connections that left     {len(leaving)}")
+
+
+def error_rate(results: list[Spoken]) -> float:
+    return sum(one.word_errors for one in results) / sum(one.words for one in results)
 
 
 def main() -> None:
