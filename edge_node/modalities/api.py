@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone
-from router.openai import check_media_type
-from router.openai.audio import encode_transcript, parse_speech, parse_transcription
+from models.modalities.process.messages import Segment
+from router.openai import check_media_type, error_event
+from router.openai.audio import (
+    TranscriptionRequest,
+    encode_delta,
+    encode_done,
+    encode_transcript,
+    parse_speech,
+    parse_transcription,
+)
 from router.policy.compiled import Policy
 
 from ..clock import Clock
 from ..http.form import check_form, read_form
 from ..http.request_reader import RequestReader, routing_hints
-from ..http.responses import JSON, SERVER, error_response
+from ..http.responses import EVENTS, JSON, SERVER, EventStream, error_response
 from ..serving.generation import policy_label
 from .audio import AudioCall, AudioService
 from .speaker import PCM_HZ
@@ -52,6 +61,8 @@ class AudioApi:
         check_form(media_type)
         check_media_type(None, http.headers.get(hdrs.CONTENT_ENCODING))
         request = parse_transcription(await read_form(await self._reader.body(http), media_type))
+        if request.stream:
+            return await self._stream(http, call, request)
 
         async def answer() -> tuple[bytes, str]:
             transcript = await self._service.transcribe(call, request)
@@ -74,16 +85,49 @@ class AudioApi:
 
         return await self._answer(call, answer)
 
+    async def _stream(self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest) -> web.StreamResponse:
+        """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
+        stream: EventStream | None = None
+        fields = {**self._ids(call), "x-causeway-route": "edge", "Content-Type": EVENTS, "Cache-Control": "no-cache"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+
+        def tell(segment: Segment) -> None:
+            nonlocal stream
+            with contextlib.suppress(ConnectionError):  # the server cancels the request of a client that is gone
+                text = segment.text if stream is None else f" {segment.text}"
+                stream = stream or EventStream(http, lines)
+                stream.send(encode_delta(text))
+
+        try:
+            transcript = await self._service.transcribe(call, request, tell)
+            told = b"" if stream is not None or not transcript.text else encode_delta(transcript.text)
+            last = told + encode_done(transcript)
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            if stream is None:
+                return error_response(error, self._ids(call))
+            last = error_event(error)
+        stream = stream or EventStream(http, lines)
+        try:
+            stream.end(last)
+        except ConnectionError as gone:
+            raise ClientGone("the client closed the connection") from gone
+        return stream
+
+    def _ids(self, call: AudioCall) -> dict[str, str]:
+        return {
+            "x-request-id": call.id,
+            "x-causeway-decision": call.id,
+            "x-causeway-policy": policy_label(self._policy()),
+        }
+
     def _call(self, http: web.BaseRequest) -> AudioCall:
         hints = routing_hints(http.headers, self._reader.caller(http))
         return AudioCall(self._new_id(), hints, self._clock.monotonic())
 
     async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> web.Response:
-        ids = {
-            "x-request-id": call.id,
-            "x-causeway-decision": call.id,
-            "x-causeway-policy": policy_label(self._policy()),
-        }
+        ids = self._ids(call)
         try:
             body, media_type = await answer()
         except ClientGone:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from models.modalities.process.messages import Refusal
-from models.modalities.process.parent import WorkerFailed
+from models.modalities.process.parent import Tell, WorkerFailed
 from router.decision.decide import features_of
 from router.errors import (
     CausewayError,
@@ -105,14 +105,19 @@ class AudioService:
         self._clock = clock
         self._default_deadline_s = default_deadline_s
 
-    async def transcribe(self, call: AudioCall, request: TranscriptionRequest) -> Transcript:
+    async def transcribe(
+        self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None
+    ) -> Transcript:
         """Return the words of a sound; none if nobody speaks.
+
+        Args:
+            tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
 
         Raises:
             CausewayError: the error for the client.
         """
         parts: list[PartRecord] = []
-        work = partial(self._transcribe, request, parts)
+        work = partial(self._transcribe, request, parts, tell)
         return await self._run(call, "transcription", request.model, work, parts)
 
     async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
@@ -143,12 +148,14 @@ class AudioService:
         work = partial(self._speaker.speak, request.text, request.voice, request.speed)
         return await self._run(call, "speech", request.model, work, [])
 
-    async def _transcribe(self, request: TranscriptionRequest, parts: list[PartRecord], deadline: float) -> Transcript:
+    async def _transcribe(
+        self, request: TranscriptionRequest, parts: list[PartRecord], tell: Tell | None, deadline: float
+    ) -> Transcript:
         if self._graph is None or "audio" not in self._graph.kinds:
             raise UnsupportedFeature(NO_SPEECH)
         started = self._clock.monotonic()
         try:
-            found, seconds, known = await self._graph.hear(request, deadline)
+            found, seconds, known = await self._graph.hear(request, deadline, tell)
         except Refusal as refusal:
             raise InvalidRequest(f"`file`: {refusal}.", param="file") from None
         except WorkerFailed as error:

@@ -36,7 +36,7 @@ from models.modalities.process.messages import (
     Transcribe,
     WorkerSpec,
 )
-from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+from models.modalities.process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
 from router.errors import InvalidRequest
 from router.openai.audio import TranscriptionRequest
 from router.parts.fusion import fuse
@@ -88,6 +88,7 @@ class _Branch:
         language: str = "",
         prompt: str = "",
         temperature: float = 0.0,
+        tell: Tell | None = None,
     ) -> _Read:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
@@ -97,7 +98,8 @@ class _Branch:
         if isinstance(decoded, Picture):
             found, seconds = await self.encoder.run(decoded, deadline), 0.0
         else:
-            found = await self.encoder.run(Transcribe(decoded, language or self._language, prompt, temperature), deadline)
+            transcribe = Transcribe(decoded, language or self._language, prompt, temperature, tell is not None)
+            found = await self.encoder.run(transcribe, deadline, tell)
             seconds = decoded.seconds
         assert isinstance(found, Found)
         return _Read(found, seconds)
@@ -307,11 +309,14 @@ class EncoderGraph:
             confidence=None if fact is None else fact.confidence,
         )
 
-    async def hear(self, request: TranscriptionRequest, deadline: float) -> tuple[Found, float, bool]:
+    async def hear(
+        self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None
+    ) -> tuple[Found, float, bool]:
         """Return what is said in a sound, its length in seconds, and whether that was known already.
 
         Args:
             deadline: monotonic seconds; the branch also has its own.
+            tell: gets each segment as soon as it is understood; may not raise.
 
         Raises:
             Refusal: the sound is invalid.
@@ -326,7 +331,7 @@ class EncoderGraph:
         self.running += 1
         try:
             read = await branch.run(
-                DecodeSound(request.data), deadline, request.language, request.prompt, request.temperature
+                DecodeSound(request.data), deadline, request.language, request.prompt, request.temperature, tell
             )
         finally:
             self.running -= 1

@@ -29,7 +29,7 @@ from ..edge.scripted import until
 from ..jumping_loop import JumpingLoop, run_jumping
 from .files import HOSTILE_SOUNDS
 from .test_decoding import WAIT_S
-from .test_fusion import COMMAND, SILENCE, SPEECH, encoder
+from .test_fusion import COMMAND, PATIENT, SILENCE, SPEECH, encoder
 
 pytestmark = pytest.mark.slow
 RATE = 22_050
@@ -138,6 +138,43 @@ async def test_a_transcription_is_recorded_with_its_hash_and_without_its_words(t
         box.assert_nothing_leaks()
 
 
+@contextlib.asynccontextmanager
+async def pacing(tmp_path: Path) -> AsyncIterator[tuple[Box, Path]]:
+    """A daemon that tells two segments, the second one once the file is there."""
+    gate = tmp_path / "gate"
+    spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options={"text": "turn on|the lights", "then": str(gate)})
+    async with running(tmp_path / "box", encoders={"audio": spec}, parts=PATIENT) as box:
+        yield box, gate
+
+
+async def test_a_streamed_transcript_tells_each_segment_as_soon_as_it_is_understood(tmp_path: Path) -> None:
+    async with pacing(tmp_path) as (box, gate), client(box) as official:
+        for deltas in (["turn on", " the lights"], ["turn on the lights"]):  # the second time it is known
+            events = await official.audio.transcriptions.create(model="auto", file=("a.wav", SPEECH), stream=True)
+            first = await anext(aiter(events))
+            gate.touch()
+            others = [event async for event in events]
+            assert first.type == "transcript.text.delta"
+            assert [first.delta, *(event.delta for event in others if event.type == first.type)] == deltas
+            assert others[-1].type == "transcript.text.done"
+            assert others[-1].text == "turn on the lights"
+        box.assert_nothing_leaks()
+
+
+async def test_a_streamed_transcript_that_breaks_ends_with_an_error(tmp_path: Path) -> None:
+    async with pacing(tmp_path) as (box, _), client(box) as official:
+        create = official.audio.transcriptions.create
+        with pytest.raises(openai.BadRequestError, match="`file`"):
+            await create(model="auto", file=("a.wav", b""), stream=True)
+        events = await create(model="auto", file=("a.wav", SPEECH), stream=True)
+        await anext(aiter(events))
+        for child in psutil.Process().children():
+            child.kill()
+        with pytest.raises(openai.APIError, match="could not be read"):
+            await anext(aiter(events))
+        box.assert_nothing_leaks()
+
+
 def assert_what_if_says_nothing(box: Box, record: DecisionRecord) -> None:
     """No policy decided it, so none decides it anew."""
     assert what_if(box.parts.policies.active, record, {}).as_recorded.decisions == (None,)
@@ -154,7 +191,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (form(temperature="nan"), 400, "`temperature`"),
         (form(prompt="x" * 2000), 400, "`prompt`"),
         (form(response_format="srt"), 400, "json, text, verbose_json"),
-        (form(stream="true"), 400, "`stream`"),
+        (form(stream="true", response_format="verbose_json"), 400, "`response_format`"),
         (form(sample="1"), 400, "`sample` is not a known field"),
         (form(more={"timestamp_granularities[]": "word"}), 400, "segment"),
         (form(more={f"field{at}": "1" for at in range(20)}), 400, "too many fields"),

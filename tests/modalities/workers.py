@@ -15,6 +15,7 @@ from models.modalities.process.messages import (
     Picture,
     Refusal,
     Segment,
+    SegmentFound,
     Sound,
     Transcribe,
     WorkerJob,
@@ -52,7 +53,8 @@ class Scripted:
 class TinyEncoder:
     """Hears and reads what `options` say, in `pace_s`, or dies, or hangs until the file `until` is there.
 
-    A sound of zeros is silence. `meet`: it waits for the worker of the other kind.
+    A sound of zeros is silence. `meet`: it waits for the worker of the other kind. Where segments are told, they are
+    the pieces of the text between "|": the first at once, the others and the result once the file `then` is there.
     """
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -76,6 +78,12 @@ class TinyEncoder:
         if isinstance(job, Transcribe) and not any(job.sound.samples):
             return Found(Fact("", 1.0))
         text = self._options["text"]
+        if isinstance(job, Transcribe) and job.tell:
+            for segment in text.split("|"):
+                link.send(SegmentFound(Segment(segment, 0.875)))
+                while not Path(self._options["then"]).exists() and not link.cancelled:
+                    time.sleep(0.01)
+            text = text.replace("|", " ")
         sure = float(self._options.get("confidence", "0.875"))
         return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125),))
 

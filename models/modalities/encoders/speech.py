@@ -14,7 +14,7 @@ from faster_whisper import WhisperModel
 from router.types import Fact
 
 from ..process.child import Link
-from ..process.messages import Found, Refusal, Segment, Transcribe, WorkerJob, WorkerResult, WorkerSpec
+from ..process.messages import Found, Refusal, Segment, SegmentFound, Transcribe, WorkerJob, WorkerResult, WorkerSpec
 
 _THREADS = 2
 
@@ -70,6 +70,8 @@ class SpeechEncoder:
             if words:
                 confidence = math.exp(segment.avg_logprob)
                 segments.append(Segment(words, confidence, segment.start, segment.end, segment.no_speech_prob))
+                if job.tell:
+                    link.send(SegmentFound(segments[-1]))
         self._model.forget()
         text = " ".join(segment.text for segment in segments)
         return Found(Fact(text, _confidence(segments), info.language if segments else ""), tuple(segments))

@@ -84,12 +84,14 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Find the words of a sound.
 
     `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow.
+    `tell`: send each `SegmentFound` as soon as it is.
     """
 
     sound: Sound
     language: str = ""
     prompt: str = ""
     temperature: float = 0.0
+    tell: bool = False
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
@@ -121,6 +123,12 @@ class Found(msgspec.Struct, frozen=True, tag="found"):
     segments: tuple[Segment, ...] = ()
 
 
+class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
+    """A part of the result that follows, which will not change."""
+
+    segment: Segment
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The part is invalid. `reason`: for the client, a clause that says what is wrong and what to send."""
 
@@ -129,7 +137,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 WorkerJob = DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | CancelJob
 WorkerResult = Sound | Picture | PictureSize | Found | Refused
-ChildReply = WorkerResult | WorkerReady
+ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 
 class Refusal(Exception):

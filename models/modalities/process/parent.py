@@ -7,15 +7,17 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from . import messages
-from .messages import ChildReply, Refusal, Refused, WorkerJob, WorkerResult, WorkerSpec
+from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 
 _ROOT = Path(__file__).parents[3]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+Tell = Callable[[Segment], None]
 _decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildReply)
 
 
@@ -54,11 +56,12 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def run(self, job: WorkerJob, deadline: float) -> WorkerResult:
+    async def run(self, job: WorkerJob, deadline: float, tell: Tell | None = None) -> WorkerResult:
         """Return the worker's result.
 
         Args:
             deadline: in the loop's time; waiting for earlier jobs counts.
+            tell: gets each segment that the child tells before the result; may not raise.
 
         Raises:
             Refusal: the part is invalid.
@@ -67,7 +70,7 @@ class WorkerProcess:
         """
         try:
             async with asyncio.timeout_at(deadline):
-                result = await self._in_turn(job)
+                result = await self._in_turn(job, tell)
         except TimeoutError:
             raise WorkerTimeout("it took too long") from None
         if isinstance(result, Refused):
@@ -81,7 +84,7 @@ class WorkerProcess:
         if self._settling is not None:
             await self._settling
 
-    async def _in_turn(self, job: WorkerJob) -> WorkerResult:
+    async def _in_turn(self, job: WorkerJob, tell: Tell | None) -> WorkerResult:
         await self._turn.acquire()
         try:
             await self._ensure_child()
@@ -90,7 +93,7 @@ class WorkerProcess:
             self._turn.release()
             raise
         try:
-            result = await self._ask(job)
+            result = await self._ask(job, tell)
         except asyncio.CancelledError:
             # The next job must not get this one's result, and the caller does not wait until that is certain.
             self._settling = asyncio.get_running_loop().create_task(self._settle())
@@ -101,12 +104,14 @@ class WorkerProcess:
         self._turn.release()
         return result
 
-    async def _ask(self, job: WorkerJob) -> WorkerResult:
+    async def _ask(self, job: WorkerJob, tell: Tell | None) -> WorkerResult:
         assert self._writer is not None
         try:
             self._writer.write(messages.encode(job))
             await self._writer.drain()
-            result = await self._receive()
+            while isinstance(result := await self._receive(), SegmentFound):
+                if tell is not None:
+                    tell(result.segment)
         except (OSError, EOFError, msgspec.DecodeError) as error:
             await self._end_child()
             raise WorkerFailed("its process died") from error
@@ -141,7 +146,8 @@ class WorkerProcess:
             async with asyncio.timeout(self._settle_s):
                 if self._writer is not None:
                     self._writer.write(messages.encode(messages.CancelJob()))
-                    await self._receive()
+                    while isinstance(await self._receive(), SegmentFound):
+                        pass
         except (TimeoutError, OSError, EOFError, msgspec.DecodeError):
             await self._end_child()
         finally:

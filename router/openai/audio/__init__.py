@@ -1,13 +1,23 @@
 """`/v1/audio/transcriptions` and `/v1/audio/speech`: bodies → values, and a transcript → bytes."""
 
 from .speech import SpeechRequest, parse_speech
-from .transcription import Transcript, TranscriptionRequest, TranscriptSegment, encode_transcript, parse_transcription
+from .transcription import (
+    Transcript,
+    TranscriptionRequest,
+    TranscriptSegment,
+    encode_delta,
+    encode_done,
+    encode_transcript,
+    parse_transcription,
+)
 
 __all__ = [
     "SpeechRequest",
     "Transcript",
     "TranscriptSegment",
     "TranscriptionRequest",
+    "encode_delta",
+    "encode_done",
     "encode_transcript",
     "parse_speech",
     "parse_transcription",

@@ -30,6 +30,7 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
     prompt: str = ""
     format: TranscriptFormat = "json"
     temperature: float = 0.0
+    stream: bool = False
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True):
@@ -72,8 +73,9 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
     for name, advice in (("file", "Send the sound as a file."), ("model", "Send `speech` or `auto`.")):
         if name not in values:
             raise MissingField(f"`{name}` is missing. {advice}", param=name)
-    if values.get("stream", b"false").lower() not in (b"false", b"0", b""):
-        raise UnsupportedFeature("`stream`: a transcript comes whole. Leave it out.", param="stream")
+    stream = values.get("stream", b"").lower() not in (b"false", b"0", b"")
+    if stream and values.get("response_format", b"json") not in (b"json", b"text"):
+        raise UnsupportedFeature("`response_format`: a stream has words only. Leave it out.", param="response_format")
     return TranscriptionRequest(
         data=values["file"],
         model=_text(values, "model", _MAX_NAME),
@@ -81,6 +83,7 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
         prompt=_text(values, "prompt", _MAX_PROMPT),
         format=_format(_text(values, "response_format", _MAX_NAME)),
         temperature=_temperature(_text(values, "temperature", _MAX_NAME)),
+        stream=stream,
     )
 
 
@@ -101,6 +104,21 @@ def encode_transcript(transcript: Transcript, form: TranscriptFormat, temperatur
             "usage": usage,
         }
     )
+
+
+def encode_delta(text: str) -> bytes:
+    """Return the event for words that are understood, with the space before them."""
+    return _event({"type": "transcript.text.delta", "delta": text})
+
+
+def encode_done(transcript: Transcript) -> bytes:
+    """Return the last event of a streamed transcript."""
+    usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
+    return _event({"type": "transcript.text.done", "text": transcript.text, "usage": usage})
+
+
+def _event(document: dict[str, object]) -> bytes:
+    return b"data: " + _encoder.encode(document) + b"\n\n"
 
 
 def _segment(at: int, segment: TranscriptSegment, temperature: float) -> dict[str, object]:
