@@ -139,9 +139,10 @@ class RealtimeSession:
 
     def heard(self, sound: HearSound, transcript: Transcript) -> None:
         """Take what was said in a sound."""
-        if sound.item_id in self._conversation:
-            item = self._conversation.get(sound.item_id).with_transcript(sound.index, transcript.text)
-            self._conversation.replace(item)
+        item = self._conversation.get(sound.item_id) if sound.item_id in self._conversation else None
+        if item is not None and sound.index in item.sounds:  # else it was deleted meanwhile, or is another one
+            self._conversation.replace(item.with_transcript(sound.index, transcript.text))
+            self._shorten()
         usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
         fields = {"transcript": transcript.text, "usage": usage}
         self._tell("completed", sound, fields)

@@ -80,6 +80,7 @@ def test_an_item_may_be_deleted_before_it_is_known_what_was_said(talk: Talk) -> 
     effect = talk.effect
     assert isinstance(effect, HearSound)
     talk.send("conversation.item.delete", item_id=item_id)
+    talk.say(id=item_id)
     talk.session.heard(effect, Transcript("lights on", "en", 0.5))
     talk.session.not_heard(effect, EncoderFailed("it was late"))
     events = talk.read()
