@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import hdrs, web
 
-from router.errors import CausewayError, ClientGone
 from models.modalities.process.messages import Segment
+from router.errors import CausewayError, ClientGone
 from router.openai import check_media_type, error_event
 from router.openai.audio import (
     TranscriptionRequest,
@@ -28,7 +28,6 @@ from ..http.responses import EVENTS, JSON, SERVER, EventStream, error_response
 from ..serving.generation import policy_label
 from .audio import AudioCall, AudioService
 from .speaker import PCM_HZ
-
 
 
 class AudioApi:
@@ -85,7 +84,9 @@ class AudioApi:
 
         return await self._answer(call, answer)
 
-    async def _stream(self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest) -> web.StreamResponse:
+    async def _stream(
+        self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
+    ) -> web.StreamResponse:
         """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
         stream: EventStream | None = None
         fields = {**self._ids(call), "x-causeway-route": "edge", "Content-Type": EVENTS, "Cache-Control": "no-cache"}

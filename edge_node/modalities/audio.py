@@ -105,9 +105,7 @@ class AudioService:
         self._clock = clock
         self._default_deadline_s = default_deadline_s
 
-    async def transcribe(
-        self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None
-    ) -> Transcript:
+    async def transcribe(self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None) -> Transcript:
         """Return the words of a sound; none if nobody speaks.
 
         Args:

@@ -1,4 +1,4 @@
-"""The paths of `/v1/audio/*`, and the sounds of live sessions. Nothing of them is imported before the first of these."""
+"""The paths of `/v1/audio/*`, and the sounds of live sessions. Nothing is imported before the first of them."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from ..serving.reply import AnswerHead, Piece
 Speak = Callable[[str], Awaitable[bytes]]
 _PIECE_BYTES = 9600  # a fifth of a second
 
+
 class SessionReply:
     """Passes one answer on to a response of a session.
 

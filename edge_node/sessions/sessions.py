@@ -69,6 +69,7 @@ class Speak(Protocol):
 
     def __call__(self, text: str, voice: str, speed: float) -> Awaitable[bytes]: ...
 
+
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
 _STOP_S = 2.0  # for cancelled answers to end
 _RETRY_S = 5.0

@@ -144,7 +144,7 @@ class RealtimeSession:
             self._conversation.replace(item.with_transcript(sound.index, transcript.text))
             self._shorten()
         usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
-        fields = {"transcript": transcript.text, "usage": usage}
+        fields: JSONObject = {"transcript": transcript.text, "usage": usage}
         self._tell("completed", sound, fields)
 
     def not_heard(self, sound: HearSound, error: CausewayError) -> None:
@@ -262,9 +262,7 @@ class RealtimeSession:
             if asked.get(name) is not None:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
         self._check_spoken(asked, "response")
-        own = merged(
-            ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response"
-        )
+        own = merged(ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response")
         # Hints add up: a response's own never replace those of the session.
         hints = merge_hints(self.hints, self._settings.causeway)
         settings = merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
@@ -352,6 +350,6 @@ def _unknown(kind: object) -> InvalidRequest:
 
 def _not_spoken(param: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        f"`{param}`: answers here are text. Send `output_modalities`: [\"text\"], or install espeak-ng at the box.",
+        f'`{param}`: answers here are text. Send `output_modalities`: ["text"], or install espeak-ng at the box.',
         param=param,
     )

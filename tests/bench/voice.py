@@ -42,7 +42,6 @@ from router.openai import parse_chat
 from router.parts.spoken_form import spoken_form
 from router.types import RoutingHints
 
-
 _TOKENS, _BELOW = 8, 0.55  # the default policy's handoff
 
 

@@ -40,9 +40,7 @@ async def listening(
     spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options={"text": COMMAND, **(encoder or {})})
     encoders: dict[Modality, WorkerSpec] = {} if encoder is None else {"audio": spec}
     realtime = RealtimeConfig(max_audio_s=5.0)
-    async with running(
-        tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime, environ=environ
-    ) as box:
+    async with running(tmp_path / "box", encoders=encoders, parts=PATIENT, realtime=realtime, environ=environ) as box:
         client = await Peer.connect(box.app.port)
         try:
             await client.event()
