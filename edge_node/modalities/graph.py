@@ -63,7 +63,7 @@ _N = TypeVar("_N", int, float)
 _Outcome = tuple[Fact | None, PartRecord] | InvalidRequest
 
 
-class _Read(msgspec.Struct, frozen=True):
+class _ReadPart(msgspec.Struct, frozen=True):
     """What is known of a part. `seconds`: of a sound."""
 
     found: Found
@@ -89,11 +89,11 @@ class _Branch:
         prompt: str = "",
         temperature: float = 0.0,
         tell: Tell | None = None,
-    ) -> _Read:
+    ) -> _ReadPart:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
         if isinstance(decoded, Found):  # text: nothing is left to encode
-            return _Read(decoded)
+            return _ReadPart(decoded)
         assert isinstance(decoded, Sound | Picture)
         if isinstance(decoded, Picture):
             found, seconds = await self.encoder.run(decoded, deadline), 0.0
@@ -102,7 +102,7 @@ class _Branch:
             found = await self.encoder.run(transcribe, deadline, tell)
             seconds = decoded.seconds
         assert isinstance(found, Found)
-        return _Read(found, seconds)
+        return _ReadPart(found, seconds)
 
     async def pixels(self, picture: bytes, deadline: float) -> int:
         """Width × height as the file declares them. Raises as `run`."""
@@ -145,7 +145,7 @@ class EncoderGraph:
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
-        self._remembered: OrderedDict[tuple[Modality, str], _Read] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Modality, str], _ReadPart] = OrderedDict()
         self.running = 0  # branches in progress
 
     def concerns(self, request: Request) -> bool:
@@ -339,7 +339,7 @@ class EncoderGraph:
             self._remember(key, read)
         return read.found, read.seconds, False
 
-    def _remember(self, key: tuple[Modality, str], read: _Read) -> None:
+    def _remember(self, key: tuple[Modality, str], read: _ReadPart) -> None:
         self._remembered[key] = read
         if len(self._remembered) > self._config.remembered:
             self._remembered.popitem(last=False)
