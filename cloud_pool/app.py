@@ -169,6 +169,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         reload=None if reread is None else partial(reload_endpoints, pools, config, reread),
         drain=server.begin_draining,
         is_draining=lambda: server.draining,
+        more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     operator = operator_listener(config, routes)
     return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks)

@@ -4,6 +4,7 @@
     GET  /readyz    as the public one, with each tier's and endpoint's state, and why jobs are refused
     POST /reload    read the endpoints of the configuration again, as SIGHUP does
     POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
+    /dlq            dead letters, where the process accepts jobs (`jobs.http.dead_letter_api`)
 
 Every request needs a token of `operator.token_file`, or a signed one with the scope `admin`. With neither configured
 the address is on loopback, and every process of this machine may call it.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 import msgspec
 from aiohttp import hdrs, web
@@ -29,7 +31,10 @@ from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.operator")
 _MAX_CONNECTIONS = 64
-_Handler = Callable[[], Awaitable[web.Response]]
+_Handler = Callable[[], Awaitable[web.StreamResponse]]
+
+
+RouteHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class OperatorRoutes:
@@ -40,6 +45,7 @@ class OperatorRoutes:
         reload: reads the endpoints again; raises ConfigError.
         drain: makes this process accept no more requests.
         is_draining: whether it does so already.
+        more: handlers of further paths; None: no such path.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class OperatorRoutes:
         reload: Callable[[], None] | None = None,
         drain: Callable[[], None] | None = None,
         is_draining: Callable[[], bool] = lambda: False,
+        more: Callable[[web.BaseRequest], RouteHandler | None] = lambda _: None,
     ) -> None:
         self._authenticator = authenticator
         self._metrics = metrics
@@ -60,6 +67,7 @@ class OperatorRoutes:
         self._reload = reload
         self._drain = drain
         self._is_draining = is_draining
+        self._more = more
         known: tuple[tuple[str, str, _Handler, object], ...] = (
             ("/metrics", hdrs.METH_GET, self._get_metrics, metrics),
             ("/readyz", hdrs.METH_GET, self._get_readiness, readiness),
@@ -85,6 +93,10 @@ class OperatorRoutes:
         caller = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
         caller.require("admin")
         method, handler = self._routes.get(http.path, ("", None))
+        if handler is None and (found := self._more(http)) is not None:
+            if http.method != hdrs.METH_GET:
+                _log.warning("%s %s by %s", http.method, http.path, caller.owner)
+            return partial(found, http)
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}. Use {', '.join(self._routes)}.")
         if http.method != method:

@@ -20,6 +20,7 @@ from ..observability.tracing import JobTrace
 from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .http.batch_api import BatchApi
+from .http.dead_letter_api import DeadLetterApi
 from .http.job_api import AdmitSubmission, IdentifyCaller, JobApi
 from .metrics import JobMetrics
 from .store.redis_client import redis_time
@@ -31,7 +32,7 @@ _log = logging.getLogger("causeway.cloud.jobs")
 
 
 class JobsGateway:
-    """Accepts jobs over HTTP. `api.handler` routes the requests.
+    """Accepts jobs over HTTP. `api.handler` routes the requests, `dead_letters.handler` those of operators.
 
     Args:
         tiers: by name and alias
@@ -64,6 +65,7 @@ class JobsGateway:
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         parser = SubmissionParser(config, tiers, check_cost)
+        self.dead_letters = DeadLetterApi(self._stores.jobs)
         accepted = AcceptanceLog(audit)
         bodies = bodies or BodyMemory()
         batches = BatchApi(

@@ -1,0 +1,71 @@
+"""Dead letters at the operators' address, as `causeway-cloud dlq` shows them: never with content.
+
+GET    /dlq?limit=100    the newest dead letters
+POST   /dlq/{id}/retry   queue one again, with all its attempts and a new deadline
+DELETE /dlq/{id}         delete one with its request
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+from aiohttp import hdrs, web
+
+from router.errors import InvalidRequest, MethodNotAllowed, NotFound
+
+from ..store.job_store import JobStore
+from ..store.replies import DeadLetter
+from .routing import Handler, json_response
+
+_MAX_LISTED: Final = 10_000
+_PATH = re.compile(r"/dlq(?:/([\w.-]{1,80})(/retry)?)?")
+
+
+class _DeadLetters(msgspec.Struct):
+    data: list[DeadLetter]  # `died` is unix, ms
+    object: str = "list"
+
+
+class _Changed(msgspec.Struct):
+    id: str
+    status: str  # queued or purged
+
+
+class DeadLetterApi:
+    """Handlers for operators, whose scope the caller has checked. Every one raises JobStoreUnavailable."""
+
+    def __init__(self, jobs: JobStore) -> None:
+        self._jobs = jobs
+
+    def handler(self, request: web.BaseRequest) -> Handler | None:
+        """Return the handler of a request; None for another path. Raises MethodNotAllowed."""
+        match = _PATH.fullmatch(request.path)
+        if match is None:
+            return None
+        job, retry = match.groups()
+        handle: Handler = self._list
+        method = hdrs.METH_GET
+        if job and retry:
+            method, handle = hdrs.METH_POST, partial(self._change, job, self._jobs.retry, "queued")
+        elif job:
+            method, handle = hdrs.METH_DELETE, partial(self._change, job, self._jobs.purge, "purged")
+        if request.method != method:
+            raise MethodNotAllowed(f"{request.method[:20]} is not possible here. Use {method}.", allow=method)
+        return handle
+
+    async def _list(self, request: web.BaseRequest) -> web.StreamResponse:
+        limit = request.query.get("limit", "100")
+        if not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED:
+            raise InvalidRequest(f"`limit` is 1 to {_MAX_LISTED}", param="limit")
+        return json_response(_DeadLetters(await self._jobs.dead_letters(int(limit))))
+
+    async def _change(
+        self, job: str, act: Callable[[str], Awaitable[bool]], status: str, _: web.BaseRequest
+    ) -> web.StreamResponse:
+        if not await act(job):
+            raise NotFound(f"{job} is no dead letter, or its batch has counted it.")
+        return json_response(_Changed(job, status))
