@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (behind it), worker, stream, dlq, jobs, keys, usage and plan."""
+"""`causeway-cloud`: serve (the gateway), triton (behind it), worker, stream, dlq, jobs, keys, usage, erase and plan."""
 
 from __future__ import annotations
 
@@ -250,6 +250,15 @@ def jobs(arguments: tuple[str, ...]) -> None:
     from .jobs import jobs as group
 
     group.main(list(arguments), prog_name="causeway-cloud jobs")
+
+
+@main.command(context_settings=_PASSED_ON)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def erase(arguments: tuple[str, ...]) -> None:
+    """Erase what is stored of a tenant, a device or a user, with a signed receipt."""
+    from .erase import erase as command
+
+    command.main(list(arguments), prog_name="causeway-cloud erase")
 
 
 @main.command(context_settings=_PASSED_ON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final, Literal
 
 import msgspec
@@ -35,6 +36,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str = ""  # of the batch's line
     tags: tuple[str, ...] = ()  # from the headers; the body may have its own
     traceparent: str = ""  # of the span that submits it
+    user: str = ""  # digest of the request's `user`, by which its jobs can be erased
     token_id: str = ""  # of the signed token that submits it; "": a static one, or none
     token_issued: float = 0.0  # unix, s
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
@@ -92,6 +94,11 @@ def parse_record(fields: dict[str, bytes]) -> JobRecord:
         reason = str(error) if isinstance(error, msgspec.ValidationError) else "it is not UTF-8"
         raise RecordUnreadable(f"The job's record is damaged or of another version: {reason}") from None
     return msgspec.structs.replace(record, body=fields.get("body", b""), error=fields.get("error", b""))
+
+
+def user_digest(tenant: str, user: str) -> str:
+    """Return what a job's record says of its request's `user`; "" without one."""
+    return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:32] if user else ""
 
 
 def encode_bill(bill: RunBill | None) -> bytes:

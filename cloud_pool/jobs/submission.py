@@ -23,7 +23,7 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
-from .record import NewJob
+from .record import NewJob, user_digest
 from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
 
 
@@ -104,6 +104,7 @@ class SubmissionParser:
             idempotency=key_digest(submission.key),
             digest=_digest(submission),
             tags=submission.tags,
+            user=user_digest(principal.tenant, request.user or ""),
         )
 
     def validate(

@@ -64,6 +64,7 @@ _JOBS = _keys(
         "text of the running answer, while it is followed",
     ),
     ("followed:<id>", "string", "ttl", "10 s", "a client follows the job's events"),
+    ("erasure:<digest>", "hash", "ttl", "30 days", "progress of an erasure that has no receipt yet"),
     ("idempotency:<owner>:<digest>", "hash", "ends", _ENDED, "job of an Idempotency-Key"),
     ("queue:<tier>:<priority>", "hash", "fixed", "two numbers", "jobs of all tenants, and virtual time"),
     ("queue:<tier>:<priority>:<tenant>", "zset", "ends", _OPEN, "a tenant's queued jobs"),

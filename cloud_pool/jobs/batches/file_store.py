@@ -158,6 +158,15 @@ class FileStore:
         """Delete a file. Batches that read it go on."""
         await self._retire(file.id, file.store)
 
+    async def erase(self, name: str) -> bool:
+        """Delete a file of any owner and in any state with its content, now. Returns False if it was gone."""
+        file = await self.lookup(name)
+        if file is None:
+            return False
+        await self._db.run("file_retire", self._now, name, _DELETE_LEASE_MS)
+        await self._delete_content(name, file.store)
+        return True
+
     # --- content ---------------------------------------------------------------------------------------------------
 
     async def parts(self, name: str) -> list[FilePart]:

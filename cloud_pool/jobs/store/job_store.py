@@ -98,6 +98,7 @@ class JobStore:
             "ttl": job.ttl_ms or "",
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,
+            "user": job.user,
             "token_id": job.token_id,
             "token_issued": job.token_issued or "",
         }

@@ -133,15 +133,19 @@ class RedisClient:
             )
         return cast("Reply", replies[0])
 
-    async def exist(self, keys: Sequence[str]) -> list[bool]:
-        """Return whether each key exists. Raises JobStoreUnavailable."""
+    async def commands(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
+        """Run commands in one round trip. Raises JobStoreUnavailable."""
         pipeline = self._redis.pipeline(transaction=False)
-        for key in keys:
-            pipeline.execute_command("EXISTS", key)
+        for command in commands:
+            pipeline.execute_command(*command)
         try:
-            return [as_int(reply) > 0 for reply in await pipeline.execute()] if keys else []
+            return cast("list[Reply]", await pipeline.execute()) if commands else []
         except (RedisError, OSError) as error:
             raise _translate(error) from error
+
+    async def exist(self, keys: Sequence[str]) -> list[bool]:
+        """Return whether each key exists. Raises JobStoreUnavailable."""
+        return [as_int(reply) > 0 for reply in await self.commands([("EXISTS", key) for key in keys])]
 
     async def now_ms(self, clock: Callable[[], float]) -> int:
         """Return the unix time of `clock`; for `redis_time` ask Redis. Raises JobStoreUnavailable."""

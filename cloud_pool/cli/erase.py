@@ -1,0 +1,145 @@
+"""`causeway-cloud erase`: erase what is stored of a tenant, a device or a user, with a signed receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Self
+
+import click
+from redis.exceptions import RedisError
+
+from router.errors import ConfigError
+
+from ..accounts.identity.issuing import read_private
+from ..accounts.identity.key_set import read_jwks
+from ..config.loader import Flags, load_config
+from ..config.schema import Config
+from ..erasure.erasure import Erasure
+from ..erasure.kinds import CachedAnswers, ErasedKind, Usage, job_kinds
+from ..erasure.receipt import Receipt, Remainder, sign, verify
+from ..erasure.subject import ErasureSubject
+from ..jobs.config import with_shared_redis
+from ..jobs.stores import JobStores
+from ..redis.connect import ConnectionOptions, open_redis
+from .process import report_errors
+
+_PATH = click.Path(path_type=Path)
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_ALWAYS_LEFT = (
+    Remainder(
+        "backups, and copies that leave Causeway", "Causeway does not know them: delete them, or let them expire"
+    ),
+    Remainder("audit files, logs and traces", "ids and times, no content: they expire as you rotate them"),
+    Remainder("revocations of tokens", "kept, so that no revoked token works again"),
+    Remainder("effects of streams", "keys are one-way digests: they expire after `streams.effect_ttl_s`"),
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@click.option("--tenant", help="Erase a tenant: all its devices and users.")
+@click.option("--device", help="Erase a device, as tenant/device.")
+@click.option("--user", help="Erase the jobs of a user, as tenant/user: requests that name it as `user`.")
+@click.option("--sign", "private", type=_FILE, help="Signs the receipt: a private key of `keys new`.")
+@click.option("--receipt", "file", type=_PATH, help="File for the receipt; without it, stdout.")
+@click.option("--dry-run", is_flag=True, help="Print how much there is, and change nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--keep-cache", is_flag=True, help="Leave the shared cache, whose entries expire by themselves.")
+@click.option("--verify", "signed", type=_FILE, help="Verify a receipt with --keys instead.")
+@click.option("--keys", "key_file", type=_FILE, help="JWKS file, for --verify.")
+@report_errors(RedisError, OSError)
+def erase(
+    path: Path | None,
+    redis: str | None,
+    tenant: str | None,
+    device: str | None,
+    user: str | None,
+    private: Path | None,
+    file: Path | None,
+    dry_run: bool,
+    yes: bool,
+    keep_cache: bool,
+    signed: Path | None,
+    key_file: Path | None,
+) -> None:
+    """Erase what is stored of a tenant, a device or a user, and print a signed receipt.
+
+    Revoke its tokens first. A run that was interrupted is continued by the same command.
+    """
+    if signed is not None:
+        if key_file is None:
+            raise ConfigError("--verify needs --keys, the JWKS file with the public key", where="--keys")
+        receipt = verify(signed.read_bytes(), read_jwks(key_file))
+        click.echo(f"valid: {receipt.subject.name}, finished {receipt.finished}")
+        return
+    subject = ErasureSubject.parse(tenant, device, user)
+    config = load_config(path, Flags(redis=redis))
+    counts = asyncio.run(_count(config, subject, keep_cache))
+    for kind, count in counts.items():
+        click.echo(f"{count}\t{kind}", err=True)
+    if dry_run:
+        return
+    if private is None:
+        raise ConfigError(
+            "name the key that signs the receipt, a private one of `causeway-cloud keys new`", where="--sign"
+        )
+    key = read_private(private)
+    if not yes:
+        click.confirm(f"Erase {subject.name} for good?", abort=True, err=True)
+    document = sign(asyncio.run(_erase(config, subject, keep_cache)), key)
+    if file is None:
+        click.echo(document.decode(), nl=False)
+    else:
+        file.write_bytes(document)
+    asyncio.run(_forget(config, subject))
+
+
+async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> dict[str, int]:
+    async with _Opened(config, keep_cache) as opened:
+        return await opened.erasure.count(subject)
+
+
+async def _erase(config: Config, subject: ErasureSubject, keep_cache: bool) -> Receipt:
+    left = list(_ALWAYS_LEFT)
+    if keep_cache:
+        left.append(Remainder("the shared cache", "by --keep-cache: until `cache.ttl_s` + `cache.stale_if_error_s`"))
+    if subject.device or subject.user:
+        left.append(Remainder("usage", "it is counted by tenant, tier and day, of no device and no user"))
+    if subject.user:
+        left.append(Remainder("files and batches", "a file has lines of many users: erase its device"))
+    async with _Opened(config, keep_cache) as opened:
+        return await opened.erasure.erase(subject, left)
+
+
+async def _forget(config: Config, subject: ErasureSubject) -> None:
+    async with _Opened(config, True) as opened:
+        await opened.erasure.forget(subject)
+
+
+class _Opened:
+    """The stores of a configuration, open for a `with` block."""
+
+    def __init__(self, config: Config, keep_cache: bool) -> None:
+        """Raises ConfigError."""
+        settings = with_shared_redis(config.jobs, config.redis)
+        if not settings.redis:
+            raise ConfigError("give --redis, or a --config that names it", where="redis")
+        self._stores = JobStores.open(settings)
+        self._clients = [open_redis(config.redis or settings.redis, "redis", ConnectionOptions())]
+        kinds: list[ErasedKind] = [*job_kinds(self._stores), Usage(self._clients[0], "usage")]
+        if not keep_cache:
+            cache = open_redis(config.cache.redis or config.redis or settings.redis, "cache.redis", ConnectionOptions())
+            self._clients.append(cache)
+            kinds.append(CachedAnswers(cache, config.cache.key_prefix))
+        self.erasure = Erasure(self._stores.database, kinds)
+
+    async def __aenter__(self) -> Self:
+        await self._stores.database.ensure_layout()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stores.close()
+        for client in self._clients:
+            await client.aclose()
