@@ -38,12 +38,13 @@ _SERVICES = {
     "jobs_redis": "redis",
     "triton_environment": "triton",
     "nats_server": "nats",
+    "kafka_server": "kafka",
     "postgres_server": "postgres",
     "chromium": "chromium",
 }
 
 
-_SLOW_MODULE = re.compile(r"^pytestmark = .*\b(slow|engine|redis|triton|nats|postgres|chromium)\b", re.MULTILINE)
+_SLOW_MODULE = re.compile(r"^pytestmark = .*\b(slow|engine|redis|triton|nats|kafka|postgres|chromium)\b", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

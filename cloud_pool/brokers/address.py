@@ -1,4 +1,7 @@
-"""Addresses of topics: `nats://host:4222/SUBJECT`, several hosts separated by commas; `nats+tls://` for TLS."""
+"""Addresses of topics: `nats://host:4222/SUBJECT` or `kafka://host:9092/TOPIC`.
+
+Several hosts are separated by commas; `nats+tls://` and `kafka+tls://` use TLS.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,15 @@ import msgspec
 
 from router.errors import ConfigError
 
-BrokerKind = Literal["nats"]
-_SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {"nats": ("nats", False), "nats+tls": ("nats", True)}
-_PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222}
-_FORMS: Final = "write nats://host:4222/SUBJECT, or nats+tls:// for TLS"
+BrokerKind = Literal["nats", "kafka"]
+_SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
+    "nats": ("nats", False),
+    "nats+tls": ("nats", True),
+    "kafka": ("kafka", False),
+    "kafka+tls": ("kafka", True),
+}
+_PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222, "kafka": 9092}
+_FORMS: Final = "write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS"
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
 
 
@@ -22,7 +30,8 @@ class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `streams.login`: how to log in at the brokers of both topics."""
 
     username: str = ""  # needs `password_file`
-    password_file: str = ""  # without `username`, a token
+    password_file: str = ""  # without `username`, a token (NATS)
+    sasl: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"  # how Kafka asks for them
     ca_file: str = ""  # PEM certificates of the authorities that are trusted; empty: the system's
     cert_file: str = ""  # PEM certificate of this client, if the brokers ask for one
     key_file: str = ""  # private key of `cert_file`

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.errors import ConfigError
 
 from .address import BrokerLogin, TopicAddress
-from .port import MessageSink, MessageSource
+from .port import MessageHistory, MessageSink, MessageSource
 
 _MISSING = "the client of this broker is not installed: pip install 'causeway[{extra}]'"
 
@@ -15,22 +15,43 @@ def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wai
 
     Args:
         name: of the pipeline; its processes share what was acknowledged
-        ack_wait_s: a message that is neither acknowledged nor kept for so long is delivered again
+        ack_wait_s: what a process has is delivered to others when it says nothing for so long
 
     Raises:
         ConfigError: the broker's client is not installed, or the login is unusable.
     """
     try:
-        from .nats_jetstream import JetStreamSource
+        if address.kind == "kafka":
+            from .kafka.source import KafkaSource
+
+            return KafkaSource(address, name, login, lost_after_s=ack_wait_s)
+        from .jetstream.source import JetStreamSource
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
     return JetStreamSource(address, name, login, ack_wait_s=ack_wait_s)
 
 
-def open_sink(address: TopicAddress, login: BrokerLogin) -> MessageSink:
-    """Build a sink; it connects when it is opened. Raises ConfigError as `open_source` does."""
+def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSink:
+    """Build a sink of a pipeline; it connects when it is opened. Raises ConfigError as `open_source` does."""
     try:
-        from .nats_jetstream import JetStreamSink
+        if address.kind == "kafka":
+            from .kafka.sink import KafkaSink
+
+            return KafkaSink(address, name, login)
+        from .jetstream.sink import JetStreamSink
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--out") from error
     return JetStreamSink(address, login)
+
+
+def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
+    """Build a reader of ranges; it connects when it is opened. Raises ConfigError as `open_source` does."""
+    try:
+        if address.kind == "kafka":
+            from .kafka.history import KafkaHistory
+
+            return KafkaHistory(address, login)
+        from .jetstream.history import JetStreamHistory
+    except ImportError as error:
+        raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
+    return JetStreamHistory(address, login)

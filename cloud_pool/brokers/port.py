@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
+
+from .ranges import MessageRange
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -65,10 +67,26 @@ class MessageSource(Protocol):
     async def forget(self) -> None:
         """Drop what was delivered and not acknowledged: the next `receive` gets it again, in order."""
 
-    async def lag(self) -> TopicLag: ...
+    async def lost_lanes(self) -> set[str]:
+        """Wait until other processes have lanes that this one had, and return these."""
+
+    async def lag(self) -> TopicLag:
+        """Of the whole topic, or of the lanes of this process."""
 
     async def close(self) -> None:
         """Disconnect. What was not acknowledged is delivered to the next process."""
+
+
+class MessageHistory(Protocol):
+    """Messages of a topic, read beside all pipelines: nothing is acknowledged, and no cursor moves."""
+
+    async def open(self) -> None:
+        """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
+
+    def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
+        """Yield the messages of a range that are there now, each lane's in order. Raises BrokerUnavailable."""
+
+    async def close(self) -> None: ...
 
 
 class MessageSink(Protocol):
@@ -81,19 +99,23 @@ class MessageSink(Protocol):
     async def open(self) -> None:
         """Connect, waiting for the broker as long as it takes. Raises ConfigError for a topic that does not exist."""
 
-    async def publish(self, message: OutgoingMessage, lane: str) -> None:
-        """Return when the broker has stored the message. `lane`: of the message that it answers.
+    async def position(self, lane: str) -> str:
+        """Return a place in the topic before everything that will be published for the lane from now on.
 
-        Raises MessageTooLarge.
+        From here on no other process publishes for the lane without a look at the topic, where the broker can see to
+        that.
         """
 
-    def position(self) -> str:
-        """Return a place in the topic before everything that this process will publish from now on."""
+    async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
+        """Return when the broker has stored the message; False if it had it already.
 
-    async def find(self, since: Mapping[str, str], lane: str) -> set[str]:
-        """Return which of these messages are in the topic, each by its id and a `position` from before it.
+        Args:
+            lane: of the message that it answers
+            position: from before the first time that it was published
+            repeated: it may be in the topic: an earlier call raised BrokerUnavailable, or was another process's
 
-        No other process publishes for `lane` any more, where the broker can see to that.
+        Raises:
+            MessageTooLarge: of this message.
         """
 
     async def close(self) -> None: ...

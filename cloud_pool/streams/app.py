@@ -32,10 +32,14 @@ from ..jobs.worker.app import jobs_settings
 from ..jobs.worker.background import BackgroundService, build_background_service
 from .attempts import MessageRunner
 from .effects import REPLICATED, STREAM_SCRIPTS, EffectStore
+from .insistence import Insistence
 from .metrics import StreamMetrics
+from .outcome import OutcomeWriter
 from .pipeline import StreamPipeline
+from .settlement import MessageSettler
 
 _FLUSH_S = 3.0
+Closing = Callable[[], Awaitable[None]]
 
 
 class StreamTopics(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,11 +65,20 @@ async def run(
         reread: reads the configuration again; on SIGHUP the pipeline takes its endpoints from it
         serves_operators: listen at the operators' address
     """
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        await _work(config, topics, stop, serves_operators, tasks, closing, reread)
+
+    await run_with_tasks(work)
+
+
+async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:
+    """Give `work` a group for background tasks, and a list of what to close afterwards. Raises ConfigError."""
     errors = []
-    closing: list[Callable[[], Awaitable[None]]] = []
+    closing: list[Closing] = []
     async with anyio.create_task_group() as tasks:
         try:
-            await _work(config, topics, stop, serves_operators, tasks, closing, reread)
+            await work(tasks, closing)
         except ConfigError as error:
             errors.append(error)  # Raised below: a task group would wrap it.
         tasks.cancel_scope.cancel()
@@ -81,7 +94,7 @@ async def _work(
     stop: asyncio.Event,
     serves_operators: bool,
     tasks: TaskGroup,
-    closing: list[Callable[[], Awaitable[None]]],
+    closing: list[Closing],
     reread: Callable[[], Config] | None,
 ) -> None:
     """Run in `tasks`; `closing` gets what must be closed after they have ended."""
@@ -104,7 +117,7 @@ async def _work(
     )
     usage = UsageOutbox(database, background.accounts.accounting.usage.add)
     source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
-    sink, dead = open_sink(topics.sink, streams.login), open_sink(topics.dead, streams.login)
+    sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))
 
     async def close_store() -> None:
         with anyio.move_on_after(_FLUSH_S):
@@ -116,7 +129,8 @@ async def _work(
         await background.operator.start()  # (1)
         closing.insert(0, background.operator.close)
     pipeline = _build_pipeline(config, jobs, topics, background, database, source, sink, dead)
-    if not await _open(stop, DurabilityCheck(database, jobs.durability).wait, source.open, sink.open, dead.open):  # (2)
+    wait_until_durable = DurabilityCheck(database, jobs.durability).wait
+    if not await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):  # (2)
         return
     background.watch_sighup(config, reread)
     await background.start(tasks)
@@ -137,9 +151,39 @@ def _build_pipeline(
     sink: MessageSink,
     dead: MessageSink,
 ) -> StreamPipeline:
-    accounts, metrics = background.accounts, StreamMetrics(background.metrics.registry)
+    metrics = StreamMetrics(background.metrics.registry)
     owner = secrets.token_hex(8) if source.needs_lease else ""
-    runner = MessageRunner(
+    runner = build_message_runner(config, jobs, background, metrics)
+    effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
+    writer, insistence = OutcomeWriter(topics.name), Insistence()
+    settler = MessageSettler(
+        source,
+        sink,
+        dead,
+        effects,
+        runner,
+        writer,
+        metrics,
+        insistence,
+        max_attempts=config.streams.max_attempts,
+    )
+    return StreamPipeline(
+        str(topics.source),
+        source,
+        settler,
+        effects,
+        config.streams,
+        metrics,
+        insistence,
+        drain_s=jobs.drain_s,
+    )
+
+
+def build_message_runner(
+    config: Config, jobs: JobsConfig, background: BackgroundService, metrics: StreamMetrics
+) -> MessageRunner:
+    accounts = background.accounts
+    return MessageRunner(
         config.streams,
         jobs,
         SubmissionParser(jobs, background.tiers, accounts.accounting.check_cost),
@@ -148,22 +192,9 @@ def _build_pipeline(
         accounts.ledger.limits,
         metrics,
     )
-    effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
-    return StreamPipeline(
-        topics.name,
-        str(topics.source),
-        source,
-        sink,
-        dead,
-        effects,
-        runner,
-        config.streams,
-        metrics,
-        drain_s=jobs.drain_s,
-    )
 
 
-async def _open(stop: asyncio.Event, *steps: Callable[[], Awaitable[None]]) -> bool:
+async def open_all(stop: asyncio.Event, *steps: Callable[[], Awaitable[None]]) -> bool:
     """Take the steps. Returns False if `stop` came first. Raises ConfigError."""
     errors: list[ConfigError] = []
     async with anyio.create_task_group() as tasks:

@@ -28,7 +28,7 @@ EXTRAS = {
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone"),
-    "cloud_pool": ("cloud", "engine", "cpu", "nats"),
+    "cloud_pool": ("cloud", "engine", "cpu", "nats", "kafka"),
 }
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {

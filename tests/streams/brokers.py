@@ -16,7 +16,8 @@ from tests.nats_server import NatsServer
 
 NO_LOGIN = BrokerLogin()
 ACK_WAIT_S = 5.0
-_numbers = itertools.count(1)
+SESSION_S = 2.5
+numbers = itertools.count(1)
 
 
 class RealBroker(Protocol):
@@ -24,14 +25,14 @@ class RealBroker(Protocol):
 
     drops_repeated_ids: bool
 
-    async def create_topic(self) -> TopicAddress:
-        """Create a topic that no other test has, and its sibling `.dead`."""
+    async def create_topic(self, lanes: int = 1) -> TopicAddress:
+        """Create a topic that no other test has, and its sibling `.dead`. `lanes`: if the broker has lanes."""
 
     async def send(self, address: TopicAddress, body: bytes, key: str = "", **headers: str) -> None:
         """Publish as any producer does: without an id of ours."""
 
     async def read(self, address: TopicAddress) -> list[bytes]:
-        """Return all messages of a topic."""
+        """Return all messages of a topic, in order; without a key and with several lanes there is none."""
 
     def kill(self) -> None: ...
 
@@ -51,8 +52,8 @@ class NatsBroker:
         self._server = server
         self.kill, self.start, self.pause, self.resume = server.kill, server.start, server.pause, server.resume
 
-    async def create_topic(self) -> TopicAddress:
-        name = f"topic{next(_numbers)}"
+    async def create_topic(self, lanes: int = 1) -> TopicAddress:
+        name = f"topic{next(numbers)}"
         client = await nats.connect(self._server.host)
         await client.jetstream().add_stream(StreamConfig(name=name, subjects=[name, f"{name}.*"]))
         await client.close()
@@ -77,12 +78,18 @@ class NatsBroker:
         return found
 
 
-def source_of(address: TopicAddress, name: str = "pipeline", *, ack_wait_s: float = ACK_WAIT_S) -> MessageSource:
-    return open_source(address, name, NO_LOGIN, ack_wait_s=ack_wait_s)
+def source_of(address: TopicAddress, *, ack_wait_s: float = ACK_WAIT_S) -> MessageSource:
+    """Return the source of the topic's pipeline.
+
+    Kafka's groups know each other by their names alone. Whoever joins a group of the mock waits for its session's time.
+    """
+    if address.kind == "kafka":
+        ack_wait_s = min(ack_wait_s, SESSION_S)
+    return open_source(address, f"of-{address.topic}", NO_LOGIN, ack_wait_s=ack_wait_s)
 
 
 def sink_of(address: TopicAddress) -> MessageSink:
-    return open_sink(address, NO_LOGIN)
+    return open_sink(address, "pipeline", NO_LOGIN)
 
 
 def outgoing(name: str, body: bytes = b"{}", key: str = "") -> OutgoingMessage:

@@ -27,8 +27,11 @@ from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.streams.attempts import MessageRunner
 from cloud_pool.streams.config import StreamsConfig
 from cloud_pool.streams.effects import EffectStore
+from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.metrics import StreamMetrics
+from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
+from cloud_pool.streams.settlement import MessageSettler
 from router.errors import AuthenticationFailed
 from router.types import Chunk, Usage
 from tests.jobs.conftest import until
@@ -37,6 +40,7 @@ from tests.jobs.scripted_worker import ScriptedRunner
 from .brokers import RealBroker, sink_of, source_of
 
 TIER = Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
+LANES = 3
 CONFIG = StreamsConfig(tenant="factory", batch_wait_s=0.001, lease_s=10.0)
 
 
@@ -78,6 +82,14 @@ class ActingRunner(ScriptedRunner):
         return [run.request.user or "" for run in self.runs]
 
 
+def _key_of(body: bytes) -> str:
+    """Return the `partitionkey`, as producers for Kafka set it."""
+    try:
+        return str(json.loads(body).get("partitionkey", ""))
+    except (ValueError, AttributeError):
+        return ""
+
+
 class Topics:
     """The topics of a test: what goes in and what came out."""
 
@@ -88,11 +100,11 @@ class Topics:
 
     @classmethod
     async def create(cls, broker: RealBroker) -> Self:
-        return cls(broker, await broker.create_topic(), await broker.create_topic())
+        return cls(broker, await broker.create_topic(LANES), await broker.create_topic(LANES))
 
     async def send(self, *bodies: bytes, **headers: str) -> None:
         for body in bodies:
-            await self.broker.send(self.source, body, **headers)
+            await self.broker.send(self.source, body, _key_of(body), **headers)
 
     async def answers(self) -> list[dict[str, Any]]:
         return [json.loads(body) for body in await self.broker.read(self.sink)]
@@ -112,6 +124,26 @@ class Topics:
         return len(await self.names()) >= answers and len(await self.dead()) >= dead
 
 
+def message_runner(
+    jobs: JobsConfig,
+    runner: ScriptedRunner,
+    config: StreamsConfig = CONFIG,
+    metrics: StreamMetrics | None = None,
+    clock: Callable[[], float] = time.time,
+) -> MessageRunner:
+    return MessageRunner(
+        config,
+        jobs,
+        SubmissionParser(jobs, {"large": TIER}),
+        runner,
+        identify,
+        lambda _: TenantLimits(),
+        metrics or StreamMetrics(CollectorRegistry()),
+        clock=clock,
+        rng=lambda: 0.5,
+    )
+
+
 class RunningPipeline:
     """A pipeline at work for a `with` block; leaving it drains the pipeline."""
 
@@ -127,34 +159,33 @@ class RunningPipeline:
     ) -> None:
         config = msgspec.structs.replace(CONFIG, **changes)
         self.registry = CollectorRegistry()
-        self.source = source_of(topics.source, "p", ack_wait_s=config.lease_s)
+        self.source = source_of(topics.source, ack_wait_s=config.lease_s)
         self.sink, self.dead = sink_of(topics.sink), sink_of(topics.sink.sibling(".dead"))
         owner = secrets.token_hex(4) if self.source.needs_lease else ""
         self.effects = EffectStore(database, "p", owner, ttl_s=3600.0)
         metrics = StreamMetrics(self.registry)
-        messages = MessageRunner(
-            config,
-            jobs,
-            SubmissionParser(jobs, {"large": TIER}),
-            runner,
-            identify,
-            lambda _: TenantLimits(),
-            metrics,
-            clock=wall_clock,
-            rng=lambda: 0.5,
-        )
-        self.pipeline = StreamPipeline(
-            "p",
-            str(topics.source),
+        messages = message_runner(jobs, runner, config, metrics, wall_clock)
+        insistence = Insistence(lambda: 0.5)
+        self.settler = MessageSettler(
             self.source,
             self.sink,
             self.dead,
             self.effects,
             messages,
+            OutcomeWriter("p"),
+            metrics,
+            insistence,
+            max_attempts=config.max_attempts,
+        )
+        self.pipeline = StreamPipeline(
+            str(topics.source),
+            self.source,
+            self.settler,
+            self.effects,
             config,
             metrics,
+            insistence,
             drain_s=jobs.drain_s,
-            rng=lambda: 0.5,
         )
         self.stop = anyio.Event()
 

@@ -62,7 +62,7 @@ async def test_a_request_whose_end_is_not_told_delays_messages_by_seconds_only(n
         assert await source.receive(3, 0.05, 0.01) == []
         sink = sink_of(topic)
         await sink.open()
-        await sink.publish(outgoing("1", b"1"), "")
+        await sink.publish(outgoing("1", b"1"), "", await sink.position(""), repeated=False)
         assert [message.body for message in await source.receive(3, 60.0, 0.01)] == [b"1"]
         await source.close()
         await sink.close()

@@ -1,4 +1,4 @@
-"""NATS JetStream as a source and a sink.
+"""A subject of JetStream as a source.
 
 A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session makes a new one that
 begins behind what is acknowledged without a gap, and deletes the one before it. So all that is not acknowledged comes
@@ -8,131 +8,33 @@ own. What was acknowledged beyond a gap comes again, too; the pipeline knows it.
 1. A session begins with the first `receive`, and again after the connection was lost or the consumer was deleted.
 2. The consumer sends what it is asked for: `_requested` counts what may still come.
 3. A message that the consumer sends again, because its wait ran out, is a further delivery of the same position.
-
-Messages carry `Nats-Msg-Id`: a stream drops a second one within its duplicate window (2 minutes, unless configured).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import anyio
-import nats
-import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
-from nats.js.client import JetStreamContext
 
-from router.errors import ConfigError
+from ..address import BrokerLogin, TopicAddress
+from ..port import IncomingMessage, TopicLag
+from .connection import FAULTS, PAGE, NatsConnection, incoming, translated
 
-from .address import BrokerLogin, TopicAddress
-from .errors import BrokerUnavailable, MessageTooLarge
-from .port import IncomingMessage, OutgoingMessage, TopicLag
-
-MESSAGE_ID = "Nats-Msg-Id"
-_CONTENT_TYPE = "Content-Type"
-_TIMEOUT_S = 5.0
-_PING_S = 5  # a partition is noticed after two pings
-_RECONNECT_S = 0.25
 _LATE_S = 2.0  # a request that has no answer so long after its end was lost
 _SHORTEST_S = 0.01  # of a request
 _MAX_UNACKNOWLEDGED = 4096
-_PAGE = 256
 _ENDED = ("404", "408")  # statuses that end a request; 404: no messages, 408: its time is over
 _FULL = "Exceeded MaxAckPending"
-_FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError, json.JSONDecodeError)
-_log = logging.getLogger("causeway.cloud.brokers")
-
-
-@asynccontextmanager
-async def _translated() -> AsyncIterator[None]:
-    try:
-        yield
-    except nats.errors.MaxPayloadError as error:
-        raise MessageTooLarge("NATS takes no message of this size: see `max_payload` of its configuration") from error
-    except _FAULTS as error:
-        raise BrokerUnavailable(f"NATS does not answer ({type(error).__name__})", retry_after_s=1.0) from error
-
-
-class _NatsConnection:
-    """One connection, which is opened again whenever it is lost. `generation` counts how often it was opened."""
-
-    def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        self.address = address
-        self._login = login
-        self.generation = 0
-        self._client: Client | None = None
-        self._logged = ""
-
-    async def open(self) -> JetStreamContext:
-        """Connect, waiting for the broker as long as it takes."""
-        login, options = self._login, dict[str, Any]()
-        if login.username:
-            options |= {"user": login.username, "password": login.password()}
-        elif login.password_file:
-            options["token"] = login.password()
-        if self.address.tls:
-            options["tls"] = login.tls_context()
-        self._client = await nats.connect(
-            [f"{'tls' if self.address.tls else 'nats'}://{host}" for host in self.address.hosts],
-            name="causeway",
-            max_reconnect_attempts=-1,
-            reconnect_time_wait=_RECONNECT_S,
-            ping_interval=_PING_S,
-            max_outstanding_pings=2,
-            error_cb=self._on_error,
-            disconnected_cb=self._on_disconnected,
-            reconnected_cb=self._on_reconnected,
-            **options,
-        )
-        self.generation += 1
-        return self._client.jetstream(timeout=_TIMEOUT_S)
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None, "open() comes first"
-        return self._client
-
-    async def stream_name(self, context: JetStreamContext) -> str:
-        """Return the stream that holds the topic, waiting for JetStream as long as it takes. Raises ConfigError."""
-        topic = self.address.topic
-        while True:
-            try:
-                async with _translated():
-                    return await context.find_stream_name_by_subject(topic)
-            except BrokerUnavailable as error:
-                if isinstance(error.__cause__, nats.js.errors.NotFoundError):
-                    raise ConfigError(f"no JetStream stream has the subject {topic}", where=str(self.address)) from None
-                await anyio.sleep(_RECONNECT_S)
-
-    async def close(self) -> None:
-        if self._client is not None:
-            with suppress(*_FAULTS):
-                await self._client.close()
-
-    async def _on_error(self, error: Exception) -> None:
-        fault = type(error).__name__
-        if fault != self._logged:
-            _log.warning("%s: %s", self.address, fault)
-        self._logged = fault
-
-    async def _on_disconnected(self) -> None:
-        self.generation += 1
-
-    async def _on_reconnected(self) -> None:
-        self.generation += 1
-        self._logged = ""
-        _log.info("%s: connected again", self.address)
 
 
 class JetStreamSource:
@@ -141,7 +43,7 @@ class JetStreamSource:
     needs_lease = True
 
     def __init__(self, address: TopicAddress, name: str, login: BrokerLogin, *, ack_wait_s: float) -> None:
-        self._connection = _NatsConnection(address, login)
+        self._connection = NatsConnection(address, login)
         self._subject = address.topic
         self._prefix = f"{name.replace('.', '_')}-"
         self._ack_wait_s = ack_wait_s
@@ -154,21 +56,21 @@ class JetStreamSource:
 
     async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
         """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
-        async with _translated():
+        async with translated():
             session = self._session
             if session is None or session.generation != self._connection.generation or session.lost:
                 session = await self._begin_session()  # (1)
-            return [_incoming(found) for found in await session.take(most, wait_s, gather_s)]
+            return [incoming(found) for found in await session.take(most, wait_s, gather_s)]
 
     async def acknowledge(self, message: IncomingMessage) -> None:
         """Raises BrokerUnavailable."""
         assert isinstance(message.receipt, str)
-        async with _translated():
+        async with translated():
             await self._connection.client.publish(message.receipt, Msg.Ack.Ack)
 
     async def keep(self, messages: Sequence[IncomingMessage]) -> None:
         """Raises BrokerUnavailable."""
-        async with _translated():
+        async with translated():
             for message in messages:
                 assert isinstance(message.receipt, str)
                 await self._connection.client.publish(message.receipt, Msg.Ack.Progress)
@@ -178,9 +80,14 @@ class JetStreamSource:
         if self._session is not None:
             self._session.lost = True
 
+    async def lost_lanes(self) -> set[str]:
+        """Wait for ever: there are no lanes."""
+        await anyio.sleep_forever()
+        return set()
+
     async def lag(self) -> TopicLag:
         """Raises BrokerUnavailable."""
-        async with _translated():
+        async with translated():
             found = [one for one in await self._consumers() if _floor(one) or one.num_pending]
             last = max(found, key=_floor, default=None)
             if last is None:
@@ -220,7 +127,7 @@ class JetStreamSource:
         while True:
             page = await self._context.consumers_info(self._stream, len(found) or None)
             found += page
-            if len(page) < _PAGE:
+            if len(page) < PAGE:
                 return [one for one in found if one.name.startswith(self._prefix)]
 
 
@@ -248,7 +155,7 @@ class _ConsumerSession:
     async def end(self) -> None:
         """Stop listening."""
         if self._subscription is not None:
-            with suppress(*_FAULTS):
+            with suppress(*FAULTS):
                 await self._subscription.unsubscribe()
 
     async def take(self, most: int, wait_s: float, gather_s: float) -> list[Msg]:
@@ -297,85 +204,6 @@ class _ConsumerSession:
         if status not in _ENDED and _FULL not in headers.get("Description", ""):
             self.lost = True  # the consumer was deleted, or its server is another one now
         return self._requested > 0
-
-
-class JetStreamSink:
-    """A subject to publish to."""
-
-    def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
-        """Raises ConfigError for a wildcard."""
-        if any(part in ("*", ">") for part in address.topic.split(".")):
-            raise ConfigError("a topic to publish to has no wildcards", where=str(address))
-        self._connection = _NatsConnection(address, login)
-        self._subject = address.topic
-        self._last = 0  # sequence in the stream
-
-    @property
-    def max_bytes(self) -> int:
-        """NATS's `max_payload`."""
-        return self._connection.client.max_payload
-
-    async def open(self) -> None:
-        """Connect. Raises ConfigError if no stream has the subject."""
-        self._context = await self._connection.open()
-        self._stream = await self._connection.stream_name(self._context)
-        while True:
-            try:
-                async with _translated():
-                    self._last = (await self._context.stream_info(self._stream)).state.last_seq
-                return
-            except BrokerUnavailable:
-                await anyio.sleep(_RECONNECT_S)
-
-    async def publish(self, message: OutgoingMessage, lane: str) -> None:
-        """Return when the stream has the message. Raises BrokerUnavailable or MessageTooLarge."""
-        headers = {MESSAGE_ID: message.id, _CONTENT_TYPE: message.content_type}
-        async with _translated():
-            stored = await self._context.publish(self._subject, message.body, _TIMEOUT_S, self._stream, headers)
-        self._last = max(self._last, stored.seq)
-
-    def position(self) -> str:
-        """Return the last sequence that this process knows of."""
-        return str(self._last)
-
-    async def find(self, since: Mapping[str, str], lane: str) -> set[str]:
-        """Look for the messages' ids in the stream. Raises BrokerUnavailable."""
-        if not since:
-            return set()
-        async with _translated():
-            return {found for found in await self._ids(min(map(int, since.values()))) if found in since}
-
-    async def _ids(self, after: int) -> Iterable[str]:
-        config = ConsumerConfig(
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-            opt_start_seq=after + 1,
-            ack_policy=AckPolicy.NONE,
-            headers_only=True,
-            inactive_threshold=_TIMEOUT_S,
-        )
-        subscription = await self._context.pull_subscribe(self._subject, stream=self._stream, config=config)
-        left, ids = (await subscription.consumer_info()).num_pending or 0, list[str]()
-        while left > 0:
-            fetched = await subscription.fetch(min(left, _PAGE), timeout=_TIMEOUT_S)
-            left -= len(fetched)
-            ids += [(message.headers or {}).get(MESSAGE_ID, "") for message in fetched]
-        await subscription.unsubscribe()
-        return ids
-
-    async def close(self) -> None:
-        """Disconnect."""
-        await self._connection.close()
-
-
-def _incoming(message: Msg) -> IncomingMessage:
-    metadata = message.metadata
-    return IncomingMessage(
-        body=message.data,
-        headers={name.lower(): value for name, value in (message.headers or {}).items()},
-        position=str(metadata.sequence.stream),
-        published_at=metadata.timestamp.timestamp(),
-        receipt=message.reply,
-    )
 
 
 def _floor(consumer: ConsumerInfo) -> int:

@@ -1,0 +1,104 @@
+"""What Kafka's source and sink share: how to connect, and which errors mean that the cluster does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+
+from router.errors import ConfigError
+
+from ..address import BrokerLogin, TopicAddress
+from ..errors import BrokerUnavailable, MessageTooLarge
+
+TIMEOUT_S = 5.0
+CLOSE_S = 2.0
+MAX_BYTES = 1_000_000  # the default of Kafka's `message.max.bytes` is a little more
+READ_COMMITTED = "read_committed"
+FAULTS = (KafkaError, OSError, asyncio.TimeoutError, AssertionError)
+_CONNECT_S = 0.5
+_log = logging.getLogger("causeway.cloud.brokers")
+
+
+@asynccontextmanager
+async def translated(timeout_s: float = TIMEOUT_S) -> AsyncIterator[None]:
+    """Raises BrokerUnavailable or MessageTooLarge for Kafka's errors, and after the time."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except FAULTS as error:
+        raise translate(error) from error
+
+
+def translate(error: BaseException) -> BrokerUnavailable | MessageTooLarge:
+    """Return what an error of the client means."""
+    if isinstance(error, MessageSizeTooLargeError):
+        return MessageTooLarge("Kafka takes no message of this size: see `max.message.bytes` of the topic")
+    return BrokerUnavailable(f"Kafka does not answer ({type(error).__name__})", retry_after_s=1.0)
+
+
+def client_options(address: TopicAddress, login: BrokerLogin) -> dict[str, Any]:
+    """Return aiokafka's arguments for each client. Raises ConfigError."""
+    if login.password_file and not login.username:
+        raise ConfigError("Kafka has no tokens: give a `username`, too", where="streams.login.username")
+    if login.username and login.sasl == "PLAIN" and not address.tls:
+        raise ConfigError("PLAIN sends the password as it is: write kafka+tls://", where="streams.login.sasl")
+    # It logs each attempt to connect; what matters comes as an exception.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    protocol = ("SASL_" if login.username else "") + ("SSL" if address.tls else "PLAINTEXT")
+    options: dict[str, Any] = {
+        "bootstrap_servers": list(address.hosts),
+        "client_id": "causeway",
+        "request_timeout_ms": int(TIMEOUT_S * 1000),
+        "security_protocol": protocol,
+    }
+    if address.tls:
+        options["ssl_context"] = login.tls_context()
+    if login.username:
+        options["sasl_mechanism"] = login.sasl
+        options["sasl_plain_username"] = login.username
+        options["sasl_plain_password"] = login.password()
+    return options
+
+
+async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
+    """Return a client that has started, waiting for the cluster as long as it takes."""
+    logged = False
+    while True:
+        client = make()
+        try:
+            await client.start()
+            return client
+        except FAULTS as error:
+            if not logged:
+                _log.warning("%s: %s", address, type(error).__name__)
+            logged = True
+            await stop(client)
+            await anyio.sleep(_CONNECT_S)
+        except BaseException:
+            await stop(client)
+            raise
+
+
+async def stop(client: Any) -> None:
+    """Stop a client; one whose cluster does not answer is left."""
+    with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S), suppress(*FAULTS):
+        await client.stop()
+
+
+async def require_topic(consumer: AIOKafkaConsumer, address: TopicAddress) -> None:
+    """Wait for the cluster as long as it takes. Raises ConfigError if it has no such topic."""
+    while True:
+        with suppress(BrokerUnavailable):
+            async with translated():
+                topics = await consumer.topics()
+            if address.topic in topics:
+                return
+            raise ConfigError(f"the cluster has no topic {address.topic}", where=str(address))
+        await anyio.sleep(_CONNECT_S)

@@ -1,0 +1,147 @@
+"""Kafka as a sink: each outcome is visible once for readers with `isolation.level=read_committed`.
+
+1. A lane has one producer, with a transactional id of its own. A process that gets the lane starts its producer: from
+   then on the cluster refuses the one before it, and has aborted what that one had begun.
+2. A position is given by the lane's producer, before the outcome is recorded. A message whose position has another
+   producer may be in the topic, as may one that is published again: it is looked for.
+3. It is looked for up to the end of the topic, also behind open transactions: these end, or time out.
+
+So whichever processes believe that they have the lane, a message is published once: what one producer publishes is
+found by the next one, or refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+
+from ..address import BrokerLogin, TopicAddress
+from ..errors import BrokerUnavailable, MessageTooLarge
+from ..port import OutgoingMessage
+from .client import (
+    MAX_BYTES,
+    READ_COMMITTED,
+    client_options,
+    require_topic,
+    started,
+    stop,
+    translated,
+)
+from .lane import MESSAGE_ID, LaneProducer
+
+_POLL_MS = 20
+_SEARCH_S = 30.0
+_TRANSACTION_S = 10.0
+
+
+class _Position(msgspec.Struct, frozen=True):
+    producer: str
+    ends: dict[int, int]  # offset behind what was known, by partition
+
+
+class KafkaSink:
+    """A topic to publish to. `name`: of the pipeline, for transactional ids."""
+
+    def __init__(self, address: TopicAddress, name: str, login: BrokerLogin) -> None:
+        """Raises ConfigError."""
+        self._address = address
+        self._name = name
+        self._options = client_options(address, login)
+        self._lanes: dict[str, LaneProducer] = {}
+        self._ends: dict[int, int] = {}  # offset behind what is known, by partition
+
+    @property
+    def max_bytes(self) -> int:
+        """Of one message."""
+        return MAX_BYTES
+
+    async def open(self) -> None:
+        """Connect. Raises ConfigError if there is no such topic."""
+        consumer = await started(lambda: AIOKafkaConsumer(**self._options), self._address)
+        try:
+            await require_topic(consumer, self._address)
+        finally:
+            await stop(consumer)
+        while not self._ends:
+            with suppress(BrokerUnavailable):
+                async with translated():
+                    self._ends = {at.partition: end for at, end in (await self._read_ends()).items()}
+
+    async def position(self, lane: str) -> str:
+        """Return the ends of the partitions, as far as they are known. Raises BrokerUnavailable."""
+        producer = await self._producer(lane)
+        return msgspec.json.encode(_Position(producer.token, self._ends)).decode()
+
+    async def publish(self, message: OutgoingMessage, lane: str, position: str, *, repeated: bool) -> bool:
+        """Return when a transaction with the message is committed. Raises BrokerUnavailable or MessageTooLarge."""
+        if len(message.body) > MAX_BYTES:
+            raise MessageTooLarge(f"Kafka takes no message of more than {MAX_BYTES} bytes")
+        producer, since = await self._producer(lane), msgspec.json.decode(position, type=_Position)
+        may_be_there = (repeated or since.producer != producer.token) and not producer.has(message.id)  # (2)
+        if may_be_there and await self._is_published(message.id, since.ends):
+            return False
+        async with translated():
+            await producer.publish(message)
+        return True
+
+    async def _producer(self, lane: str) -> LaneProducer:
+        """Return the lane's producer, once it has started. Raises BrokerUnavailable."""
+        found = self._lanes.get(lane)
+        if found is None or found.failed:
+            found = self._lanes[lane] = LaneProducer(lambda: self._make_producer(lane), self._address, self._on_stored)
+        async with translated():
+            await found.started.wait()
+        return found
+
+    def _make_producer(self, lane: str) -> AIOKafkaProducer:
+        return AIOKafkaProducer(
+            transactional_id=f"{self._name}.{self._address.topic}.{lane}",
+            transaction_timeout_ms=int(_TRANSACTION_S * 1000),
+            **self._options,
+        )
+
+    def _on_stored(self, partition: int, offset: int) -> None:
+        self._ends[partition] = max(offset + 1, self._ends.get(partition, 0))
+
+    async def _is_published(self, name: str, since: Mapping[int, int]) -> bool:
+        """Look for a message. (3) Raises BrokerUnavailable."""
+        async with translated():
+            ends = await self._read_ends()
+            reader = await started(self._make_reader, self._address)
+        try:
+            for partition in ends:
+                reader.seek(partition, since.get(partition.partition, 0))
+            async with translated(_SEARCH_S):
+                while any([await reader.position(partition) < end for partition, end in ends.items()]):
+                    for batch in (await reader.getmany(timeout_ms=_POLL_MS)).values():
+                        if any(_id_of(record) == name for record in batch):
+                            return True
+        finally:
+            await stop(reader)
+        return False
+
+    def _make_reader(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            self._address.topic, isolation_level=READ_COMMITTED, auto_offset_reset="earliest", **self._options
+        )
+
+    async def _read_ends(self) -> Mapping[TopicPartition, int]:
+        """Return the ends of the partitions, with what open transactions have written."""
+        reader = await started(lambda: AIOKafkaConsumer(self._address.topic, **self._options), self._address)
+        try:
+            return await reader.end_offsets(reader.assignment())  # type: ignore[no-any-return]
+        finally:
+            await stop(reader)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await asyncio.gather(*(lane.close() for lane in self._lanes.values()))
+
+
+def _id_of(record: ConsumerRecord[Any, Any]) -> str:
+    return next((value.decode("utf-8", "replace") for name, value in record.headers if name == MESSAGE_ID), "")

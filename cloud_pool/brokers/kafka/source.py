@@ -1,0 +1,191 @@
+"""Kafka as a source. Lanes are the partitions of the topic; the group divides them between a pipeline's processes.
+
+1. Offsets are committed behind what is acknowledged without a gap.
+2. The group takes all partitions back before it divides them anew. What is in progress goes on meanwhile. Afterwards
+   `lost_lanes` says which ones other processes have now; of the others, what is not committed comes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import anyio
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+
+from ..address import BrokerLogin, TopicAddress
+from ..errors import BrokerUnavailable
+from ..port import IncomingMessage, TopicLag
+from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_topic, started, stop, translated
+from .offsets import ContiguousOffsets
+
+_HEARTBEATS = 6  # in the time after which a silent process loses its lanes
+_REBALANCE_S = 30  # for all processes to give their lanes back
+_NEVER_MS = 2**31 - 1
+
+
+class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Messages of the partitions that the group assigns to this process.
+
+    Args:
+        name: of the group
+        lost_after_s: a process that is silent for so long loses its lanes
+        clock: monotonic time, s
+    """
+
+    needs_lease = False
+
+    def __init__(
+        self,
+        address: TopicAddress,
+        name: str,
+        login: BrokerLogin,
+        *,
+        lost_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError."""
+        self._address = address
+        self._name = name
+        self._options = client_options(address, login)
+        self._session_ms = int(lost_after_s * 1000)
+        self._clock = clock
+        self._opened: AIOKafkaConsumer | None = None
+        self._offsets: dict[TopicPartition, ContiguousOffsets] = {}
+        self._committing = asyncio.Lock()
+        self._lanes: set[str] = set()
+        self._lost: set[str] = set()
+        self._lanes_lost = anyio.Event()
+
+    async def open(self) -> None:
+        """Connect and join the group. Raises ConfigError if there is no such topic."""
+        consumer = await started(self._make_consumer, self._address)
+        self._opened = consumer
+        await require_topic(consumer, self._address)
+        consumer.subscribe([self._address.topic], listener=self)
+
+    def _make_consumer(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            group_id=self._name,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            isolation_level=READ_COMMITTED,
+            session_timeout_ms=self._session_ms,
+            heartbeat_interval_ms=self._session_ms // _HEARTBEATS,
+            max_poll_interval_ms=_NEVER_MS,  # a full pipeline asks for no messages, and is alive
+            rebalance_timeout_ms=_REBALANCE_S * 1000,
+            **self._options,
+        )
+
+    @property
+    def _consumer(self) -> AIOKafkaConsumer:
+        assert self._opened is not None, "open() comes first"
+        return self._opened
+
+    async def receive(self, most: int, wait_s: float, gather_s: float) -> list[IncomingMessage]:
+        """Return at most `most` messages, as soon as there are some. Raises BrokerUnavailable."""
+        async with translated(wait_s + TIMEOUT_S):
+            found = await self._poll(most, wait_s)
+        ends = self._clock() + gather_s
+        with suppress(*FAULTS):  # What was found is delivered.
+            while found and len(found) < most and (left_s := ends - self._clock()) > 0.0:
+                found += await self._poll(most - len(found), left_s)
+        return found
+
+    async def _poll(self, most: int, wait_s: float) -> list[IncomingMessage]:
+        records = await self._consumer.getmany(timeout_ms=max(1, int(wait_s * 1000)), max_records=most)
+        found = []
+        for partition, batch in records.items():
+            offsets = self._offsets.setdefault(partition, ContiguousOffsets())
+            for record in batch:
+                offsets.deliver(record.offset)
+                found.append(incoming(record))
+        return found
+
+    async def acknowledge(self, message: IncomingMessage) -> None:
+        """Raises BrokerUnavailable."""
+        partition, offset = _place(message)
+        if partition in self._offsets:
+            self._offsets[partition].acknowledge(offset)
+            await self._commit()
+
+    async def keep(self, messages: Sequence[IncomingMessage]) -> None:
+        """Nothing to do: the client tells the group that this process is there."""
+
+    async def forget(self) -> None:
+        """Go back to what is not acknowledged."""
+        for partition, offsets in self._offsets.items():
+            floor = offsets.floor
+            offsets.forget()
+            if floor is not None and partition in self._consumer.assignment():
+                self._consumer.seek(partition, floor)
+
+    async def lost_lanes(self) -> set[str]:
+        """Wait until the group has given lanes of this process to others, and return them."""
+        await self._lanes_lost.wait()
+        self._lanes_lost = anyio.Event()
+        lost, self._lost = self._lost, set()
+        return lost
+
+    async def lag(self) -> TopicLag:
+        """Of the lanes of this process; markers of transactions count as messages. Raises BrokerUnavailable."""
+        async with translated():
+            partitions = self._consumer.assignment()
+            ends = await self._consumer.end_offsets(partitions) if partitions else {}
+            waiting = 0
+            for partition, end in ends.items():
+                waiting += max(0, end - await self._consumer.position(partition))
+        return TopicLag(waiting, sum(offsets.unacknowledged for offsets in self._offsets.values()))
+
+    async def close(self) -> None:
+        """Commit, and leave the group."""
+        if self._opened is not None:
+            with suppress(BrokerUnavailable):
+                await self._commit()
+            await stop(self._opened)
+
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Commit what is done. (2)"""
+        with suppress(BrokerUnavailable):
+            await self._commit()
+        for partition in revoked:
+            self._offsets.pop(partition, None)
+
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """Note which lanes others have now."""
+        lanes = {str(partition.partition) for partition in assigned}
+        self._lost = (self._lost | self._lanes) - lanes
+        self._lanes = lanes
+        if self._lost:
+            self._lanes_lost.set()
+
+    async def _commit(self) -> None:
+        """Commit what is acknowledged without a gap; what others acknowledge meanwhile goes with the next commit."""
+        async with self._committing, translated():
+            due = {partition: offsets.to_commit() for partition, offsets in self._offsets.items()}
+            new = {partition: offset for partition, offset in due.items() if offset is not None}
+            if new:
+                await self._consumer.commit(new)
+            for partition, offset in new.items():
+                if partition in self._offsets:
+                    self._offsets[partition].committed(offset)
+
+
+def incoming(record: ConsumerRecord[bytes, bytes]) -> IncomingMessage:
+    """Return a record as a message."""
+    return IncomingMessage(
+        body=record.value or b"",
+        headers={name.lower(): value.decode("utf-8", "replace") for name, value in record.headers},
+        key=(record.key or b"").decode("utf-8", "replace"),
+        lane=str(record.partition),
+        position=f"{record.partition}-{record.offset}",
+        published_at=record.timestamp / 1000.0,
+        receipt=(TopicPartition(record.topic, record.partition), record.offset),
+    )
+
+
+def _place(message: IncomingMessage) -> tuple[TopicPartition, int]:
+    assert isinstance(message.receipt, tuple)
+    return message.receipt

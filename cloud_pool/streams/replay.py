@@ -1,0 +1,202 @@
+"""A range of messages answered again for an audit: no cursor moves, Redis learns nothing, and no tenant is billed.
+
+What a message's expiry was does not matter: each one is answered by the models of today. An outcome is shown, or
+published to a topic of audits; never to the pipeline's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from router.errors import CausewayError, ConfigError
+
+from ..brokers.address import TopicAddress
+from ..brokers.errors import BrokerUnavailable
+from ..brokers.open import open_history, open_sink
+from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
+from ..brokers.ranges import MessageRange
+from ..config.schema import Config
+from ..jobs.record import RunBill
+from ..jobs.worker.app import jobs_settings
+from ..jobs.worker.background import build_background_service
+from ..jobs.worker.execution import JobResult
+from .app import Closing, build_message_runner, open_all, run_with_tasks
+from .attempts import AUTHORIZATION, MessageRunner
+from .insistence import Insistence
+from .metrics import StreamMetrics
+from .outcome import OutcomeWriter, StreamMessage, StreamOutcome, read_message
+
+_MAX_BYTES = 1 << 30  # of an outcome that is only shown
+
+
+class _ReplayedMessage(msgspec.Struct, frozen=True):
+    """A line about a message."""
+
+    position: str
+    published_at: float  # unix s
+    outcome: msgspec.Raw  # a CloudEvent
+
+
+class MessageReplay:
+    """Answers messages of one topic.
+
+    Args:
+        topic: as the pipeline knows it
+        audit: gets the outcomes; None: `show` gets a line about each
+        name: of this replay, for ids in the topic of audits
+        wall_clock: unix time, s
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        history: MessageHistory,
+        runner: MessageRunner,
+        writer: OutcomeWriter,
+        audit: MessageSink | None,
+        insistence: Insistence,
+        *,
+        name: str,
+        in_flight: int,
+        show: Callable[[str], None],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._topic = topic
+        self._history = history
+        self._runner = runner
+        self._writer = writer
+        self._audit = audit
+        self._insist = insistence.insist
+        self._name = name
+        self._slots = anyio.Semaphore(in_flight)
+        self._show = show
+        self._wall_clock = wall_clock
+        self.counts = Counter[str]()
+        """Of outcomes, by kind."""
+
+    async def run(self, wanted: MessageRange) -> None:
+        """Answer a range. Raises BrokerUnavailable when the rest of it cannot be read, or ConfigError."""
+        faults: list[BrokerUnavailable] = []
+        async with anyio.create_task_group() as tasks:
+            try:
+                async for incoming in self._history.read(wanted):
+                    await self._slots.acquire()
+                    tasks.start_soon(self._answer, incoming)
+            except BrokerUnavailable as error:
+                faults.append(error)  # Raised below: a task group would wrap it.
+        for fault in faults:
+            raise fault
+
+    async def _answer(self, incoming: IncomingMessage) -> None:
+        try:
+            outcome = await self._outcome(read_message(incoming, self._topic), incoming)
+            self.counts[outcome.kind] += 1
+            if self._audit is None:
+                line = _ReplayedMessage(incoming.position, incoming.published_at, msgspec.Raw(outcome.message.body))
+                self._show(msgspec.json.encode(line).decode())
+            else:
+                await self._publish(self._audit, outcome, incoming)
+        finally:
+            self._slots.release()
+
+    async def _outcome(self, message: StreamMessage, incoming: IncomingMessage) -> StreamOutcome:
+        if message.event is not None:
+            lasting = msgspec.structs.replace(message.event, expirytime=None, time=None)
+            message = msgspec.structs.replace(message, event=lasting, format="json")
+        max_bytes = _MAX_BYTES if self._audit is None else self._audit.max_bytes
+        authorization = incoming.headers.get(AUTHORIZATION, "")
+        ended = await self._runner.run(message, authorization, 1, _report_nothing, max_bytes)
+        ended.receipt.close(accepted=False)
+        now = self._wall_clock()
+        if isinstance(ended.result, JobResult):
+            return self._writer.answered(message, ended.result.body, now)
+        return self._writer.dead(message, incoming, ended.result, ended.attempts, now, max_bytes)
+
+    async def _publish(self, audit: MessageSink, outcome: StreamOutcome, incoming: IncomingMessage) -> None:
+        message = msgspec.structs.replace(outcome.message, id=f"{self._name}.{incoming.position}")
+        position = await self._insist(lambda: audit.position(self._name))
+        tries = 0
+
+        async def publish() -> None:
+            nonlocal tries
+            tries += 1
+            await audit.publish(message, self._name, position, repeated=tries > 1)
+
+        await self._insist(publish)
+
+
+async def _report_nothing(_bill: RunBill | None) -> None:
+    """A run that failed is not billed either."""
+
+
+class ReplayTopics(msgspec.Struct, frozen=True, kw_only=True):
+    """What is replayed, and where to."""
+
+    name: str  # of the pipeline
+    source: TopicAddress
+    wanted: MessageRange
+    audit: TopicAddress | None  # None: stdout
+
+
+async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
+    """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        await _replay(config, topics, stop, tasks, closing)
+
+    await run_with_tasks(work)
+
+
+async def _replay(
+    config: Config,
+    topics: ReplayTopics,
+    stop: asyncio.Event,
+    tasks: TaskGroup,
+    closing: list[Closing],
+) -> None:
+    jobs, streams = jobs_settings(config, "a replay"), config.streams
+    background = build_background_service(
+        config,
+        tasks,
+        route="replay",
+        service_name="causeway-stream",
+        is_gateway=jobs.redis != config.redis,
+        reread=None,
+    )
+    history = open_history(topics.source, streams.login)
+    name = f"replay-{secrets.token_hex(4)}"
+    audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
+    closing += [history.close, *([] if audit is None else [audit.close]), *background.closing]
+    replay = MessageReplay(
+        str(topics.source),
+        history,
+        build_message_runner(config, jobs, background, StreamMetrics(background.metrics.registry)),
+        OutcomeWriter(topics.name),
+        audit,
+        Insistence(),
+        name=name,
+        in_flight=streams.in_flight,
+        show=lambda line: print(line, flush=True),
+    )
+    if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
+        return
+    await background.start(tasks)
+
+    async def read() -> None:
+        try:
+            await replay.run(topics.wanted)
+        except ConfigError:
+            raise
+        except CausewayError as error:
+            raise ConfigError(f"the replay is not complete: {error.message}", where="--replay") from error
+
+    if await open_all(stop, read) and topics.audit is not None:
+        print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)

@@ -1,0 +1,153 @@
+"""One message from its claim to its acknowledgement, with one outcome whatever happens in between.
+
+1. A message that nobody has an outcome for runs, and its outcome is recorded. Another process may be first.
+2. A recorded outcome was perhaps published by the process that recorded it.
+3. It is published after the message of its key that came before.
+4. It is marked as published, and only then the message is acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from router.errors import CausewayError
+
+from ..brokers.errors import BrokerUnavailable, MessageTooLarge
+from ..brokers.port import MessageSink, MessageSource
+from ..jobs.record import RunBill
+from ..jobs.worker.execution import JobResult
+from .attempts import AUTHORIZATION, EndedRun, MessageRunner
+from .effects import EffectStore, KnownEffect
+from .errors import DeliveredTooOften
+from .insistence import Insistence
+from .metrics import StreamMetrics
+from .outcome import OutcomeWriter, StreamOutcome, decode_outcome
+from .work import MessageWork
+
+_EVENT_BYTES = 8192  # of an outcome's event beside the answer
+_log = logging.getLogger("causeway.cloud.streams")
+
+
+class MessageSettler:
+    """Settles messages.
+
+    Args:
+        sink: gets answers, and what expired
+        dead: gets dead letters
+        max_attempts: deliveries and failed runs
+        wall_clock: unix time, s
+    """
+
+    def __init__(
+        self,
+        source: MessageSource,
+        sink: MessageSink,
+        dead: MessageSink,
+        effects: EffectStore,
+        runner: MessageRunner,
+        writer: OutcomeWriter,
+        metrics: StreamMetrics,
+        insistence: Insistence,
+        *,
+        max_attempts: int,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._source = source
+        self._sinks = {"answered": sink, "expired": sink, "dead": dead}
+        self._effects = effects
+        self._runner = runner
+        self._writer = writer
+        self._metrics = metrics
+        self._insist = insistence.insist
+        self._pause = insistence.pause
+        self._max_attempts = max_attempts
+        self._wall_clock = wall_clock
+
+    async def settle(self, work: MessageWork, known: KnownEffect | None) -> None:
+        """`known` None: the outcome is that of the twin. Raises LeaseLost."""
+        message, repeated = work.message, False
+        outcome: StreamOutcome | None = None
+        if work.twin is not None:
+            await work.twin.ended.wait()
+        if known is not None and not known.state:  # (1)
+            outcome = await self.make_outcome(work, known.attempts)
+            if outcome is None:
+                (known,) = await self._insist(lambda: self._effects.claim([message.effect]))
+        if known is not None and known.state == "recorded":  # (2)
+            outcome = decode_outcome(known.outcome)
+            work.position, repeated = known.position, True
+            self._metrics.count_recovered()
+        if work.before is not None:  # (3)
+            await work.before.ended.wait()
+            work.before = None  # lets the chain go
+        if outcome is not None:
+            await self._publish(work, outcome, repeated)
+            work.published = True
+            await self._insist(lambda: self._effects.published([message.effect]))  # (4)
+        work.published = True
+        await self._insist(lambda: self._source.acknowledge(work.incoming))
+        if outcome is None:
+            self._metrics.count("duplicate")
+        else:
+            self._metrics.count(outcome.kind, self._wall_clock() - work.incoming.published_at)
+
+    async def make_outcome(self, work: MessageWork, attempts: int) -> StreamOutcome | None:
+        """Run a message and record its outcome. None: another process has recorded one first."""
+        message = work.message
+        if attempts > self._max_attempts:
+            error = DeliveredTooOften("The message was delivered too often: it may end the process that runs it.")
+            return await self._record(work, self._dead(work, error, attempts - 1), None)
+
+        async def report(bill: RunBill | None) -> None:
+            await self._insist(lambda: self._effects.count(message.effect, 1, bill))
+
+        max_bytes = self._sinks["answered"].max_bytes - _EVENT_BYTES
+        authorization = work.incoming.headers.get(AUTHORIZATION, "")
+        ended = await self._runner.run(message, authorization, attempts, report, max_bytes)
+        accepted = False
+        try:
+            outcome = await self._record(work, self._outcome_of(work, ended), ended.receipt.bill)
+            accepted = outcome is not None
+            return outcome
+        finally:
+            ended.receipt.close(accepted=accepted)
+
+    def _outcome_of(self, work: MessageWork, ended: EndedRun) -> StreamOutcome:
+        now, result = self._wall_clock(), ended.result
+        if isinstance(result, JobResult):
+            return self._writer.answered(work.message, result.body, now)
+        if ended.expired:
+            return self._writer.expired(work.message, result, now)
+        return self._dead(work, result, ended.attempts)
+
+    def _dead(self, work: MessageWork, error: CausewayError, attempts: int) -> StreamOutcome:
+        _log.warning("a dead letter, from position %s: %s", work.incoming.position, error.code)
+        max_bytes = self._sinks["dead"].max_bytes
+        return self._writer.dead(work.message, work.incoming, error, attempts, self._wall_clock(), max_bytes)
+
+    async def _record(self, work: MessageWork, outcome: StreamOutcome, bill: RunBill | None) -> StreamOutcome | None:
+        await self._take_position(work, outcome)
+        stored, effect = outcome.encoded(), work.message.effect
+        recorded = await self._insist(lambda: self._effects.record(effect, work.run, stored, work.position, bill))
+        return outcome if recorded else None
+
+    async def _take_position(self, work: MessageWork, outcome: StreamOutcome) -> None:
+        sink = self._sinks[outcome.kind]
+        work.position = await self._insist(lambda: sink.position(work.incoming.lane))
+
+    async def _publish(self, work: MessageWork, outcome: StreamOutcome, repeated: bool) -> None:
+        """Publish once, trying until the broker answers. `repeated`: it may be in the topic."""
+        while True:
+            sink, lane = self._sinks[outcome.kind], work.incoming.lane
+            try:
+                await sink.publish(outcome.message, lane, work.position, repeated=repeated)
+                return
+            except BrokerUnavailable as error:
+                _log.warning("an outcome waits: %s", error.message)
+                repeated = True
+                await self._pause()
+            except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
+                outcome = self._writer.dead(work.message, work.incoming, error, 0, self._wall_clock(), max_bytes=0)
+                await self._take_position(work, outcome)
