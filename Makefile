@@ -31,7 +31,7 @@ test: ## Set up, then check and run every test (ARGS='-k name' narrows)
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
-	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or nats or kafka or postgres or chromium or engine or slow)' --hypothesis-profile=quick $(NOT_QUICK) $(ARGS)
+	@exec $(BIN)/python -m pytest -q -n auto -m 'not (triton or redis or nats or kafka or mosquitto or postgres or chromium or engine or slow)' --hypothesis-profile=quick $(NOT_QUICK) $(ARGS)
 
 check: ## Lint, format, types, import directions, pages
 	@$(PREPARE) check

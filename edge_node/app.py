@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import find_artifact
+from router.errors import ConfigError
 from router.policy.compiled import Policy
 from router.types import Location, Modality
 
@@ -34,7 +35,7 @@ from .daemon.systemd import SystemdNotifier
 from .http.api import Api, new_decision_id
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
-from .jobs.entry import JobEntry
+from .jobs.entry import JobEntry, JobParts
 from .modalities.boxed import find_encoders, find_program
 from .modalities.entry import AudioEntry
 from .observability.metrics import Metrics
@@ -63,12 +64,10 @@ if TYPE_CHECKING:
     from .agent.host import FleetLink
     from .agent.link.connection import FleetConnection
     from .backends.cloud.credentials import Credentials
-    from .jobs.api import JobApi
-    from .jobs.runner import JobRunner
-    from .jobs.store import JobStore
     from .modalities.api import AudioApi
     from .modalities.audio import AudioService
     from .modalities.graph import EncoderGraph
+    from .mqtt.bridge import MqttBridge
     from .observability.tracing import RequestTracer
     from .signals.shadow import ShadowObserver
     from .storage.shadow import ShadowStore
@@ -225,9 +224,10 @@ def build(
             follow(connection, agent)
         return agent
 
-    def make_jobs(folder: Path) -> tuple[JobStore, JobRunner, JobApi]:
+    def make_jobs(folder: Path) -> JobParts:
         # Imported only when needed: most boxes have no jobs.
         from .jobs.api import JobApi
+        from .jobs.intake import JobIntake
         from .jobs.runner import JobRunner
         from .jobs.store import JobStore
 
@@ -236,7 +236,8 @@ def build(
         runner = JobRunner(
             store, service, cloud, lambda: policies.active.revision, config.jobs, clock, new_decision_id, chance
         )
-        return store, runner, JobApi(config.jobs, store, runner, service, reader)
+        intake = JobIntake(config.jobs, store, runner, service)
+        return JobParts(store, runner, intake, JobApi(store, runner, intake, service, reader))
 
     def make_audio() -> tuple[AudioService, AudioApi]:
         # Imported only when needed: most boxes have no microphone.
@@ -259,6 +260,7 @@ def build(
         return audio, api
 
     reader = RequestReader(config.server)
+    jobs = JobEntry(state_dir, make_jobs)
     tracing = _tracing(config)
     sound = AudioEntry(make_audio)
     sessions = Sessions(
@@ -296,7 +298,8 @@ def build(
         agent=make_agent(booted),
         fleet=connection,
         fleet_problem=fleet_problem,
-        jobs=JobEntry(state_dir, make_jobs),
+        jobs=jobs,
+        mqtt=_mqtt(config, jobs, service, metrics),
         sessions=sessions,
         shadows=shadows,
     )
@@ -381,6 +384,21 @@ def _tracing(config: Config) -> RequestTracer | None:
     from .observability.tracing import RequestTracer
 
     return RequestTracer(config.tracing)
+
+
+def _mqtt(config: Config, jobs: JobEntry, service: Service, metrics: Metrics) -> MqttBridge | None:
+    """None unless a broker is configured."""
+    if not config.mqtt.url:
+        return None
+    if not config.state_dir:
+        raise ConfigError("messages are kept in a state folder: set state_dir", where="mqtt.url")
+    try:
+        # Imported only when needed: most boxes know no broker.
+        from .mqtt.bridge import MqttBridge
+    except ModuleNotFoundError as error:
+        message = "needs the extra `mqtt`: run `make setup`, or `pip install 'causeway[mqtt]'`"
+        raise ConfigError(message, where="mqtt.url") from error
+    return MqttBridge(config.mqtt, jobs, service, metrics, random.Random(os.urandom(16)))
 
 
 def _cloud_timeouts(config: Config) -> Timeouts:

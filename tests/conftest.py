@@ -39,12 +39,13 @@ _SERVICES = {
     "triton_environment": "triton",
     "nats_server": "nats",
     "kafka_server": "kafka",
+    "mosquitto": "mosquitto",
     "postgres_server": "postgres",
     "chromium": "chromium",
 }
 
 
-_SLOW_MODULE = re.compile(r"^pytestmark = .*\b(slow|engine|redis|triton|nats|kafka|postgres|chromium)\b", re.MULTILINE)
+_SLOW_MODULE = re.compile(rf"^pytestmark = .*\b(slow|engine|{'|'.join(sorted({*_SERVICES.values()}))})\b", re.MULTILINE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -116,6 +116,35 @@ class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ping_s: Annotated[float, Meta(ge=1)] = 20.0
 
 
+class MqttTopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages that are taken as requests: those on topics that `filter` matches."""
+
+    filter: Annotated[str, Meta(min_length=1)]
+    form: Literal["chat", "text"] = "chat"
+    tags: tuple[str, ...] = ()  # added to every request of these topics
+    priority: Literal["interactive", "standard", "bulk"] = "standard"
+    deadline_s: Seconds | None = None
+    answer_topic: str = ""  # of messages without a response topic; {topic} is the message's own
+    system: str = ""  # the system prompt; with `form: text` only
+
+
+class MqttConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    url: str = ""
+    username: str = ""
+    password_file: str = ""
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    client_id: str = ""
+    topics: tuple[MqttTopicConfig, ...] = ()
+    response_topics: tuple[str, ...] = ()
+    state_topic: str = "causeway/{client_id}/state"
+    receive_maximum: Annotated[int, Meta(ge=1, le=1024)] = 16
+    max_message_bytes: Positive = 256 * 1024
+    session_expiry_s: Annotated[float, Meta(ge=0, le=4294967295)] = 86400.0
+    keepalive_s: Annotated[float, Meta(ge=1, le=65535)] = 30.0
+
+
 class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
     max_parts: Positive = 8
@@ -154,6 +183,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: JobsConfig = JobsConfig()
     realtime: RealtimeConfig = RealtimeConfig()
+    mqtt: MqttConfig = MqttConfig()
     modalities: ModalitiesConfig = ModalitiesConfig()
     tracing: TracingConfig = TracingConfig()
     fleet: FleetConfig = FleetConfig()
@@ -231,6 +261,23 @@ MEANING: Mapping[str, str] = {
     "long; 0: it ends at once",
     "realtime.idle_s": "a session without an event of its client and without an answer ends after this time",
     "realtime.ping_s": "time between two pings; a client that answers none within half of it is gone",
+    "mqtt.url": "broker, `mqtt://HOST[:PORT]` or `mqtts://HOST[:PORT]` (TLS), which speaks MQTT 5; empty: none. "
+    "It needs the extra `mqtt`",
+    "mqtt.username": "name that the broker knows this box by; empty: none",
+    "mqtt.password_file": "file with the password on one line, read at each connect",
+    "mqtt.ca_file": "PEM file of the CA that signed the broker's certificate; empty: the system's CAs",
+    "mqtt.cert_file": "PEM file of this box's certificate, for brokers that ask for one",
+    "mqtt.key_file": "PEM file of its key",
+    "mqtt.client_id": "name of the session at the broker, of this box alone; "
+    "empty: `causeway-` and the outbox's own name",
+    "mqtt.topics": "what is taken: a list of `{filter, form, tags, priority, deadline_s, answer_topic, system}`",
+    "mqtt.response_topics": "filters of the response topics that messages may name; empty: answers go to the "
+    "`answer_topic` alone",
+    "mqtt.state_topic": "topic of the retained `online` or `offline`, the latter also as last will; empty: none",
+    "mqtt.receive_maximum": "messages that may wait here for the outbox; the others wait at the broker",
+    "mqtt.max_message_bytes": "maximum size of a message; a larger one is answered with an error",
+    "mqtt.session_expiry_s": "how long the broker keeps messages for this box while it is away",
+    "mqtt.keepalive_s": "time without a word of the broker after which a ping asks for one",
     "modalities.enabled": "turn sounds, pictures and files of requests into text for models that take text only; "
     "sounds need the extra `voice`, pictures `pictures`",
     "modalities.max_parts": "maximum sounds, pictures and files of one request",
@@ -257,7 +304,10 @@ MEANING: Mapping[str, str] = {
 }
 """The description of each key, for `causeway-edge config --keys` and the reference in ``edge_node/README.md``."""
 
-_PATHS = ("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file")
+_PATHS = (
+    *("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file"),
+    *("mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
+)
 
 
 def config_keys() -> list[str]:

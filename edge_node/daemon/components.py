@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.link.connection import FleetConnection
     from ..modalities.graph import EncoderGraph
+    from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
 
 
@@ -57,6 +58,7 @@ class Components:
     encoders: EncoderGraph | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
     fleet: FleetConnection | None = None  # the same
+    mqtt: MqttBridge | None = None  # of a box that knows a broker
     fleet_problem: str = ""  # why a box that joined a fleet has none
 
     def readiness(self) -> Readiness:
@@ -84,6 +86,7 @@ class Components:
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
             *self.jobs.problems,
+            *(() if self.mqtt is None else self.mqtt.problems),
             self.policies.persist_problem,
             *self.shadows.problems,
             *(() if self.fleet is None else self.fleet.problems),
@@ -111,6 +114,8 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
     yield from _job_gauges(parts.jobs)
+    if parts.mqtt is not None:
+        yield from parts.mqtt.gauges()
     yield from _session_gauges(parts.sessions)
     yield from parts.shadows.gauges()
     if parts.fleet is not None:

@@ -223,6 +223,8 @@ class App:
             if parts.fleet is not None:
                 tasks.start_soon(parts.fleet.run)
             await parts.jobs.start(tasks)
+            if parts.mqtt is not None:
+                tasks.start_soon(parts.mqtt.run)
             started.set_result(None)
             await self._stop.wait()
             tasks.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 entry      the handlers of /v1/jobs; opens the rest with the first job, or if there is a file
 api        /v1/jobs over HTTP, in the gateway's shape
+intake     acceptance of jobs, whichever way they come in
 store      the outbox: one SQLite file, committed before a job is acknowledged
 runner     runs jobs on the service, and bounds what goes to the cloud
 tables     its transactions

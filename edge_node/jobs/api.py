@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 
 import msgspec
 from aiohttp import hdrs, web
 
-from router.decision.attempts import no_route
-from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull, UnsupportedFeature
+from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull
 from router.jobs.respond_async import JobFailed
-from router.jobs.submission import Endpoint, Priority, key_digest, parse_job_request, split_body
+from router.jobs.submission import Endpoint, key_digest
 from router.openai import check_media_type, error_event
-from router.policy.signals import modalities
-from router.types import RoutingHints
 
-from ..config.schema import JobsConfig
 from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from .entry import PATH
 from .events import EventReader, read_last_id
-from .record import EdgeJob, EdgeJobFields, EdgeJobView, edge_job_view
+from .intake import JobIntake, JobKey, priority_of
+from .record import EdgeJob, EdgeJobView, edge_job_view
 from .runner import JobRunner
 from .store import JobStore
 from .tables import Accepted
 
-_PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 _MOST_LISTED = 100
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0
@@ -49,11 +44,11 @@ class JobApi:
     """The handlers of jobs."""
 
     def __init__(
-        self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service, reader: RequestReader
+        self, store: JobStore, runner: JobRunner, intake: JobIntake, service: Service, reader: RequestReader
     ) -> None:
-        self._config = config
         self._store = store
         self._runner = runner
+        self._intake = intake
         self._service = service
         self._reader = reader
         self._followers = 0
@@ -96,63 +91,15 @@ class JobApi:
         headers = http.headers
         hints = routing_hints(headers, self._reader.caller(http))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
-        key = key_digest(headers.get("idempotency-key", ""))
+        key = JobKey(key_digest(headers.get("idempotency-key", "")))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
-        job, plain = await self._job(body, hints, _priority(headers), key, endpoint)
-        accepted = await self._store.accept(job, plain)
-        if not accepted.known:
-            self._runner.wake()
-        return accepted
+        return await self._intake.accept(body, hints, priority_of(headers), key, endpoint)
 
     def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}
         located = {"Location": f"{PATH}/{accepted.job.id}", **replayed, **headers}
         return self._response(accepted.job, status=202, headers=located)
-
-    async def _job(
-        self, body: bytes, hints: RoutingHints, priority: Priority | None, key: str, endpoint: Endpoint | None
-    ) -> tuple[EdgeJob, bytes]:
-        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
-
-        `endpoint`: of a plain request, which may not be streamed; None: the body names it.
-        """
-        fields, plain = split_body(body, EdgeJobFields)
-        if endpoint is not None:
-            fields = msgspec.structs.replace(fields, endpoint=endpoint)
-        if fields.webhook:
-            raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
-        request = parse_job_request(fields.endpoint, plain, hints)
-        if modalities(request) != ["text"]:
-            message = "a job waits on the disk, where sound, pictures and files are never kept: send it plainly"
-            raise UnsupportedFeature(message, param="messages")
-        if endpoint is not None and request.stream:
-            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
-            raise InvalidRequest(message, param="stream")
-        decision = await self._service.preview(request)
-        if not decision.attempts:
-            raise no_route(decision)
-        now = self._store.time.now()
-        time_ms = fields.deadline_ms or request.hints.deadline_ms or int(self._config.default_deadline_s * 1000.0)
-        if time_ms <= fields.not_before_ms or fields.not_before_ms < 0 or time_ms < 0:
-            raise InvalidRequest("`not_before_ms` is at least 0 and less than the deadline", param="not_before_ms")
-        ranked = fields.priority or priority or "standard"
-        job = EdgeJob(
-            owner=hints.client,
-            key=key,
-            digest=_digest(body, hints, ranked) if key else "",
-            priority=ranked,
-            endpoint=fields.endpoint,
-            model=request.model,
-            tags=hints.tags,
-            prefer=hints.prefer,
-            may_leave=not decision.on_device,
-            lane=decision.attempts[0].target.at,
-            due=now + fields.not_before_ms / 1000.0,
-            deadline=now + min(time_ms / 1000.0, self._config.max_deadline_s),
-            accepted_unix=self._store.time.unix(),
-        )
-        return job, plain
 
     async def list(self, http: web.BaseRequest) -> web.StreamResponse:
         """GET /v1/jobs"""
@@ -212,23 +159,6 @@ class JobApi:
 
     def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
         return _json(self._view(job), status=status, headers=headers)
-
-
-def _priority(headers: Mapping[str, str]) -> Priority | None:
-    """Raises InvalidRequest."""
-    text = headers.get("x-causeway-priority")
-    if text is None:
-        return None
-    if text not in _PRIORITIES:
-        known = ", ".join(_PRIORITIES)
-        raise InvalidRequest(f"`x-causeway-priority` must be one of {known}, not {text[:32]!r}")
-    return _PRIORITIES[text]
-
-
-def _digest(body: bytes, hints: RoutingHints, priority: Priority) -> str:
-    """Of everything that must be the same under the same Idempotency-Key."""
-    headers = ",".join((priority, hints.prefer or "", *hints.tags)).encode("utf-8", "replace")
-    return hashlib.sha256(headers + b"\0" + body).hexdigest()
 
 
 def _page(query: Mapping[str, str]) -> tuple[int, str]:

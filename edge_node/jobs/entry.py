@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.abc
 from aiohttp import web
@@ -16,6 +16,7 @@ from router.jobs.submission import Endpoint
 
 if TYPE_CHECKING:
     from .api import JobApi
+    from .intake import JobIntake
     from .runner import JobRunner
     from .store import JobStore
     from .tables import OutboxStats
@@ -24,7 +25,15 @@ PATH = "/v1/jobs"
 FILE = "jobs-1.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
-Parts = Callable[[Path], "tuple[JobStore, JobRunner, JobApi]"]
+
+
+class JobParts(NamedTuple):
+    """The parts that exist from the first job on."""
+
+    store: JobStore
+    runner: JobRunner
+    intake: JobIntake
+    api: JobApi
 
 
 class JobEntry:
@@ -32,15 +41,14 @@ class JobEntry:
 
     Args:
         folder: the state folder; None: jobs are refused.
-        make: constructs the store, the runner and the handlers.
+        make: constructs the parts, in this folder.
     """
 
-    def __init__(self, folder: Path | None, make: Parts) -> None:
+    def __init__(self, folder: Path | None, make: Callable[[Path], JobParts]) -> None:
         self._folder = folder
         self._make = make
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._store: JobStore | None = None
-        self._api: JobApi | None = None
+        self._parts: JobParts | None = None
         self._opened = False
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
@@ -61,7 +69,7 @@ class JobEntry:
         if wait_s is None or endpoint is None:
             return None
         try:
-            api = await self._open()
+            api = (await self.open()).api
         except JobStoreUnavailable:
             return None  # a preference may be ignored
         return await api.respond_async(http, endpoint, wait_s)
@@ -69,37 +77,37 @@ class JobEntry:
     @property
     def stats(self) -> OutboxStats | None:
         """None before the first job."""
-        return None if self._store is None else self._store.stats
+        return None if self._parts is None else self._parts.store.stats
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
-        return () if self._store is None else self._store.problems
+        return () if self._parts is None else self._parts.store.problems
 
     async def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Run jobs as children of `tasks`, from now on if there are any."""
         self._tasks = tasks
         if self._exists:
             with contextlib.suppress(JobStoreUnavailable):  # `problems` says so; the next request tries again
-                await self._open()
+                await self.open()
 
     def close(self) -> None:
         """Commit what waits. Blocks; the tasks have ended before."""
-        if self._store is not None:
-            self._store.close()
+        if self._parts is not None:
+            self._parts.store.close()
 
     @property
     def _exists(self) -> bool:
         return self._folder is not None and (self._folder / FILE).exists()
 
     async def _collection(self, http: web.BaseRequest) -> web.StreamResponse:
-        api = await self._open()
+        api = (await self.open()).api
         return await (api.create(http) if http.method == "POST" else api.list(http))
 
     async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._exists:
             raise NotFound("there are no jobs here")
-        api = await self._open()
+        api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
         handlers = {
             "": {"GET": api.get, "DELETE": api.cancel},
@@ -114,15 +122,15 @@ class JobEntry:
             raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
         return await handlers[http.method](http, job_id)
 
-    async def _open(self) -> JobApi:
-        """Raises JobStoreUnavailable."""
-        if self._store is None or self._api is None:
+    async def open(self) -> JobParts:
+        """Open the file, unless it is open. Raises JobStoreUnavailable."""
+        if self._parts is None:
             if self._folder is None or self._tasks is None:
                 raise JobStoreUnavailable("jobs need a state folder: set state_dir")
-            self._store, runner, self._api = self._make(self._folder)
-            self._store.start()
-            self._tasks.start_soon(runner.run)
+            self._parts = self._make(self._folder)
+            self._parts.store.start()
+            self._tasks.start_soon(self._parts.runner.run)
         if not self._opened:
-            await self._store.open()
+            await self._parts.store.open()
             self._opened = True
-        return self._api
+        return self._parts

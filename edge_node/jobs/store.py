@@ -18,7 +18,7 @@ from ..storage.group_commit import GroupCommit
 from .box_time import BoxTime
 from .entry import FILE
 from .record import EdgeJob, Lane
-from .tables import SCHEMA, Accepted, Claimed, OutboxStats, OutboxTables
+from .tables import SCHEMA, Accepted, Claimed, DueReply, OutboxStats, OutboxTables, ReplyTo
 
 
 class JobStore:
@@ -44,6 +44,11 @@ class JobStore:
         return (*self._file.problems, full)
 
     @property
+    def name(self) -> str:
+        """The file's own name, 12 characters; "" before `open`."""
+        return self._tables.name
+
+    @property
     def available(self) -> bool:
         return self._file.available
 
@@ -65,9 +70,13 @@ class JobStore:
 
     # --- callers -----------------------------------------------------------------------------------------------------
 
-    async def accept(self, job: EdgeJob, body: bytes) -> Accepted:
-        """Store a job. Raises IdempotencyConflict, OutboxFull or JobStoreUnavailable."""
-        return await self._file.run(lambda db: self._tables.accept(db, job, body))
+    async def accept(self, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
+        """Store a job. Raises IdempotencyConflict, OutboxFull or JobStoreUnavailable.
+
+        Args:
+            reply: where its answer is sent; None: it is fetched. That of a known job that has ended is sent again.
+        """
+        return await self._file.run(lambda db: self._tables.accept(db, job, body, reply))
 
     async def get(self, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
         """Return a job and its result. `owner` None: anybody's. Raises NotFound."""
@@ -88,6 +97,15 @@ class JobStore:
     async def purge(self, job_id: str, owner: str | None) -> EdgeJob:
         """Delete a job that has ended, with its request and its result. Raises NotFound or JobNotEnded."""
         return await self._file.run(lambda db: self._tables.purge(db, job_id, owner))
+
+    async def due_replies(self, limit: int) -> list[DueReply]:
+        """Return the answers that are to be sent now, those that wait longest first."""
+        return await self._file.run(lambda db: self._tables.due_replies(db, limit))
+
+    async def replied(self, reply: DueReply, *, again_s: float | None = None) -> None:
+        """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
+        until = None if again_s is None else self.time.now() + again_s
+        await self._file.run(lambda db: self._tables.replied(db, reply, until))
 
     # --- the runner --------------------------------------------------------------------------------------------------
 

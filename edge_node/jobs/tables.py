@@ -41,6 +41,8 @@ CREATE INDEX IF NOT EXISTS jobs_by_deadline ON jobs (deadline) WHERE ended IS NU
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (ended) WHERE ended IS NOT NULL;
 CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS results (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS replies (seq INTEGER PRIMARY KEY, due REAL, address BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS replies_by_due ON replies (due) WHERE due IS NOT NULL;
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
 _WAITING = "state IN ('queued', 'waiting')"
@@ -60,6 +62,25 @@ class Claimed(msgspec.Struct, frozen=True):
     body: bytes
 
 
+class ReplyTo(msgspec.Struct, frozen=True):
+    """Where the answer of a job is sent, for a sender that does not fetch it.
+
+    `address`: the sender's matter. `is_new`: an earlier job with the same key was another one, and loses the key.
+    """
+
+    address: bytes
+    is_new: bool = False
+
+
+class DueReply(msgspec.Struct, frozen=True):
+    """A job that has ended, whose answer is to be sent. `due`: the box's own time, s."""
+
+    job: EdgeJob
+    result: bytes
+    address: bytes
+    due: float
+
+
 class OutboxStats(msgspec.Struct):
     """Counted in the thread of the file, read anywhere. Totals are since the start of the daemon."""
 
@@ -70,6 +91,8 @@ class OutboxStats(msgspec.Struct):
     accepted: int = 0
     dropped: int = 0
     ended: dict[str, int] = {}  # by state
+    replies_due: int = 0  # answers that are to be sent
+    replies_lost: int = 0  # answers that were deleted before they could be sent
 
 
 class OutboxTables:
@@ -82,20 +105,33 @@ class OutboxTables:
         self._name = ""  # of the file, in the ids of its jobs
         self._seq = 0
 
+    @property
+    def name(self) -> str:
+        """The file's own name, in the ids of its jobs; "" before `load`."""
+        return self._name
+
     # --- callers -----------------------------------------------------------------------------------------------------
 
-    def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> Accepted:
-        if job.key and (row := db.execute(_BY_KEY, (job.owner, job.key)).fetchone()) is not None:
+    def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
+        row = db.execute(_BY_KEY, (job.owner, job.key)).fetchone() if job.key else None
+        renewed = row is not None and reply is not None and reply.is_new
+        if row is not None and not renewed:
             known = _decode(row[0])
             if known.digest != job.digest:
                 raise IdempotencyConflict("this `Idempotency-Key` was used with another body or other headers")
+            if reply is not None and known.has_ended:  # its sender has lost the answer
+                self._set_reply(db, known, self.time.now())
             return Accepted(known, known=True)
         job = msgspec.structs.replace(job, body_bytes=len(body))
         self._make_room(db, job)
+        if renewed:
+            db.execute(_FREE_KEY, (job.owner, job.key))
         self._seq += 1
         job = msgspec.structs.replace(job, seq=self._seq, id=f"job_{self._name}{self._seq:010x}")
         db.execute("INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _columns(job))
         db.execute("INSERT INTO requests VALUES (?, ?)", (job.seq, body))
+        if reply is not None:
+            db.execute("INSERT INTO replies VALUES (?, NULL, ?)", (job.seq, reply.address))
         self._count(job, 1)
         self.stats.accepted += 1
         return Accepted(job)
@@ -166,6 +202,7 @@ class OutboxTables:
         self.stats.bytes -= job.body_bytes
         self._count(job, 1)
         self._save(db, job)
+        self._set_reply(db, job, None)
         db.execute("UPDATE jobs SET deadline = ? WHERE seq = ?", (job.deadline, job.seq))
         return job
 
@@ -263,6 +300,7 @@ class OutboxTables:
             db.execute("DELETE FROM requests WHERE seq = ?", (job.seq,))
         if result:
             db.execute("INSERT INTO results VALUES (?, ?)", (job.seq, result))
+        self._set_reply(db, job, job.ended)
         self.stats.bytes += kept + len(result)
         self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
         return job
@@ -279,9 +317,31 @@ class OutboxTables:
         return len(late) + len(old)
 
     def _delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
-        for table in ("jobs", "requests", "results"):
+        self.stats.replies_lost += self._set_reply(db, job, None)
+        for table in ("jobs", "requests", "results", "replies"):
             db.execute(f"DELETE FROM {table} WHERE seq = ?", (job.seq,))
         self.stats.bytes -= job.body_bytes + job.result_bytes
+
+    # --- answers that are sent ---------------------------------------------------------------------------------------
+
+    def due_replies(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
+        rows = db.execute(_REPLIES, (self.time.now(), limit)).fetchall()
+        return [
+            DueReply(_decode(record), bytes(body or b""), bytes(address), due) for due, address, record, body in rows
+        ]
+
+    def replied(self, db: sqlite3.Connection, reply: DueReply, until: float | None) -> None:
+        """The answer was sent, or is to be sent at `until`. Nothing changes if it became due anew meanwhile."""
+        statement = "UPDATE replies SET due = ? WHERE seq = ? AND due = ?"
+        changed = db.execute(statement, (until, reply.job.seq, reply.due)).rowcount
+        self.stats.replies_due -= changed if until is None else 0
+
+    def _set_reply(self, db: sqlite3.Connection, job: EdgeJob, due: float | None) -> int:
+        """Set when the answer of a job is sent, if it is; None: not now. Returns 1 if that changes whether it is."""
+        statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
+        changed = db.execute(statement, (due, job.seq)).rowcount
+        self.stats.replies_due += -changed if due is None else changed
+        return changed
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -312,6 +372,7 @@ class OutboxTables:
         counts = db.execute(_COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()
         stats = self.stats
         stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes = (int(count or 0) for count in counts)
+        stats.replies_due = int(db.execute("SELECT count(*) FROM replies WHERE due IS NOT NULL").fetchone()[0])
 
     def recover(self, db: sqlite3.Connection) -> None:
         """Take back the jobs that ran when the daemon ended; one that was lost too often is a dead letter."""
@@ -326,6 +387,7 @@ class OutboxTables:
 
 
 _BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
+_FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
 _OLDEST_BULK = f"SELECT seq, record FROM jobs WHERE {_WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 _LIST = "SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) ORDER BY seq DESC LIMIT ?"
 _DUE = (
@@ -334,12 +396,16 @@ _DUE = (
 )
 _LATE = "SELECT record FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
 _OLD = "SELECT record FROM jobs WHERE ended < ? AND (state != 'dead' OR ended < ?) ORDER BY ended LIMIT ?"
+_REPLIES = (
+    "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
+    "WHERE replies.due <= ? ORDER BY replies.due LIMIT ?"
+)
 _UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"
 _COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), sum((ended IS NULL AND rank = ?) * bytes) "
     "FROM jobs"
 )
-QUERIES = (_BY_KEY, _OLDEST_BULK, _LIST, _DUE, _LATE, _OLD)
+QUERIES = (_BY_KEY, _FREE_KEY, _OLDEST_BULK, _LIST, _DUE, _LATE, _OLD, _REPLIES)
 """What is asked again and again: each is found by an index, however many jobs there are."""
 _encoder = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder(EdgeJob).decode

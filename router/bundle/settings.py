@@ -1,8 +1,9 @@
 """The keys of `edge.yaml` that a fleet may set, with their types and bounds.
 
-Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go
-(`cloud.url`, `tracing.endpoint`), credentials, paths, and the trial by which a box undoes a bundle (`fleet.*`). The box
-refuses a signed bundle with such a key, so not even the holders of the signing keys can open a box to others.
+Never among them: where the daemon listens and which API keys it accepts (`server.*`), where requests may go or come
+from (`cloud.url`, `tracing.endpoint`, `mqtt.url` and its topics), credentials, paths, and the trial by which a box
+undoes a bundle (`fleet.*`). The box refuses a signed bundle with such a key, so not even the holders of the signing
+keys can open a box to others.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ SETTINGS: Mapping[str, object] = {
     "realtime.resume_s": Annotated[float, Meta(ge=0)],
     "realtime.idle_s": _Seconds,
     "realtime.ping_s": Annotated[float, Meta(ge=1)],
+    "mqtt.receive_maximum": Annotated[int, Meta(ge=1, le=1024)],
+    "mqtt.max_message_bytes": _Positive,
+    "mqtt.session_expiry_s": Annotated[float, Meta(ge=0, le=4294967295)],
+    "mqtt.keepalive_s": Annotated[float, Meta(ge=1, le=65535)],
     "modalities.enabled": bool,
     "modalities.max_parts": _Positive,
     "modalities.max_audio_s": _Seconds,

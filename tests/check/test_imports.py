@@ -27,7 +27,7 @@ EXTRAS = {
     "router": (),
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
-    "edge_node": ("edge", "engine", "cpu", "microphone"),
+    "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
     "cloud_pool": ("cloud", "engine", "cpu", "nats", "kafka"),
 }
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
@@ -64,6 +64,7 @@ BROUGHT_BY = {
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
     "nats": "nats-py",
+    "paho": "paho-mqtt",
     "llama_cpp": "llama-cpp-python",
     "opentelemetry": "opentelemetry-sdk",
 }

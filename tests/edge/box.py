@@ -21,6 +21,7 @@ from edge_node.config.schema import (
     EngineConfig,
     JobsConfig,
     ModalitiesConfig,
+    MqttConfig,
     RealtimeConfig,
     ServerConfig,
     TracingConfig,
@@ -257,6 +258,7 @@ async def running(
     environ: Mapping[str, str] = {},
     fleet: FleetLink | None = None,
     realtime: RealtimeConfig | None = None,
+    mqtt: MqttConfig | None = None,
     model_dirs: tuple[str, ...] = (),
 ) -> AsyncIterator[Box]:
     engine = engine or ScriptedEngine()
@@ -280,6 +282,7 @@ async def running(
         jobs=jobs or JobsConfig(),
         modalities=parts or ModalitiesConfig(),
         realtime=realtime or RealtimeConfig(),
+        mqtt=mqtt or MqttConfig(),
     )
     if fleet is not None:
         (Path(settings.state_dir) / FLEET_FOLDER).mkdir(parents=True, exist_ok=True)

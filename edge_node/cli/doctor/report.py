@@ -16,6 +16,7 @@ from ...config.schema import Config
 from ...signals.probes.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import host, network, packages, policy_and_models
+from .broker import check_broker
 from .encoders import check_encoders
 from .finding import Finding, Level, worst
 
@@ -70,6 +71,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from network.check_socket(config.server.socket)
     yield from network.check_exposure(config.server)
     yield from network.check_cloud(config.cloud)
+    yield from check_broker(config.mqtt)
 
 
 def _print(finding: Finding) -> None:

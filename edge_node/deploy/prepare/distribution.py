@@ -1,4 +1,6 @@
-"""Programs from the distribution's packages: Redis for jobs and the cache; PostgreSQL, Chromium and NATS for tests."""
+"""Programs from the distribution's packages: Redis for jobs and the cache; PostgreSQL, Chromium, NATS and mosquitto for
+tests.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,11 @@ def find_nats() -> str | None:
     return shutil.which("nats-server")
 
 
+def find_mosquitto() -> str | None:
+    """Return the path of mosquitto, which Debian keeps off an ordinary account's PATH; None if there is none."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
 def install_redis(places: Places, progress: Progress) -> str:
     """Uses the redis-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
     advice = (
@@ -68,6 +75,15 @@ def install_nats(places: Places, progress: Progress) -> str:
     """Uses the nats-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
     advice = "apt-get install nats-server (Debian, Ubuntu). Or go on without: CAUSEWAY_SKIP=nats make ..."
     return _install("nats-server", "nats-server", find_nats, advice, places, progress)
+
+
+def install_mosquitto(places: Places, progress: Progress) -> str:
+    """Uses the mosquitto that is there, or as root installs it. Raises StepFailed, saying what to install by hand."""
+    advice = (
+        "apt-get install mosquitto (Debian, Ubuntu), dnf install mosquitto (Fedora). "
+        "Or go on without: CAUSEWAY_SKIP=mosquitto make ..."
+    )
+    return _install("mosquitto", "mosquitto", find_mosquitto, advice, places, progress)
 
 
 def _install(

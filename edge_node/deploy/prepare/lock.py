@@ -24,7 +24,7 @@ ROLES = (
     "--no-emit-package=causeway-sdk",
 )
 # Optional parts that the tests need.
-BROKERS = ("--extra=nats", "--extra=kafka")
+BROKERS = ("--extra=nats", "--extra=kafka", "--extra=mqtt")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from .distribution import (
     find_chromium,
+    find_mosquitto,
     find_nats,
     find_postgres,
     find_redis,
     install_chromium,
+    install_mosquitto,
     install_nats,
     install_postgres,
     install_redis,
@@ -23,7 +25,7 @@ from .progress import Progress, StepFailed, run
 from .steps import Step, digest
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis", "nats", "postgres", "chromium", "torch")
+OPTIONAL = ("triton", "redis", "nats", "mosquitto", "postgres", "chromium", "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
@@ -38,6 +40,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     engine, triton = _engine(places, environ), _triton(places, environ)
     redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
     nats = _from_distribution(places, "nats", "nats-server", "nats-server", find_nats, install_nats)
+    mosquitto = _from_distribution(places, "mosquitto", "mosquitto", "mosquitto", find_mosquitto, install_mosquitto)
     postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
@@ -46,7 +49,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     goals = {
         "run": [environment, packages, engine, project, triton],
         "fleet": [environment, packages, engine, project],
-        "test": [*bench, nats, postgres, chromium, training, torch],
+        "test": [*bench, nats, mosquitto, postgres, chromium, training, torch],
         "bench": [*bench, postgres],
         "check": [environment, packages, development, project],
         "quick": [environment, packages, development, *compiled, project],
@@ -56,6 +59,7 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
         "triton": [triton],
         "redis": [redis],
         "nats": [nats],
+        "mosquitto": [mosquitto],
         "postgres": [postgres],
         "chromium": [chromium],
         "torch": [training, torch],

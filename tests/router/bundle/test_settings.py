@@ -15,6 +15,8 @@ REFUSED = {
     *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
     *("fleet.trial_s", "fleet.trial_requests", "fleet.trial_max_s", "fleet.telemetry_s", "fleet.check_s"),
     *("cloud.url", "cloud.api_key", "cloud.api_key_file", "cloud.ca_file"),
+    *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),
+    *("mqtt.username", "mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
 }
 
 

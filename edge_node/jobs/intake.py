@@ -1,0 +1,129 @@
+"""Acceptance of jobs, whichever way they come in: checked, decided once, and stored before they are acknowledged."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+
+from router.decision.attempts import no_route
+from router.errors import InvalidRequest, UnsupportedFeature
+from router.jobs.submission import Endpoint, Priority, parse_job_request, split_body
+from router.policy.signals import modalities
+from router.types import RoutingHints
+
+from ..config.schema import JobsConfig
+from ..serving.service import Service
+from .record import EdgeJob, EdgeJobFields
+from .runner import JobRunner
+from .store import JobStore
+from .tables import Accepted, ReplyTo
+
+_PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
+
+
+class JobKey(msgspec.Struct, frozen=True):
+    """What makes two requests of a client the same job.
+
+    `digest`: of everything that must be the same under the same key; "": of body, tags, preference and priority.
+    """
+
+    key: str = ""
+    digest: str = ""
+
+
+class JobIntake:
+    """Accepts jobs."""
+
+    def __init__(self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service) -> None:
+        self._config = config
+        self._store = store
+        self._runner = runner
+        self._service = service
+
+    async def accept(
+        self,
+        body: bytes,
+        hints: RoutingHints,
+        priority: Priority | None,
+        key: JobKey,
+        endpoint: Endpoint | None = None,
+        *,
+        reply: ReplyTo | None = None,
+    ) -> Accepted:
+        """Check a job and store it; what returns survives a power cut.
+
+        Args:
+            body: an OpenAI request, with the fields of a job.
+            hints: of the client.
+            priority: if the body names none.
+            key: under which it is known when it comes again.
+            endpoint: of a plain request, which may not be streamed; None: the body names it.
+            reply: where the answer is sent; None: it is fetched.
+
+        Raises:
+            CausewayError: what is wrong with the job, or why there is no room for it.
+        """
+        job, plain = await self._job(body, hints, priority, key, endpoint)
+        try:
+            return await self._store.accept(job, plain, reply)
+        finally:  # also where the caller left during the commit: the job is there
+            self._runner.wake()
+
+    async def _job(
+        self, body: bytes, hints: RoutingHints, priority: Priority | None, key: JobKey, endpoint: Endpoint | None
+    ) -> tuple[EdgeJob, bytes]:
+        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute."""
+        fields, plain = split_body(body, EdgeJobFields)
+        if endpoint is not None:
+            fields = msgspec.structs.replace(fields, endpoint=endpoint)
+        if fields.webhook:
+            raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
+        request = parse_job_request(fields.endpoint, plain, hints)
+        if modalities(request) != ["text"]:
+            message = "a job waits on the disk, where sound, pictures and files are never kept: send it plainly"
+            raise UnsupportedFeature(message, param="messages")
+        if endpoint is not None and request.stream:
+            message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
+            raise InvalidRequest(message, param="stream")
+        decision = await self._service.preview(request)
+        if not decision.attempts:
+            raise no_route(decision)
+        now = self._store.time.now()
+        time_ms = fields.deadline_ms or request.hints.deadline_ms or int(self._config.default_deadline_s * 1000.0)
+        if time_ms <= fields.not_before_ms or fields.not_before_ms < 0 or time_ms < 0:
+            raise InvalidRequest("`not_before_ms` is at least 0 and less than the deadline", param="not_before_ms")
+        ranked = fields.priority or priority or "standard"
+        job = EdgeJob(
+            owner=hints.client,
+            key=key.key,
+            digest=(key.digest or _digest(body, hints, ranked)) if key.key else "",
+            priority=ranked,
+            endpoint=fields.endpoint,
+            model=request.model,
+            tags=hints.tags,
+            prefer=hints.prefer,
+            may_leave=not decision.on_device,
+            lane=decision.attempts[0].target.at,
+            due=now + fields.not_before_ms / 1000.0,
+            deadline=now + min(time_ms / 1000.0, self._config.max_deadline_s),
+            accepted_unix=self._store.time.unix(),
+        )
+        return job, plain
+
+
+def priority_of(headers: Mapping[str, str]) -> Priority | None:
+    """The priority that ``x-causeway-priority`` names. Raises InvalidRequest."""
+    text = headers.get("x-causeway-priority")
+    if text is None:
+        return None
+    if text not in _PRIORITIES:
+        known = ", ".join(_PRIORITIES)
+        raise InvalidRequest(f"`x-causeway-priority` must be one of {known}, not {text[:32]!r}")
+    return _PRIORITIES[text]
+
+
+def _digest(body: bytes, hints: RoutingHints, priority: Priority) -> str:
+    headers = ",".join((priority, hints.prefer or "", *hints.tags)).encode("utf-8", "replace")
+    return hashlib.sha256(headers + b"\0" + body).hexdigest()

@@ -1,0 +1,14 @@
+"""MQTT as a way in and out: each message on a configured topic is a job, and its answer is published.
+
+topics      which messages are taken, and where answers may go
+messages    a message as a job, and a job's answer as a message
+connection  one connection to a broker: MQTT 5 by paho, on the event loop
+handshake   what it begins with: secrets, certificates, a thread
+packets     what packets hold, in paho's words and in ours
+intake      takes messages: stored first, acknowledged after that, in order
+answers     publishes answers, each until the broker has acknowledged it
+bridge      connects again and again, and ties these together
+
+A message is acknowledged after its job was committed, and an answer is done after the broker acknowledged it. What is
+lost in between comes again: from the broker, where it is the same job, or from the outbox.
+"""

@@ -1,0 +1,143 @@
+"""Which messages are taken as requests, and on which topics answers may be published.
+
+An answer never goes to a topic that is taken as a request: it would be answered in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, zip_longest
+from urllib.parse import SplitResult, urlsplit
+
+from router.errors import ConfigError, InvalidRequest
+
+from ..config.schema import MqttConfig, MqttTopicConfig
+
+_MAX_TOPIC_BYTES = 1024
+_SHARED = "$share/"
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+class BrokerUrl:
+    """`mqtt.url`, read. Raises ConfigError."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in _PORTS or not parts.hostname or parts.path not in ("", "/"):
+            raise ConfigError(
+                f"must be a URL like mqtts://broker.example:8883, not {_shown(parts)!r}", where="mqtt.url"
+            )
+        if parts.username or parts.password:
+            raise ConfigError("holds credentials: set mqtt.username and mqtt.password_file", where="mqtt.url")
+        self.tls = parts.scheme == "mqtts"
+        self.host = parts.hostname
+        try:
+            self.port = parts.port or _PORTS[parts.scheme]
+        except ValueError as error:
+            raise ConfigError(f"{error}", where="mqtt.url") from error
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def _shown(parts: SplitResult) -> str:
+    """The URL without credentials, for an error."""
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def overlaps(first: str, second: str) -> bool:
+    """Whether a topic exists that both filters match. A topic's name is the filter that matches it alone."""
+    if "$" in (first[:1], second[:1]) and first[:1] != second[:1]:
+        return False  # a wildcard matches no topic of the broker's own
+    for one, other in zip_longest(first.split("/"), second.split("/")):
+        if "#" in (one, other):
+            return True
+        if one is None or other is None or (one != other and "+" not in (one, other)):
+            return False
+    return True
+
+
+class Topics:
+    """The configured topics. `state_topic` is that of this box.
+
+    Raises:
+        ConfigError: a filter is invalid, two of them overlap, or there is no topic for answers.
+    """
+
+    def __init__(self, config: MqttConfig, state_topic: str) -> None:
+        if not config.topics:
+            raise ConfigError("takes nothing: list at least one filter", where="mqtt.topics")
+        self._topics = [(_unshared(topic.filter), topic) for topic in config.topics]
+        self._response_topics = config.response_topics
+        self._state_topic = state_topic
+        for text in (*(text for text, _ in self._topics), *config.response_topics):
+            _check_filter(text)
+        for (first, _), (second, _) in combinations(self._topics, 2):
+            if overlaps(first, second):
+                raise ConfigError(f"{first!r} and {second!r} match the same topics", where="mqtt.topics")
+        if state_topic and self.find(state_topic) is not None:
+            raise ConfigError("is a topic that requests are taken from", where="mqtt.state_topic")
+        for text, topic in self._topics:
+            if not topic.answer_topic and not config.response_topics:
+                message = f"{text!r} has nowhere to answer to: set its answer_topic, or mqtt.response_topics"
+                raise ConfigError(message, where="mqtt.topics")
+            if topic.system and topic.form != "text":
+                raise ConfigError(f"{text!r}: `system` is for `form: text`", where="mqtt.topics")
+            sample = text.replace("+", "any").replace("#", "any")
+            if topic.answer_topic and (problem := self._problem(topic.answer_topic.replace("{topic}", sample))):
+                raise ConfigError(f"{text!r}: answer_topic {problem}", where="mqtt.topics")
+
+    def __iter__(self) -> Iterator[MqttTopicConfig]:
+        return (topic for _, topic in self._topics)
+
+    def find(self, topic: str) -> MqttTopicConfig | None:
+        """What is configured for this topic; None: nothing is."""
+        return next((found for text, found in self._topics if overlaps(text, topic)), None)
+
+    def answer_topic(self, config: MqttTopicConfig, topic: str, response_topic: str) -> str:
+        """Return where the answer of a message goes; "": nowhere. Raises InvalidRequest.
+
+        Args:
+            config: of the message's topic.
+            topic: of the message.
+            response_topic: which the message names; "": none.
+        """
+        if not response_topic:
+            answer_topic = self.own_answer_topic(config, topic)
+            if not answer_topic:
+                raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
+            return answer_topic
+        problem = self._problem(response_topic)
+        if not problem and not any(overlaps(text, response_topic) for text in self._response_topics):
+            problem = "is not among mqtt.response_topics of this box"
+        if problem:
+            raise InvalidRequest(f"the response topic {problem}")
+        return response_topic
+
+    def own_answer_topic(self, config: MqttTopicConfig, topic: str) -> str:
+        """Return where answers of this topic go if its messages name nothing; "": nowhere."""
+        answer_topic = config.answer_topic.replace("{topic}", topic)
+        return "" if self._problem(answer_topic) else answer_topic
+
+    def _problem(self, topic: str) -> str:
+        """Why nothing can be published to this topic; "" if it can."""
+        if not topic or len(topic.encode()) > _MAX_TOPIC_BYTES or any(one in topic for one in "+#\0"):
+            return f"is no topic's name of at most {_MAX_TOPIC_BYTES} bytes"
+        if topic[0] == "$":
+            return "is the broker's own"
+        if topic == self._state_topic or self.find(topic) is not None:
+            return "is a topic that this box takes requests from, or its state_topic"
+        return ""
+
+
+def _unshared(text: str) -> str:
+    """The filter inside ``$share/GROUP/FILTER``."""
+    return text.split("/", 2)[2] if text.startswith(_SHARED) and text.count("/") >= 2 else text
+
+
+def _check_filter(text: str) -> None:
+    levels = text.split("/")
+    lonely = all(level in ("+", "#") or not {"+", "#"} & set(level) for level in levels)
+    if not text or not lonely or "#" in levels[:-1] or "\0" in text or len(text.encode()) > _MAX_TOPIC_BYTES:
+        message = f"{text[:100]!r} is no filter: `+` stands for one whole level, `#` for all that follow, at the end"
+        raise ConfigError(message, where="mqtt.topics")

@@ -1,0 +1,3 @@
+from ..mosquitto import mosquitto
+
+__all__ = ["mosquitto"]
