@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_S, _LONGEST_S = 1.0, 60.0  # between two attempts to connect
 _GOODBYE_S = 2.0
+_SHORT_S = 10.0  # a connection that lasts no longer is a sign of trouble,
+_SHORT_ONES = 3  # and so many of them in a row are told
 _ONLINE, _OFFLINE = "online", "offline"
 
 
@@ -87,24 +89,26 @@ class MqttBridge:
             self.stats,
         )
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
-        pause_s = _SHORTEST_S
+        pause_s, short = _SHORTEST_S, 0
         while True:
             connection = Connection(self._config, client_id, state_topic, self._intake.receive)
-            was_connected = False
+            began = anyio.current_time()
             try:
                 error = await self._converse(connection, self._intake, self._answers, topics, state_topic)
-                was_connected = self.stats.connected
             except Exception as failure:  # a fault of ours: the next connection may do without it
                 log.error("the connection to the broker failed: %s", redacted(failure))
                 error = BrokerError(f"{self._broker}: an internal error")
             finally:
                 await self._leave(connection, state_topic)
-                self.stats.connected = False
+                was_connected, self.stats.connected = self.stats.connected, False
+            is_short = anyio.current_time() - began < _SHORT_S
+            short = short + 1 if was_connected and is_short else 0
+            if short >= _SHORT_ONES:
+                message = f"{error.message} soon each time: another client may have the name {client_id!r}"
+                error = BrokerError(message, lasting=True)
             self._tell(error)
-            pause_s = _SHORTEST_S if was_connected else min(pause_s * 2.0, _LONGEST_S)
-            if error.lasting:
-                pause_s = max(pause_s, _LONGEST_S / 4.0)
             await anyio.sleep(pause_s * (0.75 + 0.5 * self._chance.random()))
+            pause_s = min(pause_s * 2.0, _LONGEST_S) if is_short or not was_connected else _SHORTEST_S
 
     async def _parts(self) -> JobParts:
         while True:
