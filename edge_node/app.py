@@ -119,6 +119,7 @@ def build(
         cloud=cloud,
         read_device=DeviceProbes().read,
         encoders=() if graph is None else graph.kinds,
+        projected=(lambda _: ()) if graph is None else graph.projectors.kinds,
         learned=learned,
     )
     admission = Admission(AdmissionLimits())
@@ -371,9 +372,17 @@ def _encoders(
     found = given if given is not None else find_encoders(model_dirs)
     if not found or not config.modalities.enabled:
         return None
+    from models.catalog.projector import find_projector
+
     from .modalities.graph import EncoderGraph
 
-    return EncoderGraph(found, config.modalities, clock, transcripts_of(model_dirs))
+    return EncoderGraph(
+        found,
+        config.modalities,
+        clock,
+        transcripts_of(model_dirs),
+        lambda model: find_projector(model, model_dirs) if config.engine.enabled else None,
+    )
 
 
 def _tracing(config: Config) -> RequestTracer | None:

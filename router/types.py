@@ -293,7 +293,8 @@ class AttemptPlan(msgspec.Struct, frozen=True):
     target: Target
     handoff: Handoff | None = None  # only if a later attempt exists
     facts: tuple[Modality, ...] = ()  # parts of these kinds reach the target as text, by the box's encoders
-    fusion: Fusion = "late"  # how
+    soft: tuple[Modality, ...] = ()  # parts of these kinds reach it as soft tokens, by its model's projector
+    fusion: Fusion = "late"  # what the route asks for
     wait_for: WaitFor = "all"  # the branches that the attempt waits for
 
 
@@ -426,6 +427,7 @@ class BoxSetup(msgspec.Struct, frozen=True):
     cloud: bool
     temperatures: dict[str, float | None] = {}
     encoders: tuple[Modality, ...] = ()  # kinds of parts that the box turns into text
+    projectors: dict[str, tuple[Modality, ...]] = {}  # kinds that it turns into soft tokens, by model on the device
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -484,6 +486,7 @@ class PartRecord(msgspec.Struct, frozen=True):
     size_bytes: int
     status: PartStatus
     cached: bool = False  # the fact was known from an equal part
+    soft: bool = False  # it was asked for soft tokens, not for text
     duration_ms: float = 0.0
     confidence: float | None = None
 

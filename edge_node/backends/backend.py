@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -12,6 +12,9 @@ from router.errors import BackendError
 from router.jobs.states import JobEvent
 from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
+
+if TYPE_CHECKING:
+    from models.llama_cpp.protocol import SoftTokens
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
@@ -64,6 +67,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     durable: bool = False  # False: nothing of it may reach a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
     job: JobTerms | None = None  # the request is a job
+    soft: tuple[SoftTokens, ...] = ()  # whose markers are in the request's text; for targets on the device
     is_shadow: bool = (
         False  # compared with an answer that the client has: its failure must not count against the target
     )

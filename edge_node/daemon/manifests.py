@@ -71,7 +71,7 @@ def model_adapters(model_dirs: Sequence[Path]) -> ModelAdapters:
 
 
 def weights_of(model_dirs: Sequence[Path]) -> Callable[[str], str]:
-    """Return the function from a model to the hash of its weights and adapters; "" for a model that is not there."""
+    """Return the function from a model to the hash of its weights and what belongs to them; "" if it is not there."""
 
     def weights(model: str) -> str:
         try:

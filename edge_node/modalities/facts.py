@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from models.llama_cpp.protocol import SoftTokens
+from router.parts.reading import FoundPart
 from router.types import Fact, Modality, PartRecord, PartStatus
 
+PartReading = tuple[Fact | SoftTokens | None, PartRecord]
+"""What was found of a part; None: nothing in time."""
 _WORST: tuple[PartStatus, ...] = ("failed", "timeout", "skipped", "ok")
 
 
@@ -17,18 +21,6 @@ class RequestFacts(msgspec.Struct, frozen=True):
     kinds: tuple[Modality, ...] = ()  # those that encoders were asked about
     facts: Mapping[tuple[int, int], Fact | None] = {}  # by message and index of the part
     records: tuple[PartRecord, ...] = ()
-
-    def summary(self, kinds: Sequence[Modality]) -> str:
-        """The state of each of these kinds of parts, ``audio=ok,image=timeout``: the worst of its parts."""
-        found: dict[Modality, set[PartStatus]] = {}
-        for record in self.records:
-            if record.modality in kinds:
-                found.setdefault(record.modality, set()).add(record.status)
-        worst = {kind: next(status for status in _WORST if status in found[kind]) for kind in sorted(found)}
-        return ",".join(f"{kind}={status}" for kind, status in worst.items())
-
-    def complete(self, kinds: Sequence[Modality]) -> bool:
-        return all(record.status == "ok" for record in self.records if record.modality in kinds)
 
     def says(self, kind: Modality) -> bool | None:
         """Whether there are words in a part of this kind; None if that hangs on a part that was not read."""
@@ -47,3 +39,44 @@ class RequestFacts(msgspec.Struct, frozen=True):
     def joined(self, more: RequestFacts) -> RequestFacts:
         """These and `more`, about other kinds of the same request."""
         return RequestFacts((*self.kinds, *more.kinds), {**self.facts, **more.facts}, (*self.records, *more.records))
+
+
+class RequestSoftTokens(msgspec.Struct, frozen=True):
+    """The soft tokens of one request's parts for one model. They are None if the branch did not end in time."""
+
+    model: str
+    tokens: Mapping[tuple[int, int], SoftTokens | None]  # by message and index of the part
+    records: tuple[PartRecord, ...]
+
+    @property
+    def markers(self) -> dict[tuple[int, int], str]:
+        """What stands for them in the text; "" for those that there are not."""
+        return {place: "" if soft is None else soft.marker for place, soft in self.tokens.items()}
+
+    @property
+    def distinct(self) -> tuple[SoftTokens, ...]:
+        """Those that there are, equal ones once."""
+        return tuple({soft.vectors: soft for soft in self.tokens.values() if soft is not None}.values())
+
+
+def summary(records: Sequence[PartRecord]) -> str:
+    """The state of each kind of these parts, ``audio=ok,image=timeout``: the worst of its parts."""
+    found: dict[Modality, set[PartStatus]] = {}
+    for record in records:
+        found.setdefault(record.modality, set()).add(record.status)
+    worst = {kind: next(status for status in _WORST if status in found[kind]) for kind in sorted(found)}
+    return ",".join(f"{kind}={status}" for kind, status in worst.items())
+
+
+def facts_of(kinds: Sequence[Modality], read: Sequence[tuple[FoundPart, PartReading]]) -> RequestFacts:
+    """Put together what was found of parts of these kinds."""
+    own = [(part, found, record) for part, (found, record) in read if not record.soft]
+    facts = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, SoftTokens)}
+    return RequestFacts(tuple(kinds), facts, tuple(record for *_, record in own))
+
+
+def soft_tokens_of(model: str, read: Sequence[tuple[FoundPart, PartReading]]) -> RequestSoftTokens:
+    """Put together the soft tokens among what was found."""
+    own = [(part, found, record) for part, (found, record) in read if record.soft]
+    tokens = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, Fact)}
+    return RequestSoftTokens(model, tokens, tuple(record for *_, record in own))

@@ -8,7 +8,8 @@ goes on with what is there, and says so (`x-causeway-modalities`, and the decisi
 hash of the part, in memory only. A part's bytes are nowhere but in the request.
 
 A branch runs before the Decision only if a signal needs its facts (`estimate`), else with the first attempt whose
-target cannot take its parts (`fuse`); never twice for one request.
+target cannot take its parts (`prepare`); never twice for one request. Where the attempt's plan says so, a picture
+becomes soft tokens instead, by the projector of the target's model (`projectors`).
 """
 
 from __future__ import annotations
@@ -22,18 +23,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from models.catalog.projector import Projector
+from models.llama_cpp.protocol import SoftTokens
 from models.modalities.process.messages import (
-    DecodePicture,
     DecodeSound,
-    DecodeText,
     Found,
-    MeasurePicture,
     PartLimits,
-    Picture,
-    PictureSize,
     Refusal,
-    Sound,
-    Transcribe,
     WorkerSpec,
 )
 from models.modalities.process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
@@ -42,83 +38,22 @@ from router.openai.audio import TranscriptionRequest
 from router.parts.fusion import fuse
 from router.parts.reading import FoundPart, find_parts, has_parts
 from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
-from router.types import Fact, Modality, PartRecord, PartStatus, Request, Transcripts, WaitFor
+from router.types import AttemptPlan, Fact, Modality, PartRecord, PartStatus, Request, Transcripts, WaitFor
 
 from ..clock import Clock
 from ..config.schema import ModalitiesConfig
 from .boxed import DECODER
-from .facts import RequestFacts
+from .branch import DECODER_JOBS, Branch, ReadPart
+from .facts import PartReading, RequestFacts, facts_of, soft_tokens_of
+from .projectors import Projectors
 
 if TYPE_CHECKING:
     from ..serving.generation import Generation
 
 log = logging.getLogger(__name__)
 
-_JOBS: Mapping[Modality, Callable[[bytes], DecodeSound | DecodePicture | DecodeText]] = {
-    "audio": DecodeSound,
-    "image": DecodePicture,
-    "file": DecodeText,
-}
 _N = TypeVar("_N", int, float)
-_Outcome = tuple[Fact | None, PartRecord] | InvalidRequest
-
-
-class _ReadPart(msgspec.Struct, frozen=True):
-    """What is known of a part. `seconds`: of a sound."""
-
-    found: Found
-    seconds: float = 0.0
-
-
-class _Branch:
-    """Decoder and encoder of one kind of part, each a child that starts with the first part."""
-
-    def __init__(
-        self, encoder: WorkerSpec, limits: PartLimits, memory_bytes: int, timeout_s: float, language: str
-    ) -> None:
-        self._language = language
-        self.decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=memory_bytes))
-        self.encoder = WorkerProcess(encoder)
-        self.timeout_s = timeout_s
-
-    async def run(
-        self,
-        job: DecodeSound | DecodePicture | DecodeText,
-        deadline: float,
-        language: str = "",
-        prompt: str = "",
-        temperature: float = 0.0,
-        tell: Tell | None = None,
-    ) -> _ReadPart:
-        """Raises Refusal, WorkerTimeout or WorkerFailed."""
-        decoded = await self.decoder.run(job, deadline)
-        if isinstance(decoded, Found):  # text: nothing is left to encode
-            return _ReadPart(decoded)
-        assert isinstance(decoded, Sound | Picture)
-        if isinstance(decoded, Picture):
-            found, seconds = await self.encoder.run(decoded, deadline), 0.0
-        else:
-            transcribe = Transcribe(decoded, language or self._language, prompt, temperature, tell is not None)
-            found = await self.encoder.run(transcribe, deadline, tell)
-            seconds = decoded.seconds
-        assert isinstance(found, Found)
-        return _ReadPart(found, seconds)
-
-    async def pixels(self, picture: bytes, deadline: float) -> int:
-        """Width × height as the file declares them. Raises as `run`."""
-        size = await self.decoder.run(MeasurePicture(picture), deadline)
-        assert isinstance(size, PictureSize)
-        return size.width * size.height
-
-    async def seconds(self, sound: bytes, deadline: float) -> float:
-        """Length of the sound, decoded. Raises as `run`."""
-        decoded = await self.decoder.run(DecodeSound(sound), deadline)
-        assert isinstance(decoded, Sound)
-        return decoded.seconds
-
-    async def close(self) -> None:
-        await self.decoder.close()
-        await self.encoder.close()
+_Outcome = PartReading | InvalidRequest
 
 
 class EncoderGraph:
@@ -127,6 +62,7 @@ class EncoderGraph:
     Args:
         encoders: what to run, by kind of part.
         transcripts: the form in which a model reads what was said.
+        find_projector: of a model on the device. Raises ArtifactError.
     """
 
     def __init__(
@@ -135,37 +71,66 @@ class EncoderGraph:
         config: ModalitiesConfig,
         clock: Clock,
         transcripts: Callable[[str], Transcripts] = lambda _: "written",
+        find_projector: Callable[[str], Projector | None] = lambda _: None,
     ) -> None:
         limits = PartLimits(config.max_audio_s, config.max_pixels, config.max_text_bytes)
         self.kinds: tuple[Modality, ...] = tuple(sorted(encoders))
-        self._branches: dict[Modality, _Branch] = {}
+        self._branches: dict[Modality, Branch] = {}
         for kind, spec in encoders.items():
             timeout_s = config.audio_timeout_s if kind == "audio" else config.image_timeout_s
-            self._branches[kind] = _Branch(spec, limits, config.decoder_memory_bytes, timeout_s, config.language)
+            self._branches[kind] = Branch(spec, limits, config.decoder_memory_bytes, timeout_s, config.language)
+        self._decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=config.decoder_memory_bytes))
+        images = self._branches.get("image")
+        self.projectors = Projectors(
+            find_projector, self._decoder if images is None else images.decoder, config.remembered
+        )
         self._config = config
         self._clock = clock
         self._transcripts = transcripts
-        self._remembered: OrderedDict[tuple[Modality, str], _ReadPart] = OrderedDict()
+        self._remembered: OrderedDict[tuple[Modality, str], ReadPart] = OrderedDict()
         self.running = 0  # branches in progress
 
     def concerns(self, request: Request) -> bool:
         """Whether the request has a part that an encoder of this box reads."""
         return request.kind == "chat" and has_parts(request, self.kinds)
 
-    async def fuse(
-        self, generation: Generation, kinds: Sequence[Modality], model: str, wait_for: WaitFor = "all"
-    ) -> Request:
+    async def fuse(self, generation: Generation, kinds: Sequence[Modality], model: str) -> Request:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
-
-        Args:
-            wait_for: first: branches that are not ready when the first one is are cancelled, and skipped.
 
         Raises:
             InvalidRequest: a part is invalid, or nobody speaks in a request that is one sound.
             EncoderFailed: nothing is left of the request's last message.
         """
-        found = await self._ask(generation, kinds, wait_for)
+        found = await self._ask(generation, kinds)
         return fuse(generation.request, found.facts, kinds, self._transcripts(model))
+
+    async def prepare(self, generation: Generation, plan: AttemptPlan) -> tuple[Request, tuple[SoftTokens, ...]]:
+        """Return the request as the plan's target reads it: parts as text, or as soft tokens, which come with it.
+
+        Branches that ran for an earlier attempt are not run again. Those that `plan.wait_for` does not wait for are
+        cancelled, and skipped.
+
+        Raises:
+            As `fuse`.
+        """
+        request, model = generation.request, plan.target.model
+        known = generation.facts or RequestFacts()
+        kinds = tuple(kind for kind in plan.facts if kind not in known.kinds)
+        has_soft = not plan.soft or (generation.soft is not None and generation.soft.model == model)
+        if kinds or not has_soft:
+            projected = () if has_soft else plan.soft
+            parts = find_parts(request, (*kinds, *projected), self._config.max_parts)
+            read = await self._read(parts, generation.deadline, plan.wait_for, model, projected)
+            pairs = list(zip(parts, read, strict=True))
+            if kinds:
+                generation.facts = known.joined(facts_of(kinds, pairs))
+            if projected:
+                generation.soft = soft_tokens_of(model, pairs)
+        facts = {} if generation.facts is None else generation.facts.facts
+        soft = generation.soft if plan.soft else None
+        markers = {} if soft is None else soft.markers
+        fused = fuse(request, facts, plan.facts, self._transcripts(model), markers)
+        return fused, () if soft is None else soft.distinct
 
     async def estimate(self, generation: Generation, signals: frozenset[str]) -> None:
         """Compute those of `signals` that are about parts. One that cannot be computed stays absent.
@@ -198,11 +163,11 @@ class EncoderGraph:
             estimates = msgspec.structs.replace(estimates, audio_speech=found.says("audio"), language=found.language)
         generation.estimates = estimates
 
-    async def _ask(self, generation: Generation, kinds: Sequence[Modality], wait_for: WaitFor = "all") -> RequestFacts:
+    async def _ask(self, generation: Generation, kinds: Sequence[Modality]) -> RequestFacts:
         """The generation's facts about these kinds and those asked for earlier. Raises InvalidRequest."""
         known = generation.facts or RequestFacts()
         if missing := [kind for kind in kinds if kind not in known.kinds]:
-            known = known.joined(await self.facts(generation.request, generation.deadline, missing, wait_for))
+            known = known.joined(await self.facts(generation.request, generation.deadline, missing))
             generation.facts = known
         return known
 
@@ -240,54 +205,65 @@ class EncoderGraph:
                 return None
         return measured
 
-    async def facts(
-        self,
-        request: Request,
-        deadline: float,
-        kinds: Sequence[Modality] | None = None,
-        wait_for: WaitFor = "all",
-    ) -> RequestFacts:
+    async def facts(self, request: Request, deadline: float, kinds: Sequence[Modality] | None = None) -> RequestFacts:
         """Run the branches of these kinds and return what they found in time.
 
         Args:
             deadline: monotonic seconds; each branch also has its own.
             kinds: None: all that this box reads.
-            wait_for: first: cancel the branches that are not ready when the first one is.
 
         Raises:
             InvalidRequest: a part is invalid; the message names it.
         """
         kinds = self.kinds if kinds is None else kinds
         parts = find_parts(request, kinds, self._config.max_parts)
+        return facts_of(kinds, list(zip(parts, await self._read(parts, deadline), strict=True)))
+
+    async def _read(
+        self,
+        parts: Sequence[FoundPart],
+        deadline: float,
+        wait_for: WaitFor = "all",
+        model: str = "",
+        projected: Sequence[Modality] = (),
+    ) -> list[PartReading]:
+        """Run a branch for each part, those of the `projected` kinds for soft tokens of `model`.
+
+        Raises:
+            InvalidRequest: a part is invalid; the message names it.
+        """
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(self._branch(part, deadline)) for part in parts]
+            running = [
+                tasks.create_task(self._branch(part, deadline, model if part.modality in projected else ""))
+                for part in parts
+            ]
             if wait_for == "first":
                 await _first_ready(parts, running)
         pairs = zip(parts, running, strict=True)
-        outcomes = [_skipped(part) if task.cancelled() else task.result() for part, task in pairs]
+        outcomes = [
+            _skipped(part, soft=part.modality in projected) if task.cancelled() else task.result()
+            for part, task in pairs
+        ]
         for outcome in outcomes:
             if isinstance(outcome, InvalidRequest):
                 raise outcome
-        found = [outcome for outcome in outcomes if not isinstance(outcome, InvalidRequest)]
-        facts = {(part.message, part.index): fact for part, (fact, _) in zip(parts, found, strict=True)}
-        return RequestFacts(tuple(kinds), facts, tuple(record for _, record in found))
+        return [outcome for outcome in outcomes if not isinstance(outcome, InvalidRequest)]
 
-    async def _branch(self, part: FoundPart, deadline: float) -> _Outcome:
-        """Never raises but when it is cancelled: one branch does not end the others."""
-        key = (part.reader, part.sha256)
+    async def _branch(self, part: FoundPart, deadline: float, model: str = "") -> _Outcome:
+        """Read a part, for soft tokens of `model` if it is given.
+
+        Never raises but when it is cancelled: one branch does not end the others.
+        """
         started = self._clock.monotonic()
-        branch = self._branches.get(part.reader)
-        if branch is None:
+        if not model and part.reader not in self._branches:
             return _invalid(part, "it is a picture, and this box has no encoder for pictures. Send its text")
         status: PartStatus = "ok"
-        read = self._remembered.get(key)
-        cached = read is not None
-        if read is None:
+        found = self._known(part, model)
+        cached = found is not None
+        if found is None:
             self.running += 1
             try:
-                read = await branch.run(_JOBS[part.reader](part.data), min(deadline, started + branch.timeout_s))
-                if part.reader != "file":  # whose text may be long, and costs nothing
-                    self._remember(key, read)
+                found = await self._encode(part, model, deadline)
             except Refusal as refusal:
                 return _invalid(part, refusal)
             except WorkerTimeout:
@@ -297,17 +273,35 @@ class EncoderGraph:
                 status = "failed"
             finally:
                 self.running -= 1
-        fact = None if read is None else read.found.fact
-        return fact, PartRecord(
+        return found, PartRecord(
             part=part.path,
             modality=part.modality,
             sha256=part.sha256,
             size_bytes=len(part.data),
             status=status,
             cached=cached,
+            soft=bool(model),
             duration_ms=round((self._clock.monotonic() - started) * 1000.0, 3),
-            confidence=None if fact is None else fact.confidence,
+            confidence=found.confidence if isinstance(found, Fact) else None,
         )
+
+    def _known(self, part: FoundPart, model: str) -> Fact | SoftTokens | None:
+        if model:
+            return self.projectors.remembered(model, part.sha256)
+        read = self._remembered.get((part.reader, part.sha256))
+        return None if read is None else read.found.fact
+
+    async def _encode(self, part: FoundPart, model: str, deadline: float) -> Fact | SoftTokens:
+        """Raises Refusal, WorkerTimeout or WorkerFailed."""
+        now = self._clock.monotonic()
+        if model:
+            by = min(deadline, now + self._config.image_timeout_s)
+            return await self.projectors.run(model, part.data, part.sha256, by)
+        branch = self._branches[part.reader]
+        read = await branch.run(DECODER_JOBS[part.reader](part.data), min(deadline, now + branch.timeout_s))
+        if part.reader != "file":  # whose text may be long, and costs nothing
+            self._remember((part.reader, part.sha256), read)
+        return read.found.fact
 
     async def hear(
         self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None
@@ -339,7 +333,7 @@ class EncoderGraph:
             self._remember(key, read)
         return read.found, read.seconds, False
 
-    def _remember(self, key: tuple[Modality, str], read: _ReadPart) -> None:
+    def _remember(self, key: tuple[Modality, str], read: ReadPart) -> None:
         self._remembered[key] = read
         if len(self._remembered) > self._config.remembered:
             self._remembered.popitem(last=False)
@@ -348,6 +342,8 @@ class EncoderGraph:
         """End all children."""
         for branch in self._branches.values():
             await branch.close()
+        await self.projectors.close()
+        await self._decoder.close()
 
 
 def _invalid(part: FoundPart, refusal: Refusal | str) -> InvalidRequest:
@@ -373,5 +369,5 @@ def _is_useful(outcome: _Outcome | None) -> bool:
     return isinstance(outcome, InvalidRequest) or (outcome is not None and outcome[0] is not None)
 
 
-def _skipped(part: FoundPart) -> _Outcome:
-    return None, PartRecord(part.path, part.modality, part.sha256, len(part.data), "skipped")
+def _skipped(part: FoundPart, *, soft: bool) -> _Outcome:
+    return None, PartRecord(part.path, part.modality, part.sha256, len(part.data), "skipped", soft=soft)

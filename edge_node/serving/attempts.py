@@ -40,6 +40,8 @@ from .generation import Generation, policy_label
 from .reply import Piece, Sink
 
 if TYPE_CHECKING:
+    from models.llama_cpp.protocol import SoftTokens
+
     from ..modalities.graph import EncoderGraph
 
 log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ class AttemptRunner:
 
     Args:
         calibrate: None: a handoff compares the confidence that the engine reports.
-        encoders: turn parts of requests into text for targets that cannot take them; None: this box has none.
+        encoders: turn parts of requests into text or soft tokens for targets that cannot take them; None: this box has
+            none.
     """
 
     def __init__(
@@ -108,9 +111,9 @@ class AttemptRunner:
         if backend is None:
             raise _no_backend(target)
         request = generation.request
-        if attempt.plan.facts and self._encoders is not None:
-            plan = attempt.plan
-            request = await self._encoders.fuse(generation, plan.facts, target.model, plan.wait_for)
+        soft: tuple[SoftTokens, ...] = ()
+        if (attempt.plan.facts or attempt.plan.soft) and self._encoders is not None:
+            request, soft = await self._encoders.prepare(generation, attempt.plan)
         if generation.decision.parts_on_device and target.at != "edge" and modalities(request) != ["text"]:
             raise NoRoute(f"parts of this request may not leave the device, and {target.name} is in the cloud")
         now = _now()
@@ -129,6 +132,7 @@ class AttemptRunner:
             durable=not generation.on_device,
             report_upstream=generation.set_upstream,
             job=generation.job,
+            soft=soft,
         )
         generation.upstream = None
         try:

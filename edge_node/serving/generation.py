@@ -31,7 +31,7 @@ from router.types import (
     Confidence,
     Decision,
     Estimates,
-    Modality,
+    PartRecord,
     Request,
     Snapshot,
     Target,
@@ -45,7 +45,7 @@ from .reply import AnswerHead, Piece
 if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
-    from ..modalities.facts import RequestFacts
+    from ..modalities.facts import RequestFacts, RequestSoftTokens
     from ..observability.tracing import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -92,6 +92,7 @@ class Generation:
         self.sequence: AttemptSequence | None = None
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
         self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
+        self.soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
         self.usage = Usage()
         self.raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
         self.shadow = ""  # the target that a shadow request asks after the answer
@@ -113,13 +114,22 @@ class Generation:
     @property
     def degraded(self) -> bool:
         upstream_degraded = self.upstream is not None and self.upstream.degraded
-        incomplete = self.facts is not None and not self.facts.complete(self.encoded)
+        incomplete = any(record.status != "ok" for record in self.used_parts)
         return self.sequence is not None and (self.sequence.degraded or upstream_degraded or incomplete)
 
     @property
-    def encoded(self) -> tuple[Modality, ...]:
-        """The kinds of parts that the target of the current, or last, attempt gets as text."""
-        return self.sequence.attempts[-1].plan.facts if self.sequence is not None and self.sequence.attempts else ()
+    def parts(self) -> tuple[PartRecord, ...]:
+        """Those that encoders were asked about."""
+        facts = () if self.facts is None else self.facts.records
+        return facts if self.soft is None else (*facts, *self.soft.records)
+
+    @property
+    def used_parts(self) -> tuple[PartRecord, ...]:
+        """The parts that the target of the current, or last, attempt gets as text or as soft tokens."""
+        if (self.facts is None and self.soft is None) or self.sequence is None or not self.sequence.attempts:
+            return ()
+        plan = self.sequence.attempts[-1].plan
+        return tuple(one for one in self.parts if one.modality in (plan.soft if one.soft else plan.facts))
 
     @property
     def heard(self) -> float | None:
@@ -165,8 +175,15 @@ class Generation:
             cache="bypass" if self.cache_key is None else "miss",
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
-            modalities="" if self.facts is None else self.facts.summary(self.encoded),
+            modalities=self._modalities(),
         )
+
+    def _modalities(self) -> str:
+        if not (used := self.used_parts):
+            return ""
+        from ..modalities.facts import summary  # imported when there was such a part
+
+        return summary(used)
 
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.upstream = info

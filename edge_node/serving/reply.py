@@ -25,7 +25,7 @@ class AnswerHead(msgspec.Struct, frozen=True):
     cache: CacheStatus
     cache_reason: str = ""  # why the cache was bypassed
     degraded: bool = False
-    modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text
+    modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text or soft tokens
 
 
 class Sink(Protocol):

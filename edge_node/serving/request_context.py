@@ -139,7 +139,7 @@ class RequestContext:
             snapshot=generation.snapshot,
             decision=generation.decision,
             outcome=self._outcome(now),
-            parts=() if generation.facts is None else generation.facts.records,
+            parts=generation.parts,
             shadow="" if self.shared else generation.shadow,
         )
 

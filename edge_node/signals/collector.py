@@ -60,6 +60,7 @@ class SignalCollector:
         cloud: The cloud's signals; None: no cloud is configured, and its cloud targets are absent.
         read_device: Reads the device signals at a monotonic time.
         encoders: Kinds of parts that this box turns into text.
+        projected: Kinds of parts that it turns into soft tokens, of a model on the device; asked for each new policy.
         learned: Knows which edge models' calibrated signals are set aside.
     """
 
@@ -72,12 +73,14 @@ class SignalCollector:
         cloud: CloudSource | None = None,
         read_device: Callable[[float], DeviceSignals] = lambda _: DeviceSignals(),
         encoders: tuple[Modality, ...] = (),
+        projected: Callable[[str], tuple[Modality, ...]] = lambda _: (),
         learned: LearnedSource | None = None,
     ) -> None:
         self._clock = clock
         self._edge = edge
         self._cloud = cloud
         self._read_device = read_device
+        self._projected = projected
         self._learned = learned
         self._device = DeviceSignals()
         self._spend = spend
@@ -125,7 +128,12 @@ class SignalCollector:
 
     def _prepare(self, policy: Policy) -> None:
         self._policy = policy
-        self._setup = msgspec.structs.replace(self._setup, temperatures=policy.model_temperatures)
+        models = dict.fromkeys(target.model for target in policy.targets if target.at == "edge")
+        self._setup = msgspec.structs.replace(
+            self._setup,
+            temperatures=policy.model_temperatures,
+            projectors={model: kinds for model in models if (kinds := self._projected(model))},
+        )
         self._availability = TargetAvailability(policy.offered, self._setup)
 
     def _now_signals(self, second: int) -> NowSignals:

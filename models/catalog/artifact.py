@@ -58,6 +58,22 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     note: str = ""
 
 
+class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What turns the features of a picture encoder into soft tokens of a model: an ONNX file beside its weights.
+
+    It belongs to one version of the model's weights and of the encoder, which is an artifact of its own.
+    """
+
+    file: str
+    sha256: str
+    size_bytes: int
+    model_sha256: str
+    encoder: str
+    encoder_sha256: str
+    tokens: int  # that a picture becomes
+    note: str = ""
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The description of one artifact.
 
@@ -87,6 +103,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     answers: Answers = "text"
     transcripts: Transcripts = "written"
     adapters: dict[str, AdapterEntry] = {}  # by name: requests ask for MODEL+NAME
+    projector: ProjectorEntry | None = None  # of pictures, for `fusion: early`
     files: dict[str, str] = {}  # further files of the model: their SHA-256 by name
     tokenizer_sha256: str | None = None
     chat_template_sha256: str | None = None
@@ -114,9 +131,10 @@ class Artifact(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> str:
-        """What its answers depend on: the hash of the weights, and of each adapter with its scale."""
+        """What its answers depend on: the hash of the weights, of each adapter with its scale, and of the projector."""
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
-        return self.manifest.sha256 + "".join(adapters)
+        projector = "" if self.manifest.projector is None else f" projector {self.manifest.projector.sha256}"
+        return self.manifest.sha256 + "".join(adapters) + projector
 
 
 def load_artifact(folder: Path) -> Artifact:
@@ -137,6 +155,8 @@ def load_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
     if any(Path(name).name != name for name in manifest.files):
         raise ArtifactError(f"{path}: `files` must name files in the same folder")
+    if manifest.projector is not None and Path(manifest.projector.file).name != manifest.projector.file:
+        raise ArtifactError(f"{path}: `projector.file` must name a file in the same folder")
     for name, adapter in manifest.adapters.items():
         if not NAME.fullmatch(name) or Path(adapter.file).name != adapter.file:
             raise ArtifactError(f"{path}: `adapters`: {name!r} is no name, or its file is not in the same folder")
@@ -221,7 +241,8 @@ def verify_artifact(artifact: Artifact) -> None:
     if actual != expected.sha256:
         raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
     adapters = {one.file: one.sha256 for one in expected.adapters.values()}
-    for name, sha256 in (expected.files | adapters).items():
+    projector = {} if expected.projector is None else {expected.projector.file: expected.projector.sha256}
+    for name, sha256 in (expected.files | adapters | projector).items():
         path = artifact.folder / name
         if not path.is_file():
             raise ArtifactNotFound(f"{path}: the manifest names this file, but it is not there")

@@ -13,6 +13,7 @@ Reading order:
     scheduling/prompt_store system prompts as files, for an engine that restarts
     sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
     prompts, embedding      prompts to tokens; embeddings
+    soft_tokens             vectors in a prompt, and their ids
     native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs
     process/                the engine in a child process: parent (asyncio, the daemon's side), frames, child
 

@@ -74,7 +74,12 @@ class EngineCore:
             context.warm_up(0)
             on_error.pop_all()
         self.info = _model_info(weights, self.vocabulary.size, plan.context_tokens, threads, options.sequences)
-        self.prompts = PromptEncoder(self.vocabulary, weights.chat_template, plan.context_tokens)
+        self.prompts = PromptEncoder(
+            self.vocabulary,
+            weights.chat_template,
+            plan.context_tokens,
+            weights.embedding_dimensions if weights.takes_vectors else 0,
+        )
         self.kv_cache = KVCache(context.memory, plan.kv_tokens, options.sequences)
         self.prefix_cache = (
             PrefixCache(context.pointer, context.memory, self.kv_cache, plan.prefix_bytes)
@@ -121,8 +126,11 @@ class EngineCore:
         started = time.perf_counter()
         scheduler = self.scheduler
         turned = scheduler.take_turn(started)
+        soft = scheduler.build_soft_batch() if scheduler.prefilling else 0
+        if soft and not self._decode_soft(soft, out):
+            return
         rows, finishing = scheduler.build_batch()
-        if not self._ensure_cells(rows, out):
+        if not rows or not self._ensure_cells(rows, out):  # none: more soft tokens come first
             return
         drafted = scheduler.draft_rows
         prefilled = rows - len(scheduler.decoding) - drafted
@@ -143,7 +151,20 @@ class EngineCore:
         scheduler.commit_batch()
         decoding = len(scheduler.decoding)
         sampled = self._sample_all(finishing, out)
-        self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled, scheduler.adapters)
+        self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled + soft, scheduler.adapters)
+
+    def _decode_soft(self, rows: int, out: list[Emission]) -> bool:
+        """Decode a batch of soft tokens; False when it failed, and the next batch is no longer valid."""
+        if not self._ensure_cells(rows, out):
+            return False
+        self._context.use_threads(self._prefill_threads.threads)
+        code = self._context.decode_soft(rows)
+        self.steps += 1
+        if code:
+            self._handle_decode_failure(code, rows, out)
+            return False
+        self.scheduler.commit_soft_batch()
+        return True
 
     def _sample_all(self, finishing: list[tuple[Sequence, int]], out: list[Emission]) -> int:
         """Sample the next tokens of every sequence with logits in this batch; return how many there are."""
@@ -168,7 +189,7 @@ class EngineCore:
             if not sequence.generated and (echo := sequence.echo_prompt()) is not None:
                 out.append(echo)
             if self.planner is not None and sequence.lookup is None and sequence.remaining > 1:
-                sequence.lookup = PromptLookup(sequence.prompt)
+                sequence.lookup = PromptLookup(sequence.text_tokens)
             token = self._next_token(sequence, best[row], logits[row], index, out)
             if sequence.finished:
                 finished.append(sequence)

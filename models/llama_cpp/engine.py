@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 import psutil
 
-from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar
+from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar, InvalidRequest
 from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
@@ -148,7 +148,9 @@ class Engine:
         core, context = self._core, self._core.info.context_tokens
         deadline = _NEVER if job.deadline_s is None else time.monotonic() + job.deadline_s
         adapter = core.adapters.find(job.adapter)
-        prompt = core.prompts.tokens(job.prompt)
+        prompt, vectors = core.prompts.encode(job.prompt)
+        if job.embed and vectors:
+            raise InvalidRequest("embeddings are of text alone, without soft tokens")
         room = context - len(prompt)
         if room < (0 if job.embed else 1):
             raise ContextLengthExceeded(
@@ -157,12 +159,13 @@ class Engine:
                 + SHORTEN,
                 param="messages" if job.prompt.messages else "input" if job.embed else "prompt",
             )
-        sampler = None if job.embed else self._make_sampler(job, prompt)
+        sampler = None if job.embed else self._make_sampler(job, prompt if not vectors else prompt[prompt >= 0])
         wanted = (self._options.answer_tokens or room) if job.max_tokens is None else job.max_tokens
         # Files hold what the model as it is makes of a prompt.
         storable = job.store_prompt and adapter is None and core.prompt_store is not None
         stored = core.prompts.system_tokens(job.prompt) if storable else 0
-        return Sequence(job, prompt, max(1, min(room, wanted)), sampler, core.vocabulary, deadline, stored, adapter)
+        limit = max(1, min(room, wanted))
+        return Sequence(job, prompt, limit, sampler, core.vocabulary, deadline, stored, adapter, vectors)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
@@ -171,6 +174,8 @@ class Engine:
         make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt, thinking=thinking)
         gbnf = framed(schema_to_gbnf(job.json_schema), job.call_frame) if job.json_schema else job.grammar
         copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
+        for soft in job.prompt.soft if copy_source else ():
+            copy_source = (copy_source or "").replace(soft.marker, " ")
         if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
             needed = gbnf or thinking is not None or not is_plain_greedy(sampling)
             return make(gbnf, may_refuse=job.may_refuse) if needed else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from router.errors import ContextLengthExceeded, InvalidRequest
 from router.types import Message
@@ -17,6 +18,7 @@ from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
 from .scheduling.prefix_cache import common_prefix
+from .soft_tokens import SoftTokenIds, Vectors
 
 _CACHE_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # cost of a cached prompt: its objects; each token, with its text
@@ -40,14 +42,16 @@ class PromptEncoder:
         InvalidRequest: this model cannot take the prompt (or a subclass that says more).
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str, context: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft_dimensions: int) -> None:
         """Prepare for one model.
 
         Args:
             vocabulary: the model's tokens.
             template: its chat template; "" for none.
             context: tokens of one sequence.
+            soft_dimensions: values of a soft token; 0: the model takes none.
         """
+        self._soft = SoftTokenIds(soft_dimensions)
         self._vocabulary = vocabulary
         self._context = context
         self._template = template or DEFAULT_TEMPLATE
@@ -63,8 +67,17 @@ class PromptEncoder:
         except PromptTooLong as error:
             return error.at_least
 
+    def encode(self, prompt: Prompt) -> tuple[Tokens, Vectors]:
+        """Return the prompt's tokens, read-only int32 [tokens], and the vectors of the soft ones among them."""
+        if not prompt.soft:
+            return self.tokens(prompt), {}
+        ids, vectors = self._soft.assign(prompt.soft)
+        return self._encode(prompt, ids), vectors
+
     def tokens(self, prompt: Prompt) -> Tokens:
         """Return the prompt's tokens, read-only int32 [tokens]."""
+        if prompt.soft:  # whose vectors are too large to be kept
+            return self.encode(prompt)[0]
         with self._lock:
             if (cached := self._cache.get(prompt)) is not None:
                 self._cache.move_to_end(prompt)
@@ -89,7 +102,7 @@ class PromptEncoder:
             return 0
         return min(common_prefix(one, other), common_prefix(one, self.tokens(prompt)))
 
-    def _encode(self, prompt: Prompt) -> Tokens:
+    def _encode(self, prompt: Prompt, soft: Mapping[str, Tokens] | None = None) -> Tokens:
         if prompt.messages:
             text = render(
                 self._template,
@@ -100,14 +113,16 @@ class PromptEncoder:
                 guard=self._vocabulary.guard,
             )
             self._check_length(text)
-            tokens = self._vocabulary.encode(text + prompt.answer_start, special=True)
+            tokens = self._vocabulary.encode(text + prompt.answer_start, special=True, soft=soft)
         elif prompt.text is not None:
             self._check_length(prompt.text)
-            tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special)
+            tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special, soft=soft)
         else:
             tokens = self._vocabulary.validate(prompt.tokens)
         if not len(tokens):
             raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
+        if soft:
+            _check_soft(tokens, soft)
         return tokens
 
     def _check_length(self, text: str) -> None:
@@ -126,6 +141,14 @@ class PromptEncoder:
             while self._cache_bytes > _CACHE_BYTES:
                 _, evicted = self._cache.popitem(last=False)
                 self._cache_bytes -= _cost(evicted)
+
+
+def _check_soft(tokens: Tokens, soft: Mapping[str, Tokens]) -> None:
+    """Raises InvalidRequest: a template lost soft tokens, or nothing follows them."""
+    if not all(ids[0] in tokens for ids in soft.values()):
+        raise InvalidRequest("this model's chat template leaves soft tokens out of the prompt", param="messages")
+    if tokens[-1] < 0:
+        raise InvalidRequest("the prompt ends in soft tokens: text must follow them", param="messages")
 
 
 def _cost(tokens: Tokens) -> int:

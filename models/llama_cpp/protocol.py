@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from router.types import Confidence, FinishReason, Message, Sampling, TokenLogpr
 from ..catalog.artifact import Artifact
 
 KVType = Literal["f16", "q8_0"]  # how keys and values are kept
+_EDGE = "\ufdd1"  # of a marker: no character of a text
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -72,10 +74,28 @@ class ModelInfo(msgspec.Struct, frozen=True):
     thinking: Thinking = ""
 
 
+class SoftTokens(msgspec.Struct, frozen=True):
+    """Vectors that stand in a prompt in the place of tokens, as a projector makes them of a picture.
+
+    `vectors`: float32 little endian, [tokens, embedding dimensions of the model].
+    """
+
+    vectors: bytes
+
+    @property
+    def marker(self) -> str:
+        """What stands for them in the prompt's text, each time that they are meant: it depends on the vectors alone.
+
+        A client may write one in its text; it would mean the vectors of its own request, or be text.
+        """
+        return f"{_EDGE}{hashlib.blake2b(self.vectors, digest_size=16).hexdigest()}{_EDGE}"
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Exactly one of `messages` (rendered by the model's chat template), `text` or `tokens`.
 
     Control tokens in `text` are recognised only with `parse_special`: for prompts that a gateway rendered already.
+    Each of `soft` has its marker in `messages` or `text`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -84,6 +104,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parse_special: bool = False
     answer_start: str = ""  # of `messages`: the beginning of the answer, which the model continues
     tokens: tuple[int, ...] = ()
+    soft: tuple[SoftTokens, ...] = ()
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -49,7 +49,7 @@ def add_adapter(
             with this model.
     """
     chosen = name or model_name(file.stem)
-    _check_model(model)
+    check_extensible(model, "adapters")
     if not NAME.fullmatch(chosen):
         raise ArtifactError(
             f"{chosen!r} is not a valid name: use a-z, 0-9, '.', '_' and '-', at most 64 characters; see --name"
@@ -68,11 +68,16 @@ def add_adapter(
     return f"{model.name}+{chosen}"
 
 
-def _check_model(model: Artifact) -> None:
+def check_extensible(model: Artifact, what: str) -> None:
+    """Check that something may be added to a model's folder and manifest.
+
+    Raises:
+        ArtifactError: it is no language model, or ships with Causeway.
+    """
     if model.manifest.format != "gguf" or model.manifest.signal:
-        raise ArtifactError(f"{model.name} is no language model in a GGUF: only such a model can have adapters")
+        raise ArtifactError(f"{model.name} is no language model in a GGUF: only such a model can have {what}")
     if model.folder.is_relative_to(SHIPPED):
         raise ArtifactError(
             f"{model.name} ships with Causeway and stays as it is: "
-            f"`causeway-models add {model.path} --name MINE` makes a copy that can have adapters"
+            f"`causeway-models add {model.path} --name MINE` makes a copy that can have {what}"
         )

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -42,7 +43,7 @@ ATTRIBUTIONS = (
 class SignalMetadata(msgspec.Struct, frozen=True):
     """Manifest fields of a signal that its file does not hold."""
 
-    kind: SignalKind
+    kind: SignalKind | Literal[""]  # "": a picture encoder, which computes no signal
     architecture: str
     quantisation: str
     command: str

@@ -91,10 +91,12 @@ def _attempts(decision: Decision) -> list[Line]:
 
 
 def _fusion_notes(plan: AttemptPlan) -> list[str]:
-    if not plan.facts:
+    forms = {"text": plan.facts, "soft tokens": plan.soft}
+    said = [f"{' and '.join(kinds)} as {form}" for form, kinds in forms.items() if kinds]
+    if not said:
         return []
     first = ", of the branch that is ready first" if plan.wait_for == "first" else ""
-    return [f"{plan.fusion} fusion: {' and '.join(plan.facts)} as text{first}"]
+    return [f"{plan.fusion} fusion: {', '.join(said)}{first}"]
 
 
 def _handoff_note(handoff: Handoff) -> str:

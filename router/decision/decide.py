@@ -10,7 +10,8 @@
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
-   that a target cannot take reach it as facts, if this box has an encoder for them.
+   that a target cannot take reach it as text, if this box has an encoder for them, or as soft tokens, if the route
+   asks for that and the target's model has a projector.
 
 `plan_cache` applies the policy's cache rules, `fingerprint` is a request's cache key, `CachePlanner` joins the two.
 """
@@ -30,9 +31,11 @@ from ..types import (
     AUTO,
     Ability,
     AttemptPlan,
+    BoxSetup,
     CachePlan,
     Decision,
     Estimates,
+    Fusion,
     Location,
     Modality,
     Prefer,
@@ -41,6 +44,7 @@ from ..types import (
     RequestFeatures,
     Snapshot,
     Target,
+    WaitFor,
 )
 from .continue_token import PARAM, split_token
 from .handoff import plan_handoff
@@ -96,7 +100,9 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
         parts_on_device=bool(kept),
-        missing_abilities=() if attempts else _missing_abilities(request, snapshot, named or policy.targets),
+        missing_abilities=()
+        if attempts
+        else _missing_abilities(request, snapshot, named or policy.targets, _fusion(route)),
         able_targets=()
         if attempts or not named or request.resume
         else _able_targets(request, snapshot, policy.targets),
@@ -182,33 +188,64 @@ def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ..
     )
 
 
-def _encoded(request: Request, snapshot: Snapshot) -> tuple[Modality, ...]:
-    """Return the kinds of the request's parts that this box can turn into text for a target that cannot take them."""
-    if snapshot.setup is None or not snapshot.setup.encoders:
-        return ()
+class _Encoding(msgspec.Struct, frozen=True):
+    """How this box encodes the parts of one request. `found`: their kinds; () if it encodes none."""
+
+    found: tuple[Modality, ...]
+    setup: BoxSetup
+    fusion: Fusion
+    kept: bool = False  # a constraint keeps the parts on the device
+
+    def forms(self, target: Target) -> tuple[tuple[Modality, ...], tuple[Modality, ...]]:
+        """Return the kinds of parts that reach a target as text, and as soft tokens.
+
+        They are those that it cannot take, or may not have.
+        """
+        away = target.at != "edge"
+        needed = [one for one in self.found if one not in target.can or (self.kept and away)]
+        projected = () if away or self.fusion == "late" else self.setup.projectors.get(target.model, ())
+        soft = tuple([one for one in needed if one in projected])
+        return tuple([one for one in self.texts if one in needed and one not in soft]), soft
+
+    @property
+    def texts(self) -> tuple[Modality, ...]:
+        """Kinds of parts that may reach a target as text."""
+        return () if self.fusion == "early" else self.setup.encoders
+
+    def missing(self, required: tuple[Ability, ...], target: Target) -> list[Ability]:
+        """Return what a target lacks of the abilities that a request requires."""
+        missing = [ability for ability in required if ability not in target.can]
+        if not missing or not self.found:
+            return missing
+        encoded = [one for form in self.forms(target) for one in form]
+        return [ability for ability in missing if ability not in encoded]
+
+
+_NOT_ENCODED = _Encoding((), BoxSetup(engine=False, cloud=False), "late")
+
+
+def _encoding(request: Request, snapshot: Snapshot, fusion: Fusion, *, kept: bool = False) -> _Encoding:
+    setup = snapshot.setup
+    if setup is None or not (setup.encoders or setup.projectors):
+        return _NOT_ENCODED
     found = modalities(request)
-    return tuple(modality for modality in snapshot.setup.encoders if modality in found)
+    return _NOT_ENCODED if found == _TEXT_ONLY else _Encoding(tuple(found[1:]), setup, fusion, kept)
 
 
-def _with_facts(
-    plans: tuple[AttemptPlan, ...], encoded: tuple[Modality, ...], kept: tuple[Constraint, ...], route: Route | None
-) -> tuple[AttemptPlan, ...]:
-    """Note in each plan which parts its target gets as text (those that it cannot take, or may not have), and how."""
-    if not encoded:
+def _fusion(route: Route | None) -> Fusion:
+    return "late" if route is None else route.fusion
+
+
+def _with_forms(plans: tuple[AttemptPlan, ...], encoding: _Encoding, route: Route | None) -> tuple[AttemptPlan, ...]:
+    """Note in each plan which parts its target gets as text or as soft tokens, and how."""
+    if not encoding.found:
         return plans
-    return tuple(
-        msgspec.structs.replace(
-            plan,
-            facts=tuple(
-                modality
-                for modality in encoded
-                if modality not in plan.target.can or (kept and plan.target.at == "cloud")
-            ),
-            fusion="late" if route is None else route.fusion,
-            wait_for="all" if route is None else route.wait_for,
-        )
-        for plan in plans
-    )
+    wait_for: WaitFor = "all" if route is None else route.wait_for
+    formed: list[AttemptPlan] = []
+    for plan in plans:
+        facts, soft = encoding.forms(plan.target)
+        formed.append(msgspec.structs.replace(plan, facts=facts, soft=soft, fusion=encoding.fusion, wait_for=wait_for))
+    return tuple(formed)
 
 
 def _attempts(
@@ -223,11 +260,10 @@ def _attempts(
     """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
     targets = route.targets if route is not None else named
     rule = "" if route is None else route.name
-    encoded = _encoded(request, snapshot)
-    required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
-    if kept and len(encoded) < len([name for name in modalities(request) if name != "text"]):
+    encoding = _encoding(request, snapshot, _fusion(route), kept=bool(kept))
+    if kept and any(kind not in encoding.texts for kind in modalities(request) if kind != "text"):
         bound = (*bound, *kept)  # no text stands for some of the parts: nothing of the request may leave
-    allowed = _exclude(targets, rule, request.hints.prefer, bound, snapshot.absent, required, reasons)  # (3)
+    allowed = _exclude(targets, rule, request, bound, snapshot.absent, encoding, reasons)  # (3)
     if not allowed:
         reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
         return _NO_ATTEMPTS
@@ -239,19 +275,20 @@ def _attempts(
         plans = tuple([AttemptPlan(target) for target in ordered])
     else:
         plans = plan_handoff(ordered, route.handoff, snapshot.down)
-    return _with_facts(plans, encoded, kept, route), skipped_target
+    return _with_forms(plans, encoding, route), skipped_target
 
 
 def _exclude(
     targets: tuple[Target, ...],
     rule: str,
-    prefer: Prefer | None,
+    request: Request,
     bound: tuple[Constraint, ...],
     absent: frozenset[str],
-    required: tuple[Ability, ...],
+    encoding: _Encoding,
     reasons: list[Reason],
 ) -> tuple[Target, ...]:
     allowed: list[Target] = []
+    prefer, required = request.hints.prefer, _required_abilities(request)
     only = _ONLY.get(prefer)
     for target in targets:
         if bound and target.at != "edge":
@@ -260,7 +297,7 @@ def _exclude(
             reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
         elif target.name in absent:
             reasons.append(Reason("target_absent", rule=rule, target=target.name, detail=_ABSENT[target.at]))
-        elif missing := [ability for ability in required if ability not in target.can]:
+        elif missing := encoding.missing(required, target):
             reasons.append(Reason("target_unable", rule=rule, target=target.name, detail=", ".join(missing)))
         else:
             allowed.append(target)
@@ -289,11 +326,12 @@ def _move_down_targets_last(
     return tuple(sorted(targets, key=lambda target: target.name in down))
 
 
-def _missing_abilities(request: Request, snapshot: Snapshot, targets: tuple[Target, ...]) -> tuple[Ability, ...]:
+def _missing_abilities(
+    request: Request, snapshot: Snapshot, targets: tuple[Target, ...], fusion: Fusion = "late"
+) -> tuple[Ability, ...]:
     """Return what the targets lack; () if one of them has all of it."""
-    encoded = _encoded(request, snapshot)
-    required = tuple(ability for ability in _required_abilities(request) if ability not in encoded)
-    lacks = [{ability for ability in required if ability not in target.can} for target in targets]
+    encoding, required = _encoding(request, snapshot, fusion), _required_abilities(request)
+    lacks = [set(encoding.missing(required, target)) for target in targets]
     return tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
 
 

@@ -1,1 +1,1 @@
-"""Sound and pictures in requests: `reading` gets their bytes out, `fusion` puts the facts about them in."""
+"""Sound and pictures in requests: `reading` gets their bytes out, `fusion` puts in what encoders made of them."""

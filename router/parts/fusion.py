@@ -1,4 +1,4 @@
-"""Late fusion: what encoders found in sounds, pictures and files becomes text in their place.
+"""Fusion: what encoders found in sounds, pictures and files becomes text in their place, or a mark of soft tokens.
 
 A message that is one sound and nothing else becomes the words that were said, as if they had been typed: so a spoken
 command is constrained, cached and counted as a typed one.
@@ -17,7 +17,10 @@ from .spoken_form import spoken_form
 
 Facts = Mapping[tuple[int, int], Fact | None]
 """By message and index of the part; None: its encoder found nothing in time."""
+Markers = Mapping[tuple[int, int], str]
+"""What stands in the text for a part's soft tokens, by message and index of the part; "": there are none in time."""
 
+_NO_MARKERS: Markers = {}
 _WORDS: Mapping[Modality, tuple[str, str]] = {
     "image": ("picture", "text in it"),
     "audio": ("sound", "words in it"),
@@ -25,11 +28,18 @@ _WORDS: Mapping[Modality, tuple[str, str]] = {
 }
 
 
-def fuse(request: Request, facts: Facts, kinds: Sequence[Modality], transcripts: Transcripts = "written") -> Request:
+def fuse(
+    request: Request,
+    facts: Facts,
+    kinds: Sequence[Modality],
+    transcripts: Transcripts = "written",
+    markers: Markers = _NO_MARKERS,
+) -> Request:
     """Return the request with its parts of these kinds as text.
 
     Args:
         transcripts: the form of a message that is one sound.
+        markers: of parts that reach the model as soft tokens, whatever their kind.
 
     Raises:
         InvalidRequest: the last message is one sound, in which nobody speaks.
@@ -38,21 +48,25 @@ def fuse(request: Request, facts: Facts, kinds: Sequence[Modality], transcripts:
     last = len(request.messages) - 1
     content = request.messages[last].content
     if type(content) is tuple:
-        _check_last(last, content, facts, kinds)
+        _check_last(last, content, facts, kinds, markers)
     messages = tuple(
         message
         if type(message.content) is not tuple
-        else _fused(message, at, message.content, facts, kinds, transcripts)
+        else _fused(message, at, message.content, facts, kinds, transcripts, markers)
         for at, message in enumerate(request.messages)
     )
     return msgspec.structs.replace(request, messages=messages)
 
 
-def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality]) -> None:
-    left = [
-        part.text if isinstance(part, TextPart) else modality_of(part) not in kinds or facts.get((at, index))
-        for index, part in enumerate(content)
-    ]
+def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequence[Modality], markers: Markers) -> None:
+    left: list[object] = []
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            left.append(part.text)
+        elif (at, index) in markers:
+            left.append(markers[at, index])
+        else:
+            left.append(modality_of(part) not in kinds or facts.get((at, index)))
     if not any(left):
         raise EncoderFailed("nothing of the last message could be read in time. Send it again.", phase="send")
     fact = facts.get((at, 0))
@@ -69,18 +83,24 @@ def _fused(
     facts: Facts,
     kinds: Sequence[Modality],
     transcripts: Transcripts,
+    markers: Markers,
 ) -> Message:
     fact = facts.get((at, 0))
     if len(parts) == 1 and "audio" in kinds and isinstance(parts[0], AudioPart) and fact is not None and fact.text:
         words = spoken_form(fact.text) if transcripts == "spoken" else fact.text
         return msgspec.structs.replace(message, content=words)
-    content = tuple(
-        TextPart(_in_words(part, modality, facts.get((at, index))))
-        if (modality := modality_of(part)) in kinds
-        else part
-        for index, part in enumerate(parts)
-    )
-    return msgspec.structs.replace(message, content=content)
+    content: list[Part] = []
+    for index, part in enumerate(parts):
+        modality = modality_of(part)
+        if (at, index) in markers:
+            marker = markers[at, index]
+            read = f"[A {_WORDS[modality][0]}:{marker}]" if marker else _in_words(part, modality, None)
+            content.append(TextPart(read))
+        elif modality in kinds:
+            content.append(TextPart(_in_words(part, modality, facts.get((at, index)))))
+        else:
+            content.append(part)
+    return msgspec.structs.replace(message, content=tuple(content))
 
 
 def _in_words(part: Part, modality: Modality, fact: Fact | None) -> str:

@@ -124,7 +124,8 @@ class RouteDoc(_Doc, frozen=True):
         Fusion,
         Meta(
             description="How sound and pictures reach a target that takes text only. late: as text in their place. "
-            "early (as embeddings) and hybrid are refused: no engine of this version takes embeddings."
+            "early: as soft tokens in the prompt, where the target's model on the device has a projector for them; "
+            "other targets are left out. hybrid: early where the model can, late for the rest."
         ),
     ] = "late"
     wait_for: Annotated[

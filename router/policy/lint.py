@@ -100,10 +100,10 @@ class _Checks:
     def fusions(self) -> Iterator[Problem]:
         text = next((name for one in self.conditions.values() for name in OF_TEXT if name in one.signals), "")
         for index, route in enumerate(self.doc.routes):
-            if route.fusion != "late":
+            if route.fusion != "late" and not {"edge", "?"} & set(self._sides(route)):
                 yield self.error(
                     f"routes[{index}].fusion",
-                    f"`{route.fusion}` needs an engine that takes embeddings, which this version has not: write `late`",
+                    f"`{route.fusion}`: only a model on the device takes soft tokens, and `use` has no edge target",
                 )
             if route.wait_for == "first" and text:
                 yield self.warning(

@@ -237,7 +237,10 @@ class EngineBackend:
         if thinking and not thinks(request, thinking):
             thinking = ""
         deadline_s = _time_left_s(call)
-        numbered = ((prompt, choice) for prompt in self._prompts(request) for choice in range(request.n))
+        prompts = self._prompts(request)
+        if call.soft:
+            prompts = [msgspec.structs.replace(prompt, soft=call.soft) for prompt in prompts]
+        numbered = ((prompt, choice) for prompt in prompts for choice in range(request.n))
         for index, (prompt, choice) in enumerate(numbered):
             job = Job(
                 id=next(self._ids),

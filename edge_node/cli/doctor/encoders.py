@@ -1,11 +1,12 @@
-"""Check what turns sound and pictures into text. A box without the extras has none, which is no finding."""
+"""Check what turns sound and pictures into text or soft tokens. That a box has none is no finding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, verify_artifact
+from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, list_artifacts, verify_artifact
+from models.catalog.projector import find_projector
 from router.types import Modality
 
 from ...config.schema import Config
@@ -25,6 +26,7 @@ def check_encoders(config: Config, installed: Callable[[Modality], bool] = is_in
         yield _check_speech([Path(folder) for folder in config.engine.model_dirs])
     if installed("image"):
         yield _check_pictures([Path(folder) for folder in config.engine.model_dirs])
+    yield from _check_projectors([Path(folder) for folder in config.engine.model_dirs])
 
 
 def _check_speech(folders: list[Path]) -> Finding:
@@ -49,3 +51,18 @@ def _check_pictures(folders: list[Path]) -> Finding:
     except ArtifactError as error:
         return fail("pictures", str(error), f"delete the folder, then {pull}")
     return ok("pictures", f"text is read; {pictures.manifest.note}, SHA-256 matches ({pictures.path})")
+
+
+def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
+    for artifact in list_artifacts(folders):
+        if artifact.manifest.projector is None:
+            continue
+        try:
+            projector = find_projector(artifact.name, folders)
+        except ArtifactError as error:
+            yield fail("projector", str(error), "until then `fusion: early` leaves this model out")
+        else:
+            assert projector is not None
+            yield ok(
+                "projector", f"{artifact.name} takes a picture as {projector.tokens} soft tokens ({projector.path})"
+            )

@@ -13,9 +13,9 @@ from router.errors import EngineUnavailable
 from ..protocol import KVType
 from . import bindings
 from .adapters import Adapter
+from .batch import Batch
 from .weights import Weights
 
-_INT32 = ctypes.POINTER(ctypes.c_int32)
 _FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
 _KV_TYPES: dict[KVType, int] = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
@@ -81,7 +81,11 @@ class Context:
         self._read = bindings.get_embeddings if embeddings else bindings.get_logits
         self._address = 0
         self._rows: NDArray[np.float32] = np.zeros((0, self._width), np.float32)
-        self._make_batch()
+        self._batch = batch = Batch(batch_tokens)
+        self.token, self.position, self.sequence = batch.token, batch.position, batch.sequence
+        self.needs_output = batch.needs_output
+        self._embedding_dimensions = weights.embedding_dimensions
+        self._soft_batch: Batch | None = None
 
     def use_threads(self, threads: int) -> None:
         """Decode with so many threads from now on."""
@@ -107,8 +111,20 @@ class Context:
         Returns:
             llama_decode's code: 0 done, 1 too few free KV cells, below 0 broken.
         """
-        self._batch.n_tokens = tokens
-        return bindings.decode(self.pointer, self._batch)
+        self._batch.native.n_tokens = tokens
+        return bindings.decode(self.pointer, self._batch.native)
+
+    @property
+    def soft_batch(self) -> Batch:
+        """The batch of soft tokens, created by the first use. None of its rows needs an output."""
+        if self._soft_batch is None:
+            self._soft_batch = Batch(self.capacity, self._embedding_dimensions)
+        return self._soft_batch
+
+    def decode_soft(self, rows: int) -> int:
+        """Decode the first rows of `soft_batch`; the codes are those of `decode`."""
+        self.soft_batch.native.n_tokens = rows
+        return bindings.decode(self.pointer, self.soft_batch.native)
 
     def rows(self, count: int) -> NDArray[np.float32]:
         """Return the outputs of the last decode in batch order: a writable float32 view [count, width]."""
@@ -134,22 +150,3 @@ class Context:
         if self.pointer:
             native.llama_free(self.pointer)
             self.pointer = 0
-
-    def _make_batch(self) -> None:
-        """Build a llama_batch over numpy arrays."""
-        size = self.capacity
-        self.token = np.zeros(size, np.int32)
-        self.position = np.zeros(size, np.int32)
-        self.sequence = np.zeros(size, np.int32)
-        self.needs_output = np.zeros(size, np.int8)
-        self._ones = np.ones(size, np.int32)
-        self._pointers = (self.sequence.ctypes.data + 4 * np.arange(size)).astype(np.uint64)
-        self._batch = native.llama_batch(
-            n_tokens=0,
-            token=ctypes.cast(self.token.ctypes.data, _INT32),
-            embd=None,
-            pos=ctypes.cast(self.position.ctypes.data, _INT32),
-            n_seq_id=ctypes.cast(self._ones.ctypes.data, _INT32),
-            seq_id=ctypes.cast(self._pointers.ctypes.data, ctypes.POINTER(_INT32)),
-            logits=ctypes.cast(self.needs_output.ctypes.data, ctypes.POINTER(ctypes.c_int8)),
-        )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -75,15 +76,21 @@ class Vocabulary:
     def eos(self) -> int:
         return int(native.llama_vocab_eos(self.pointer))
 
-    def encode(self, text: str, *, special: bool) -> Tokens:
+    def encode(self, text: str, *, special: bool, soft: Mapping[str, Tokens] | None = None) -> Tokens:
         """Tokenise a prompt, with a leading beginning-of-sequence token where the model wants one.
 
         Args:
             text: the prompt.
             special: recognise control tokens in it, except those that a `MARK` interrupts (a caller's words).
+            soft: ids that stand for these parts of the text.
         """
-        pieces = self._split_at_marks(text) if special and MARK in text else [text]
-        tokens = [self._tokenize(piece, special=special) for piece in pieces if piece]
+        tokens: list[Tokens] = []
+        for part in _split_at(soft, text) if soft else [text]:
+            if soft and part in soft:
+                tokens.append(soft[part])
+                continue
+            pieces = self._split_at_marks(part) if special and MARK in part else [part]
+            tokens += [self._tokenize(piece, special=special) for piece in pieces if piece]
         if self._adds_bos and not (tokens and len(tokens[0]) and tokens[0][0] == self.bos):
             tokens.insert(0, np.array([self.bos], np.int32))
         return np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
@@ -139,6 +146,11 @@ class Vocabulary:
 
     def _is_control(self, token: int) -> bool:
         return bool(native.llama_vocab_get_attr(self.pointer, token) & _CONTROL)
+
+
+def _split_at(separators: Iterable[str], text: str) -> list[str]:
+    """Split a text around these, which stay in the list."""
+    return re.split(f"({'|'.join(map(re.escape, separators))})", text)
 
 
 def _text(piece: bytes) -> str | None:

@@ -16,6 +16,7 @@ from . import bindings, memory
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
 _TEXT_BYTES = 4096
+_MANY_PART_POSITIONS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE, native.LLAMA_ROPE_TYPE_VISION)
 
 
 class Weights:
@@ -52,6 +53,8 @@ class Weights:
         self.parameters = int(native.llama_model_n_params(model))
         self.trained_context = int(native.llama_model_n_ctx_train(model))  # tokens
         self.embedding_dimensions = int(native.llama_model_n_embd(model))
+        # Positions of several parts (M-RoPE) are read for vectors otherwise than for tokens.
+        self.takes_vectors = native.llama_model_rope_type(model) not in _MANY_PART_POSITIONS
         self.chat_template = (native.llama_model_chat_template(model, None) or b"").decode(errors="replace")
         self.refuse_token = self.metadata("causeway.refuse_token")
         # The state of a recurrent model is not a list of cells of which another sequence could use the first ones.

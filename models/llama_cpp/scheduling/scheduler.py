@@ -52,6 +52,7 @@ class Scheduler:
         self._batch_stale = True  # the rows of `decoding` are not in the context's batch
         self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
         self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
+        self._soft_chunks: list[tuple[Sequence, int]] = []  # the same of the batch of soft tokens
 
     @property
     def running(self) -> int:
@@ -125,6 +126,27 @@ class Scheduler:
         if self.prefilling:
             return self._add_prefill(running)
         return (self._add_drafts(running, self._planner) if self._planner is not None else running), []
+
+    def build_soft_batch(self) -> int:
+        """Write the soft tokens that come next in prompts into the context's batch for them; return the rows."""
+        self._soft_chunks.clear()
+        room, row = self._throughput.prefill_budget(len(self.decoding)), 0
+        for sequence in self.prefilling:
+            slot = slot_of(sequence)
+            if count := min(sequence.soft_run(slot.length), room - row):
+                batch, start, end = self._context.soft_batch, slot.length, row + count
+                batch.vector[row:end] = sequence.vectors_of(start, start + count)
+                batch.position[row:end] = range(start, start + count)
+                batch.sequence[row:end] = slot.id
+                self._soft_chunks.append((sequence, count))
+                row = end
+        return row
+
+    def commit_soft_batch(self) -> None:
+        """The batch of soft tokens was decoded: count them as cached."""
+        for sequence, tokens in self._soft_chunks:
+            self._kv_cache.grow(slot_of(sequence), tokens)
+        self._soft_chunks.clear()
 
     def commit_batch(self) -> None:
         """The batch was decoded: count its tokens as cached."""
@@ -232,14 +254,14 @@ class Scheduler:
         self.clear_drafts()
         budget = min(self._throughput.prefill_budget(row), context.capacity - row)
         share = max(1, budget // len(self.prefilling))
-        pending = [(sequence, len(sequence.pending_tokens) - slot_of(sequence).length) for sequence in self.prefilling]
+        pending = [(sequence, sequence.text_run(slot_of(sequence).length)) for sequence in self.prefilling]
         spare = max(0, budget - sum(min(tokens, share) for _, tokens in pending))
         for sequence, tokens in pending:
             extra = min(spare, max(0, tokens - share))
             spare -= extra
             count = min(tokens, share + extra, context.capacity - row)
             if count <= 0:
-                break
+                continue
             slot = slot_of(sequence)
             start, end = slot.length, row + count
             context.token[row:end] = sequence.pending_tokens[start : start + count]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from router.types import Confidence, FinishReason, TokenLogprob
 
@@ -12,6 +13,7 @@ from ..protocol import Emission, Job
 from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
 from ..sampling.sampler import NO_TOKEN, TokenSampler
 from ..sampling.text_stream import TextStream
+from ..soft_tokens import Vectors
 from .kv_cache import SequenceSlot
 from .speculation import PromptLookup
 
@@ -30,6 +32,7 @@ class Sequence:
         "_logprobs",
         "_reported",
         "_stream",
+        "_vectors",
         "_vocabulary",
         "adapter",
         "cached_tokens",
@@ -59,6 +62,7 @@ class Sequence:
         deadline: float,
         system_tokens: int = 0,
         adapter: Adapter | None = None,
+        vectors: Vectors | None = None,
     ) -> None:
         """Begin a job.
 
@@ -71,7 +75,9 @@ class Sequence:
             deadline: monotonic seconds.
             system_tokens: first tokens of the prompt that may be stored as a file.
             adapter: that the job names; None: the model as it is.
+            vectors: of the prompt's soft tokens, whose ids are below 0.
         """
+        self._vectors = vectors
         self.adapter = adapter
         self.system_tokens = system_tokens
         self.job = job
@@ -107,6 +113,25 @@ class Sequence:
         """Logprobs or confidence are computed after sampling, which must leave the logits unchanged."""
         return self._logprobs is not None or self._confidence_meter is not None
 
+    @property
+    def text_tokens(self) -> Tokens:
+        """The prompt without its soft tokens."""
+        return self.prompt[self.prompt >= 0] if self._vectors else self.prompt
+
+    def text_run(self, start: int) -> int:
+        """Return how many tokens to decode next are of text, from `start` to the end or the next soft token."""
+        pending = self.pending_tokens
+        return len(pending) - start if not self._vectors else _run(pending[start:] < 0)
+
+    def soft_run(self, start: int) -> int:
+        """Return how many tokens to decode next are soft."""
+        return _run(self.pending_tokens[start:] >= 0) if self._vectors else 0
+
+    def vectors_of(self, start: int, end: int) -> list[NDArray[np.float32]]:
+        """Return the vectors of the soft tokens from `start` to before `end`."""
+        assert self._vectors is not None
+        return [self._vectors[token] for token in self.pending_tokens[start:end].tolist()]
+
     def restart(self) -> None:
         """The sequence was preempted: everything so far has to be decoded again."""
         self.slot = None
@@ -121,7 +146,7 @@ class Sequence:
         """Return the prompt as the first emission, if the job asks for it."""
         if not self.job.echo:
             return None
-        text = self._vocabulary.decode(self.prompt.tolist())
+        text = self._vocabulary.decode(self.text_tokens.tolist())
         return Emission(self.id, text) if text else None
 
     def accept(self, token: int, row: LogitsRow) -> Emission | None:
@@ -229,3 +254,8 @@ class Sequence:
 
     def _is_plain(self) -> bool:
         return self._logprobs is None and self._confidence_meter is None and self._stream.clean
+
+
+def _run(ends: NDArray[np.bool_]) -> int:
+    """Return the number of elements before the first True; all if there is none."""
+    return int(ends.argmax()) if ends.any() else len(ends)

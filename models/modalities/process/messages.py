@@ -99,6 +99,12 @@ class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
     height: int
 
 
+class ProjectPictures(msgspec.Struct, frozen=True, tag="project_pictures"):
+    """Turn pictures into soft tokens, all in one run of the encoder."""
+
+    pictures: tuple[Picture, ...]
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker is constructed, its model loaded. The first message of a child."""
 
@@ -129,14 +135,22 @@ class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
     segment: Segment
 
 
+class Projected(msgspec.Struct, frozen=True, tag="projected"):
+    """Soft tokens of each picture: float32 little endian, [tokens, embedding dimensions of the model]."""
+
+    vectors: tuple[bytes, ...]
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The part is invalid. `reason`: for the client, a clause that says what is wrong and what to send."""
 
     reason: str
 
 
-WorkerJob = DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | CancelJob
-WorkerResult = Sound | Picture | PictureSize | Found | Refused
+WorkerJob = (
+    DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | ProjectPictures | CancelJob
+)
+WorkerResult = Sound | Picture | PictureSize | Found | Projected | Refused
 ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 

@@ -239,10 +239,10 @@ MISTAKES = {
         (7, 60, "routes[0].handoff.after_tokens"),
         "0 is less than 1",
     ),
-    "a fusion that no engine has": (
-        routes("{name: a, use: [small], fusion: early}"),
+    "a fusion that no target can take": (
+        routes("{name: a, use: [large], fusion: early}"),
         (7, 29, "routes[0].fusion"),
-        "write `late`",
+        "only a model on the device takes soft tokens",
     ),
     "a handoff at more than all": (
         routes("{name: a, use: [small, large], handoff: {after_tokens: 8, below: 1.5}}"),

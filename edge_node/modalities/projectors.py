@@ -1,0 +1,110 @@
+"""Pictures → soft tokens of a model on this device, by the projector that its manifest names.
+
+Each projector has a child, which starts with the first picture for its model. Soft tokens are remembered as facts are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+
+from models.catalog.artifact import ArtifactError, ArtifactNotFound
+from models.catalog.projector import Projector
+from models.llama_cpp.protocol import SoftTokens
+from models.modalities.process.messages import (
+    DecodePicture,
+    Picture,
+    Projected,
+    ProjectPictures,
+    WorkerSpec,
+)
+from models.modalities.process.parent import WorkerFailed, WorkerProcess
+from router.types import Modality
+
+log = logging.getLogger(__name__)
+
+WORKER = "models.modalities.encoders.projector:PictureProjector"
+_PACKAGES = ("onnxruntime", "PIL")
+_MEMORY_BYTES = 2**30
+
+
+class Projectors:
+    """The projectors of the models that the active policy names.
+
+    Args:
+        find: a model's, or None. Raises ArtifactError.
+        decoder: of pictures.
+        remembered: limit of the pictures whose soft tokens are kept.
+        worker: what the child runs.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Projector | None],
+        decoder: WorkerProcess,
+        remembered: int,
+        worker: str = WORKER,
+    ) -> None:
+        self._find = find
+        self._decoder = decoder
+        self._limit = remembered
+        self._worker = worker
+        self._known: dict[str, Projector] = {}  # by model
+        self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
+        self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
+
+    def kinds(self, model: str) -> tuple[Modality, ...]:
+        """Read the model's manifest anew; return the kinds of parts that it takes as soft tokens."""
+        self._known.pop(model, None)
+        try:
+            projector = self._find(model)
+        except ArtifactError as error:
+            if not isinstance(error, ArtifactNotFound):
+                log.error("%s takes no pictures as soft tokens: %s", model, error)
+            return ()
+        if projector is None or not all(importlib.util.find_spec(package) for package in _PACKAGES):
+            return ()
+        self._known[model] = projector
+        return ("image",)
+
+    def remembered(self, model: str, sha256: str) -> SoftTokens | None:
+        """Return the soft tokens of an equal picture, if they are known."""
+        projector = self._known.get(model)
+        return None if projector is None else self._remembered.get((projector.digest, sha256))
+
+    async def run(self, model: str, picture: bytes, sha256: str, deadline: float) -> SoftTokens:
+        """Return the soft tokens of a picture.
+
+        Args:
+            deadline: the loop's time.
+
+        Raises:
+            Refusal: the picture is invalid.
+            WorkerTimeout, WorkerFailed: it was not read.
+        """
+        projector = self._known.get(model)
+        if projector is None:
+            raise WorkerFailed(f"{model} has no projector any more")
+        decoded = await self._decoder.run(DecodePicture(picture), deadline)
+        assert isinstance(decoded, Picture)
+        found = await self._of(projector).run(ProjectPictures((decoded,)), deadline)
+        assert isinstance(found, Projected)
+        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors[0])
+        if len(self._remembered) > self._limit:
+            self._remembered.popitem(last=False)
+        return soft
+
+    async def close(self) -> None:
+        """End all children; the decoder is its owner's."""
+        for worker in self._workers.values():
+            await worker.close()
+
+    def _of(self, projector: Projector) -> WorkerProcess:
+        worker = self._workers.get(projector.digest)
+        if worker is None:
+            options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
+            worker = WorkerProcess(WorkerSpec(self._worker, options=options, memory_bytes=_MEMORY_BYTES))
+            self._workers[projector.digest] = worker
+        return worker
