@@ -66,6 +66,14 @@ class BatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file_ttl_s: Seconds = 7 * _DAY_S  # how long a file is kept
 
 
+class OffPeakConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Section `jobs.off_peak`: when jobs that ask for it start, and what they cost."""
+
+    hours: str = ""  # as 22:00-06:00, every day; empty: there are none
+    timezone: str = "UTC"  # of these hours, as Europe/Berlin
+    price_share: Annotated[float, Meta(ge=0, le=1)] = 1.0  # of the tier's price
+
+
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `jobs`."""
 
@@ -102,6 +110,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backoff_max_s: Seconds = 60.0  # longest back-off
     concurrency: Annotated[int, Meta(ge=0)] = 0  # most jobs of a tier in one worker; 0: as many as gateways leave
     drain_s: Annotated[float, Meta(ge=0)] = 20.0  # on SIGTERM; unfinished jobs then return to their queue
+    off_peak: OffPeakConfig = OffPeakConfig()
     webhooks: WebhookConfig = WebhookConfig()
     batches: BatchConfig = BatchConfig()
     files: FilesConfig = FilesConfig()

@@ -13,6 +13,7 @@ from router.jobs.view import JobView
 
 from .errors import RecordUnreadable
 
+Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 
 
@@ -39,6 +40,7 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""  # digest of the request's `user`, by which its jobs can be erased
     token_id: str = ""  # of the signed token that submits it; "": a static one, or none
     token_issued: float = 0.0  # unix, s
+    window: Window = ""  # when it may start
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -68,6 +70,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""
     token_issued: float = 0.0  # unix, s
     cache: str = ""  # outcome of the shared cache for the answer
+    window: Window = ""  # when it may start
     followed: int = 0  # 1: a client follows its events; only a claim knows
 
     @property

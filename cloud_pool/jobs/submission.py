@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -23,7 +24,8 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
-from .record import NewJob, user_digest
+from .off_peak import OffPeakHours, no_off_peak_hours
+from .record import NewJob, Window, user_digest
 from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
 
 
@@ -46,6 +48,12 @@ Raises InvalidRequest if that is more than the tenant's budget of a day.
 """
 
 
+class CloudJobFields(JobFields, frozen=True):
+    """The fields of ours in a job's body, at the gateway."""
+
+    window: Literal["off_peak"] | None = None
+
+
 class SubmissionParser:
     """Checks submissions. `tiers` are by name and alias."""
 
@@ -54,6 +62,7 @@ class SubmissionParser:
         self._config = config
         self._check_cost = check_cost
         self._tiers = tiers
+        self._off_peak = OffPeakHours(config.off_peak)
         self._allowed = allowed_networks(config.webhooks)
 
     def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
@@ -68,7 +77,7 @@ class SubmissionParser:
             WebhookRefused: webhooks may not be sent to this URL
         """
         principal = submission.principal
-        extensions, body = split_body(submission.body, JobFields)
+        extensions, body = split_body(submission.body, CloudJobFields)
         if submission.endpoint is not None:
             extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
         allowed = allowed_tiers(self._tiers, principal, limits)
@@ -84,6 +93,11 @@ class SubmissionParser:
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
             raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")
+        window = self.window(extensions.window or "", limits)
+        wait_ms = self._off_peak.wait_ms(now_ms) if window else 0
+        if deadline_ms is not None and deadline_ms <= wait_ms:
+            message = f"`deadline_ms` passes before the off-peak hours, which begin in {wait_ms} ms"
+            raise InvalidRequest(message, param="deadline_ms")
         if len(extensions.webhook) > MAX_URL:
             raise InvalidRequest(f"`webhook` is longer than {MAX_URL} characters", param="webhook")
         if extensions.webhook:
@@ -98,12 +112,13 @@ class SubmissionParser:
             priority=principal.grants.bounded_priority(extensions.priority or submission.priority),
             endpoint=extensions.endpoint,
             body=body,
-            deadline_ms=now_ms + self._time_ms(deadline_ms),
+            deadline_ms=now_ms + self._time_ms(deadline_ms, wait_ms),
             tokens=self.tokens(request, body),
             webhook=extensions.webhook,
             idempotency=key_digest(submission.key),
             digest=_digest(submission),
             tags=submission.tags,
+            window=window,
             user=user_digest(principal.tenant, request.user or ""),
         )
 
@@ -134,9 +149,15 @@ class SubmissionParser:
         answers = request.n * max(1, len(request.prompts))
         return len(body) / BYTES_PER_TOKEN + answers * (request.max_tokens or self._tiers[request.model].max_tokens)
 
-    def _time_ms(self, deadline_ms: int | None) -> int:
+    def window(self, asked: Window, limits: TenantLimits) -> Window:
+        """Return when a job may start. Raises InvalidRequest for off-peak hours that do not exist here."""
+        if asked and not self._off_peak:
+            raise no_off_peak_hours()
+        return "off_peak" if asked or (limits.off_peak and self._off_peak) else ""
+
+    def _time_ms(self, deadline_ms: int | None, wait_ms: int) -> int:
         if deadline_ms is None:
-            return int(self._config.default_deadline_s * 1000)
+            deadline_ms = wait_ms + int(self._config.default_deadline_s * 1000)
         return min(deadline_ms, int(self._config.max_deadline_s * 1000))
 
 

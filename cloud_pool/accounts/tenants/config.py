@@ -29,6 +29,7 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     usd_per_day: NonNegativeFloat = 0.0  # UTC days
     max_jobs: NonNegativeInt = 0  # unfinished jobs; 0: jobs.max_unfinished
     weight: Annotated[float, Meta(gt=0)] = 1.0  # of the tenant in the queues of a tier, relative to others
+    off_peak: bool = False  # all its jobs and batches start in `jobs.off_peak.hours`
     # names or aliases of the tiers that it may use; a token's claim `models` can narrow this; empty: all
     models: tuple[str, ...] = ()
 

@@ -16,6 +16,7 @@ from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher
 from ..errors import QuotaExceeded, RecordUnreadable
+from ..record import Window
 from ..store.job_store import result_place
 from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FilePart, too_many_files
@@ -42,6 +43,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token_issued: float = 0.0  # unix, s
     tags: str = ""  # of each line, separated by commas
     traceparent: str = ""  # of the span that created it
+    window: Window = ""  # when its lines may start
     total: int = 0
     submitted: int = 0  # lines that have become jobs
     offset: int = 0  # of the next line in the input file, bytes
@@ -119,6 +121,7 @@ class BatchStore:
         token_issued: float = 0.0,
         tags: tuple[str, ...] = (),
         traceparent: str = "",
+        window: Window = "",
     ) -> Batch:
         """Create a batch, or return the one with this name.
 
@@ -127,6 +130,7 @@ class BatchStore:
             digest: of the request, compared with that of a batch with this name
             grants: what its lines may use
             token_id, token_issued: of the signed token that creates it
+            window: when its lines may start
 
         Raises:
             NotFound: `file` is no input file of the owner
@@ -138,9 +142,12 @@ class BatchStore:
         quotas = (config.max_open_batches, config.max_batches, config.max_files)
         plain = ("endpoint", endpoint, "metadata", metadata, "grants", msgspec.json.encode(grants))
         token = ("token_id", token_id, "token_issued", token_issued)
-        fields = (*quotas, *plain, *token, "tags", ",".join(tags), "traceparent", traceparent)
+        in_window = ("window", window) if window else ()
+        fields = (*quotas, *plain, *token, "tags", ",".join(tags), "traceparent", traceparent, *in_window)
         verdict = as_text(
-            await self._db.run("batch_create", self._now, name, owner, file, digest, window_ms, ttl, *fields)
+            await self._db.run(
+                "batch_create", self._now, name, owner, file, digest, window_ms, ttl, *fields, *in_window
+            )
         )
         if verdict not in ("created", "known"):
             raise self._refusal(verdict, file)

@@ -19,6 +19,7 @@ from ...accounts.tenants.config import TenantLimits
 from ..config import BatchConfig
 from ..errors import QuotaExceeded
 from ..record import NewJob
+from ..store.job_store import tenant_of
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id
@@ -107,7 +108,7 @@ class BatchExpansion:
         except InvalidLine as error:  # the configuration has changed since the file was checked
             await self._refuse(batch, number, line, msgspec.json.encode({"code": error.code, "message": error.message}))
             return
-        tenant_limits = self._tenant_limits(batch.owner.partition("/")[0])
+        tenant_limits = self._tenant_limits(tenant_of(batch.owner))
         await self._jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
 
     async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:
@@ -120,6 +121,7 @@ class BatchExpansion:
             owner=batch.owner,
             tier=line.tier,
             priority="bulk",
+            window=batch.window or self._parser.window("", self._tenant_limits(tenant_of(batch.owner))),
             endpoint=batch.endpoint,
             body=line.body,
             deadline_ms=batch.expires,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
@@ -25,6 +25,7 @@ from ..batches.file_store import PART_BYTES
 from ..batches.views import BatchView, FileView, batch_view, file_view
 from ..config import JobsConfig
 from ..errors import FileContentLost
+from ..off_peak import OffPeakHours, no_off_peak_hours
 from ..stores import JobStores
 from .multipart import check_upload, read_upload
 from .routing import Route, enqueue_span, json_response, read_page, route, write_chunk
@@ -43,6 +44,7 @@ class _BatchRequest(msgspec.Struct, frozen=True):
     endpoint: str
     completion_window: str
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)] | None = None
+    window: Literal["off_peak"] | None = None
 
 
 class _DeletedFile(msgspec.Struct):
@@ -86,6 +88,7 @@ class BatchApi:
         allowed: Callable[[Principal], AllowedTiers] = lambda _: None,
         accepted: AcceptanceLog | None = None,
     ) -> None:
+        self._off_peak = OffPeakHours(config.off_peak)
         self._bodies = bodies or BodyMemory()
         self._allowed = allowed
         self._accepted = accepted or AcceptanceLog()
@@ -161,6 +164,8 @@ class BatchApi:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")
         if batch_request.completion_window != COMPLETION_WINDOW:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}", param="completion_window")
+        if batch_request.window and not self._off_peak:
+            raise no_off_peak_hours()
         await self._durability.ensure()
         key = key_digest(request.headers.get("idempotency-key", ""))
         # The same key of the same owner gives the same id, so that a repeated request finds the first batch.
@@ -178,6 +183,7 @@ class BatchApi:
                 token_issued=principal.issued,
                 tags=headers.tags,
                 traceparent=traceparent,
+                window=batch_request.window or "",
             )
         await self._accepted.record(principal, "batch", batch.id, "", batch.created)
         return json_response(batch_view(batch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
@@ -16,6 +17,7 @@ from ...admission import Priority
 from ..config import JobsConfig
 from ..encryption import NO_CIPHER, ContentCipher
 from ..errors import RecordUnreadable
+from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
 from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
@@ -35,6 +37,7 @@ _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()
 _MAX_WAIT_S = 2.0  # below the client's timeout
 _FOLLOWED_MS = 10_000
+_OPENINGS_S = 3600.0  # they are known for a week
 _TEXT_TTL_MS = 120_000
 
 
@@ -56,6 +59,8 @@ class JobStore:
         self._db = database
         self._config = config
         self._cipher = cipher
+        self._off_peak = OffPeakHours(config.off_peak)
+        self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
         self._clock = clock
 
     async def now_ms(self) -> int:
@@ -99,6 +104,7 @@ class JobStore:
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,
             "user": job.user,
+            "window": job.window,
             "token_id": job.token_id,
             "token_issued": job.token_issued or "",
         }
@@ -225,6 +231,7 @@ class JobStore:
                 self._result_ttl_ms,
                 self._dead_letter_ttl_ms,
                 self._config.max_dead_letters,
+                await self._openings(),
                 *priorities,
             )
         )
@@ -239,6 +246,14 @@ class JobStore:
                 await self._quarantine(as_text(fields["id"]))
                 unreadable.append(as_text(fields["id"]))
         return ClaimedJobs(tuple(records), tuple(unreadable), _expired_jobs(expired), bool(as_int(more)))
+
+    async def _openings(self) -> str:
+        """Return the off-peak hours of the next days for scripts, which compare them with Redis's time."""
+        computed_at, text = self._known_openings
+        if self._off_peak and time.monotonic() - computed_at >= _OPENINGS_S:
+            text = " ".join(f"{each.start}-{each.end}" for each in self._off_peak.openings(await self.now_ms()))
+            self._known_openings = time.monotonic(), text
+        return text
 
     async def _quarantine(self, job: str) -> None:
         limits = (self._dead_letter_ttl_ms, self._config.max_dead_letters)

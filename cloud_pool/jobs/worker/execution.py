@@ -51,6 +51,7 @@ async def execute(
     created: int,
     receipt: RunReceipt,
     on_text: Callable[[str], None] = lambda _: None,
+    price_share: float = 1.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
@@ -61,6 +62,7 @@ async def execute(
         created: unix s, written into the answer
         receipt: gets what the run has cost
         on_text: gets each part of the text, of an answer that is a single text
+        price_share: of the tier's price
         clock: monotonic time, s
     """
     try:
@@ -82,6 +84,7 @@ async def execute(
                 receipt=receipt,
                 token_id=record.token_id,
                 token_issued=record.token_issued,
+                price_share=price_share,
             )
             cache, chunks = await _collect(runner, job_run, report_progress, on_text, clock)
     except TimeoutError:

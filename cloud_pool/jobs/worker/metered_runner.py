@@ -86,7 +86,7 @@ class MeteredRunner:
             raise
         finally:
             if not refused:
-                charge = self._ledger.charge(entry)
+                charge = _discounted(self._ledger.charge(entry), job_run.price_share)
                 job_run.receipt.issue(
                     None if charge is None else _bill(charge),
                     lambda accepted: self._ledger.close_run(entry, charge, accepted=accepted),
@@ -147,6 +147,10 @@ class MeteredRunner:
 def _principal(owner: str) -> Principal:
     tenant, _, device = owner.partition("/")
     return Principal(tenant, device, frozenset({"jobs"}))
+
+
+def _discounted(charge: Charge | None, share: float) -> Charge | None:
+    return charge and msgspec.structs.replace(charge, micro_usd=round(charge.micro_usd * share))
 
 
 def _bill(charge: Charge) -> RunBill:

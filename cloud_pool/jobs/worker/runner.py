@@ -57,6 +57,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     receipt: RunReceipt = msgspec.field(default_factory=RunReceipt)
     token_id: str = ""  # of the signed token that submitted the job
     token_issued: float = 0.0  # unix, s
+    price_share: float = 1.0  # of the tier's price
 
 
 class JobRunner(Protocol):

@@ -219,6 +219,7 @@ class Worker:
                 created=lease.claimed_ms // 1000,
                 receipt=receipt,
                 on_text=on_text,
+                price_share=self._config.off_peak.price_share if record.window else 1.0,
                 clock=self._clock,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
