@@ -136,7 +136,7 @@ class MessageIntake:
             connection.acknowledge(self._unsettled.popleft().message)
 
     async def _settle(self, connection: Connection, message: Message) -> str:
-        """Returns what was done with the message. Raises BrokerError."""
+        """Return what was done with the message. Raises BrokerError."""
         config = self._topics.find(message.topic)
         if config is None:  # the session has subscriptions of an earlier configuration
             return "ignored"

@@ -95,18 +95,18 @@ class Topics:
         return next((found for text, found in self._topics if overlaps(text, topic)), None)
 
     def answer_topic(self, config: MqttTopicConfig, topic: str, response_topic: str) -> str:
-        """Return where the answer of a message goes; "": nowhere. Raises InvalidRequest.
+        """Return where the answer of a message goes. Raises InvalidRequest.
 
         Args:
             config: of the message's topic.
             topic: of the message.
             response_topic: which the message names; "": none.
         """
+        own = self.own_answer_topic(config, topic)
+        if own and response_topic in ("", own):
+            return own
         if not response_topic:
-            answer_topic = self.own_answer_topic(config, topic)
-            if not answer_topic:
-                raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
-            return answer_topic
+            raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
         problem = self._problem(response_topic)
         if not problem and not any(overlaps(text, response_topic) for text in self._response_topics):
             problem = "is not among mqtt.response_topics of this box"

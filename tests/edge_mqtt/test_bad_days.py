@@ -9,11 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.app import build
-from edge_node.config.schema import MqttConfig
-from router.errors import ConfigError
-
-from ..edge.box import Box, config, running
+from ..edge.box import Box, running
 from ..edge.scripted import until
 from ..edge_jobs.cloud import JobCloud
 from ..edge_jobs.support import PROMPT
@@ -70,7 +66,9 @@ mqtt:
         await cloud.stop()
 
 
-async def test_a_broker_that_comes_late_or_again(mosquitto: Mosquitto, tmp_path: Path) -> None:
+async def test_a_broker_that_comes_late_or_again(
+    mosquitto: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Away at the start; then killed while a job runs, with every session: its answer waits for the broker."""
     cloud = JobCloud()
     cloud.waits = True
@@ -91,6 +89,7 @@ async def test_a_broker_that_comes_late_or_again(mosquitto: Mosquitto, tmp_path:
             cloud.waits = False
             assert (await peer.answer()).correlation == b"1"
             await until(lambda: outbox_of(box).replies_due == 0)
+        assert "has forgotten this box" in caplog.text
         assert cloud.effects == {"hello": 1}
 
 
@@ -200,33 +199,3 @@ async def test_two_boxes_with_one_name_are_told(mosquitto: Mosquitto, tmp_path: 
         await until(lambda: bridge_of(one).stats.connected)
         async with running(tmp_path / "two", mqtt=settings):
             await until(lambda: has_problem(one, "another client may have the name 'box'"))
-
-
-def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
-    """Each error names the key."""
-    good = mqtt_config(1883)
-    (topic,) = good.topics
-    bad: list[tuple[MqttConfig, str]] = [
-        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: must be a URL"),
-        (msgspec.structs.replace(good, url="mqtt://box:secret@broker"), "mqtt.url: holds credentials"),
-        (msgspec.structs.replace(good, topics=()), "mqtt.topics: takes nothing"),
-        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is no filter"),
-        (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
-        (
-            msgspec.structs.replace(
-                good, topics=(msgspec.structs.replace(topic, filter="plant/#", answer_topic="plant/answers"),)
-            ),
-            "takes requests from",
-        ),
-        (
-            msgspec.structs.replace(
-                good, topics=(msgspec.structs.replace(topic, answer_topic=""),), response_topics=()
-            ),
-            "nowhere to answer",
-        ),
-        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, system="x"),)), "`system` is for"),
-        (msgspec.structs.replace(good, state_topic="plant/1/ask"), "mqtt.state_topic"),
-    ]
-    for settings, words in bad:
-        with pytest.raises(ConfigError, match=words):
-            build(msgspec.structs.replace(config(tmp_path), mqtt=settings))

@@ -1,0 +1,116 @@
+"""MQTT where there is no broker, no extra, or no sense in the keys."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edge_node.app import build
+from edge_node.cli.doctor.broker import check_broker
+from edge_node.config.schema import MqttConfig
+from edge_node.mqtt.topics import Topics, overlaps
+from router.errors import ConfigError, InvalidRequest
+
+from ..edge.box import config
+from ..ports import free_port
+from .peer import mqtt_config
+
+_PROGRAM = """
+import sys
+from pathlib import Path
+sys.modules["paho"] = None  # not installed
+from edge_node.app import build
+from edge_node.config.schema import Config, MqttConfig, MqttTopicConfig
+from router.errors import ConfigError
+build(Config(state_dir=sys.argv[1]))
+print([name for name in sys.modules if name.startswith("edge_node.mqtt")])
+try:
+    build(Config(state_dir=sys.argv[1], mqtt=MqttConfig(url="mqtt://broker")))
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_nothing_is_loaded_without_a_broker_and_the_extra_is_named_with_one(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False, timeout=60.0
+    )
+    loaded, refusal = run.stdout.splitlines() or ("", run.stderr)
+    assert loaded == "[]"
+    assert refusal.startswith("mqtt.url: needs the extra `mqtt`")
+
+
+def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path) -> None:
+    """Each error names the key."""
+    good = mqtt_config(1883)
+    (topic,) = good.topics
+    bad: list[tuple[MqttConfig, str]] = [
+        (msgspec.structs.replace(good, url="broker:1883"), "mqtt.url: must be a URL"),
+        (msgspec.structs.replace(good, url="mqtt://box:secret@broker"), "mqtt.url: holds credentials"),
+        (msgspec.structs.replace(good, topics=()), "mqtt.topics: takes nothing"),
+        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, filter="a/#/b"),)), "is no filter"),
+        (msgspec.structs.replace(good, topics=(topic, msgspec.structs.replace(topic, filter="#"))), "match the same"),
+        (
+            msgspec.structs.replace(
+                good, topics=(msgspec.structs.replace(topic, filter="plant/#", answer_topic="plant/answers"),)
+            ),
+            "takes requests from",
+        ),
+        (
+            msgspec.structs.replace(
+                good, topics=(msgspec.structs.replace(topic, answer_topic=""),), response_topics=()
+            ),
+            "nowhere to answer",
+        ),
+        (msgspec.structs.replace(good, topics=(msgspec.structs.replace(topic, system="x"),)), "`system` is for"),
+        (msgspec.structs.replace(good, state_topic="plant/1/ask"), "mqtt.state_topic"),
+    ]
+    for settings, words in bad:
+        with pytest.raises(ConfigError, match=words):
+            build(msgspec.structs.replace(config(tmp_path), mqtt=settings))
+
+
+def test_the_doctor_says_what_is_wrong_with_the_broker() -> None:
+    """Nothing without a broker; the extra, a key, or that nothing answers."""
+    settings = mqtt_config(free_port())
+    assert list(check_broker(MqttConfig())) == []
+    (missing,) = check_broker(settings, lambda _: None)
+    assert (missing.level, "pip install 'causeway[mqtt]'" in missing.advice) == ("fail", True)
+    (wrong,) = check_broker(msgspec.structs.replace(settings, topics=()))
+    assert (wrong.level, wrong.found.split(":")[0]) == ("fail", "mqtt.topics")
+    (away,) = check_broker(settings)
+    assert (away.level, "Connection refused" in away.found) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("plant/+/ask", "plant/7/ask", True),
+        ("plant/#", "plant", True),
+        ("plant/+", "plant/7/ask", False),
+        ("a/b", "a/b/c", False),
+        ("+/b", "a/+", True),
+        ("+/b/#", "a/c/#", False),
+        ("#", "$SYS/uptime", False),
+        ("$SYS/#", "$SYS/uptime", True),
+    ],
+)
+def test_filters_that_match_the_same_topic(first: str, second: str, *, both: bool) -> None:
+    assert overlaps(first, second) == overlaps(second, first) == both
+
+
+def test_answers_go_where_this_box_may_answer() -> None:
+    """A topic of requests, of the broker, with a wildcard, or one that is not listed is refused."""
+    topics = Topics(mqtt_config(1883), "causeway/box/state")
+    found = topics.find("plant/7/ask")
+    assert found is not None
+    assert topics.find("plant/7/ask/answer") is None
+    assert topics.answer_topic(found, "plant/7/ask", "") == "plant/7/ask/answer"
+    assert topics.answer_topic(found, "plant/7/ask", "plant/9/answers") == "plant/9/answers"
+    for response_topic in ("plant/8/ask", "$SYS/x", "plant/+/answers", "valve/open", "causeway/box/state", "x" * 2000):
+        with pytest.raises(InvalidRequest, match="the response topic"):
+            topics.answer_topic(found, "plant/7/ask", response_topic)
