@@ -27,7 +27,7 @@ from router.policy.compiled import parse_policy
 from .box import POLICY, Box, config, running
 from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
 
-HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient")
+HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient", "paho")
 
 
 async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: Box) -> None:
