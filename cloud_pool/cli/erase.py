@@ -16,7 +16,7 @@ from ..accounts.identity.key_set import read_jwks
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..erasure.erasure import Erasure
-from ..erasure.kinds import CachedAnswers, ErasedKind, Usage, job_kinds
+from ..erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
 from ..erasure.receipt import Receipt, Remainder, sign, verify
 from ..erasure.subject import ErasureSubject
 from ..jobs.config import with_shared_redis
@@ -125,10 +125,13 @@ class _Opened:
         """Raises ConfigError."""
         settings = with_shared_redis(config.jobs, config.redis)
         if not settings.redis:
-            raise ConfigError("give --redis, or a --config that names it", where="redis")
+            reason = (
+                "name the Redis of jobs, which keeps the progress: --redis, or a --config with one that is no cluster"
+            )
+            raise ConfigError(reason, where="jobs.redis")
         self._stores = JobStores.open(settings)
         self._clients = [open_redis(config.redis or settings.redis, "redis", ConnectionOptions())]
-        kinds: list[ErasedKind] = [*job_kinds(self._stores), Usage(self._clients[0], "usage")]
+        kinds: list[ErasedKind] = [*job_kinds(self._stores), TenantUsage(self._clients[0], "usage")]
         if not keep_cache:
             cache = open_redis(config.cache.redis or config.redis or settings.redis, "cache.redis", ConnectionOptions())
             self._clients.append(cache)

@@ -206,7 +206,7 @@ class _SharedKeys:
         return bool(await self._client.unlink(name.encode("utf-8", "surrogateescape")))
 
 
-class Usage(_SharedKeys):
+class TenantUsage(_SharedKeys):
     """A tenant's usage by day, rates, reservations: they are no device's and no user's."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:

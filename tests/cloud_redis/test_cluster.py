@@ -22,6 +22,8 @@ from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.assembly import open_shared_redis
 from cloud_pool.balancing.capacity import PoolCapacity
 from cloud_pool.cache.config import CacheConfig
+from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
+from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
@@ -144,3 +146,20 @@ async def test_a_cluster_that_is_down_costs_only_the_sharing(cluster: ClusterDep
         alone.script.permit(9)
         assert (await asyncio.wait_for(alone.ask(ask()).end(), 60)).text == "one two three"
         assert alone.fault("redis_unavailable") > 0
+
+
+async def test_usage_and_cached_answers_are_erased_on_every_node(client: redis.asyncio.Redis) -> None:
+    """Of one tenant the usage, whatever characters its name has, and the cache as a whole."""
+    days = [
+        f"causeway:tenant:{{{tenant}}}:usage:2026-11-{day}" for tenant in ("gone*", "gone", "kept") for day in "123"
+    ]
+    cached = [f"erased:cache:{{{number}}}:entry" for number in range(30)]
+    for key in (*days, *cached):
+        await client.hset(key, "a", "1")
+    kinds = (TenantUsage(client, "usage"), CachedAnswers(client, "erased:cache"))
+    for subject, erased in ((ErasureSubject("gone*"), (3, 30)), (ErasureSubject("gone", device="1"), (0, 0))):
+        found = [[name async for name in kind.find(subject)] for kind in kinds]
+        assert tuple(map(len, found)) == erased
+        for kind, names in zip(kinds, found, strict=True):
+            assert [await kind.erase(name) for name in names] == [True] * len(names)
+    assert [bool(await client.exists(key)) for key in days] == [False] * 3 + [True] * 6

@@ -16,7 +16,7 @@ from cloud_pool.accounts.identity.issuing import new_key, read_private
 from cloud_pool.accounts.identity.key_set import read_jwks
 from cloud_pool.cli.erase import erase
 from cloud_pool.erasure.erasure import Erasure, StillAtWork
-from cloud_pool.erasure.kinds import CachedAnswers, ErasedKind, Usage, job_kinds
+from cloud_pool.erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
 from cloud_pool.erasure.receipt import sign, verify
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.config import FilesConfig, JobsConfig
@@ -38,7 +38,7 @@ WEBHOOK = "https://hooks.example.com/"
 
 def every_kind(stores: JobStores, client: redis.asyncio.Redis) -> tuple[ErasedKind, ...]:
     cache = CachedAnswers(client, f"{stores.database.prefix}-cache")
-    return (*job_kinds(stores), Usage(client, "usage"), cache)
+    return (*job_kinds(stores), TenantUsage(client, "usage"), cache)
 
 
 async def fill(stores: JobStores, new_job: MakeJob, tenant: str) -> dict[str, str]:
