@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 from aiohttp import hdrs
@@ -22,6 +23,7 @@ from .balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
 from .config.tiers import Tier, by_name, load_tiers
+from .grpc_api.assembly import build_grpc
 from .http.body_memory import BodyMemory
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
@@ -36,8 +38,11 @@ from .jobs.gateway import JobsGateway
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
-from .serving.service import Service, nothing_stale
+from .serving.service import nothing_stale
 from .sessions.sessions import Sessions
+
+if TYPE_CHECKING:
+    from .grpc_api.server import GrpcServer
 
 _log = logging.getLogger("causeway.cloud")
 
@@ -57,6 +62,8 @@ class App:
         caching_service: CachingService,
         tracing: Tracing | None,
         tasks: TaskGroup,
+        *,
+        grpc: GrpcServer | None = None,
     ) -> None:
         self._config = config
         self._server = server
@@ -69,6 +76,8 @@ class App:
         self._tasks = tasks
         self._listener = Listener(config.server, server.handle)
         self._operator = operator
+        self.grpc = grpc
+        """The gRPC address, if it is configured."""
 
     @property
     def url(self) -> str:
@@ -98,6 +107,8 @@ class App:
         await self._accounts.prepare()
         await self._operator.start()
         await self._listener.start()
+        if self.grpc is not None:
+            await self.grpc.start()
         self._accounts.start(self._tasks)
         if self._jobs is not None:
             self._tasks.start_soon(self._jobs.watch)
@@ -105,11 +116,16 @@ class App:
     async def drain(self) -> None:
         """Accept no new requests; those in progress may end within `drain_s`."""
         self._server.begin_draining()
-        await self._listener.drain(self._config.server.drain_s)
+        async with anyio.create_task_group() as drains:
+            drains.start_soon(self._listener.drain, self._config.server.drain_s)
+            if self.grpc is not None:
+                drains.start_soon(self.grpc.drain, self._config.server.drain_s)
 
     async def stop(self) -> None:
         """Close the listeners and cancel the background tasks: their task group may then be left."""
         await self.sessions.close()
+        if self.grpc is not None:
+            await self.grpc.close()
         await self._listener.close()
         await self._operator.close()
         self._tasks.cancel_scope.cancel()
@@ -138,10 +154,10 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     accounts = build_accounts(config, metrics)
     reload_listeners = ReloadListeners(metrics.count_reload)
     pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    admission = {tier.name: tier.config.admission_settings for tier in tiers}
+    settings = {tier.name: tier.config.admission_settings for tier in tiers}
     cache = build_cache(config, by_name(tiers), metrics)
     find_stale = nothing_stale if cache is None else cache.find_stale
-    serving = build_serving(config, tiers, pools, admission, metrics, find_stale=find_stale, client=accounts.redis)
+    serving = build_serving(config, tiers, pools, settings, metrics, find_stale=find_stale, client=accounts.redis)
     caching_service = CachingService(cache, serving.service.answer)
     reload_listeners.listeners.append(serving.warmer.loaded)
     readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)
@@ -149,17 +165,20 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
+    admission = build_admission(config, by_name(tiers), accounts, bodies, tracing)
+    runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics)
+    grpc = build_grpc(config, admission, runner, bodies)
     server = build_server(
         config,
         by_name(tiers),
-        serving.service,
+        admission,
+        runner,
         readiness,
         accounts,
         metrics,
         bodies,
-        caching_service=caching_service,
         jobs=jobs,
-        tracing=tracing,
+        on_drain=None if grpc is None else partial(tasks.start_soon, grpc.tell_draining),
     )
     routes = OperatorRoutes(
         accounts.operators,
@@ -172,24 +191,14 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     operator = operator_listener(config, routes)
-    return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks)
+    return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks, grpc=grpc)
 
 
-def build_server(
-    config: Config,
-    tiers: Mapping[str, Tier],
-    service: Service,
-    readiness: Readiness,
-    accounts: Accounts,
-    metrics: Metrics,
-    bodies: BodyMemory,
-    *,
-    caching_service: CachingService,
-    jobs: JobsGateway | None = None,
-    tracing: Tracing | None = None,
-) -> Server:
-    """Wire the handlers of the public address. `tiers` are by name and alias."""
-    admission = RequestAdmission(
+def build_admission(
+    config: Config, tiers: Mapping[str, Tier], accounts: Accounts, bodies: BodyMemory, tracing: Tracing | None = None
+) -> RequestAdmission:
+    """Build the way in of requests. `tiers` are by name and alias."""
+    return RequestAdmission(
         config.server,
         tiers,
         accounts.authenticator,
@@ -198,7 +207,27 @@ def build_server(
         critical_tenants=config.degradation.critical_tenants,
         tracing=tracing,
     )
-    runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
+
+
+def build_server(
+    config: Config,
+    tiers: Mapping[str, Tier],
+    admission: RequestAdmission,
+    runner: RequestRunner,
+    readiness: Readiness,
+    accounts: Accounts,
+    metrics: Metrics,
+    bodies: BodyMemory,
+    *,
+    jobs: JobsGateway | None = None,
+    on_drain: Callable[[], object] | None = None,
+) -> Server:
+    """Wire the handlers of the public address.
+
+    Args:
+        tiers: by name and alias.
+        on_drain: called when the gateway begins to drain.
+    """
     return Server(
         admission,
         GenerationRoutes(admission, runner),
@@ -207,6 +236,7 @@ def build_server(
         Sessions(config.realtime, accounts.authenticator, admission, runner, metrics.registry),
         jobs=(lambda _: None) if jobs is None else jobs.api.handler,
         as_job=None if jobs is None else jobs.api.respond_async,
+        on_drain=on_drain,
     )
 
 
@@ -266,7 +296,8 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
 async def _serve(app: App, stop: asyncio.Event) -> None:
     await app.start()
     tune_garbage_collector()
-    print(f"ready url={app.url} operator={app.operator_url}", flush=True)
+    grpc = "" if app.grpc is None else f" grpc={app.grpc.address}"
+    print(f"ready url={app.url} operator={app.operator_url}{grpc}", flush=True)
     await stop.wait()
     _log.info("draining")
     await app.drain()

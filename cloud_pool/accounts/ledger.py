@@ -27,7 +27,7 @@ class LedgerEntry:
     """One request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
 
     def __init__(self, route: str, policy: str = "") -> None:
-        self.route = route  # chat, completion, embedding, response, realtime, job or stream
+        self.route = route  # chat, completion, embedding, response, generate, realtime, job or stream
         self.policy = policy
         self.id = ""
         self.principal: Principal | None = None

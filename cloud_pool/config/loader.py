@@ -173,12 +173,12 @@ def _absolute_files(section: S, files: tuple[str, ...], absolute: Callable[[str]
 
 
 def _check(config: Config) -> None:
-    if not (config.server.token_file or config.identity.signed) and not _is_loopback(config.server.host):
-        raise ConfigError(
-            f"listening on {config.server.host} needs bearer tokens: set this key, `identity.key_file` or "
-            "`identity.fleet.url`",
-            where="server.token_file",
-        )
+    for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
+        if not (config.server.token_file or config.identity.signed) and not _is_loopback(host):
+            raise ConfigError(
+                f"listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`",
+                where="server.token_file",
+            )
     _check_operator(config)
     config.identity.fleet.check()
     for where, address in (("redis", config.redis), ("cache.redis", config.cache.redis)):

@@ -129,6 +129,14 @@ class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ping_s: Annotated[float, Meta(ge=1)] = 20.0  # between pings; a client that is silent for half of it then is gone
 
 
+class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gRPC service `causeway.v1.Generation`; needs the extra `grpc`."""
+
+    host: str = "127.0.0.1"  # address of the gRPC service; any other than loopback needs tokens, as `server.host`
+    port: Port | None = None  # its TCP port; 0: any free port, which the ready line names; not set: no gRPC service
+    max_calls: Positive = 1024  # calls in progress; one more is RESOURCE_EXHAUSTED
+
+
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
     # share of the requests without a trace context that are traced
@@ -150,6 +158,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: StreamsConfig = StreamsConfig()
     cache: CacheConfig = CacheConfig()
     realtime: RealtimeConfig = RealtimeConfig()
+    grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
     audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none
     # level: debug, info, warning or error; none of them logs prompts or answers

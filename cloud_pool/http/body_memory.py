@@ -7,7 +7,6 @@ body, whose size is unknown, counts as FREE_BYTES at least.
 
 from __future__ import annotations
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 
 from router.errors import ConfigError, RateLimited, Shed
@@ -37,14 +36,14 @@ class BodyMemory:
                 where="server.max_body_memory_bytes",
             )
 
-    def hold(self, http: web.BaseRequest, tenant: str, size: int) -> None:
+    def hold(self, request: object, tenant: str, size: int) -> None:
         """Count `size` bytes for a request, in place of what it had; `release` ends that.
 
         Raises:
             RateLimited: its tenant's bodies would have more than half of the memory.
             Shed: all bodies would have more than the memory.
         """
-        before = self._by_request.get(id(http), ("", 0))[1]
+        before = self._by_request.get(id(request), ("", 0))[1]
         mine = self._by_tenant.get(tenant, 0) + size - before
         if mine > self.max_bytes // 2:
             raise RateLimited(
@@ -60,13 +59,13 @@ class BodyMemory:
             )
         self.held_bytes += size - before
         self._by_tenant[tenant] = mine
-        self._by_request[id(http)] = tenant, size
+        self._by_request[id(request)] = tenant, size
 
-    def release(self, http: web.BaseRequest) -> None:
+    def release(self, request: object) -> None:
         """Stop to count a request that has ended, if it was counted."""
         if not self._by_request:
             return
-        tenant, size = self._by_request.pop(id(http), ("", 0))
+        tenant, size = self._by_request.pop(id(request), ("", 0))
         if size:
             self.held_bytes -= size
             self._by_tenant[tenant] -= size

@@ -69,15 +69,29 @@ class RequestAdmission:
         """Return the tiers that the caller may use."""
         return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
 
-    async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
-        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
-        principal = entry.principal = self.principal(http)
+    def max_body_bytes(self, principal: Principal) -> int:
+        """Return the size of the largest body that the caller may send."""
+        return self._ledger.limits(principal).body_bytes(self._config.max_body_bytes)
+
+    def caller(self, authorization: str, entry: LedgerEntry) -> Principal:
+        """Authenticate the caller of a request that generates.
+
+        Raises:
+            AuthenticationFailed, IdentityUnavailable: the token is not valid, or cannot be verified now.
+            PermissionDenied: the token may not generate.
+            Draining: the gateway is shutting down.
+        """
+        principal = entry.principal = self._authenticator.principal(authorization)
         principal.require("chat")
         if self.draining:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
+        return principal
+
+    async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
+        """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
+        principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry)
         inbound = read_headers(http.headers, entry.id)
-        limits = self._ledger.limits(principal)
-        max_bytes, timeout_s = limits.body_bytes(self._config.max_body_bytes), self._config.read_timeout_s
+        max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
         body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
@@ -102,8 +116,8 @@ class RequestAdmission:
             entry: of the request.
         """
         limits, allowed = self._ledger.limits(principal), self.allowed(principal)
-        max_bytes = limits.body_bytes(self._config.max_body_bytes)
-        if size_bytes > max_bytes:  # of a live session, whose requests are read from no body
+        max_bytes = self.max_body_bytes(principal)
+        if size_bytes > max_bytes:  # of a live session or a call, whose requests are read from no body
             raise BodyTooLarge(f"The request has {size_bytes} bytes; at most {max_bytes} are allowed.")
         tier = find_tier(self._tiers, parsed.model, allowed)
         principal.grants.require_modalities(parsed)

@@ -34,6 +34,7 @@ class Server:
         sessions: live sessions.
         jobs: returns the handler of a job route, or None for any other path.
         as_job: answers a request with the header `Prefer`; None where that asks for nothing.
+        on_drain: called when draining begins.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Server:
         *,
         jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
         as_job: AsJob | None = None,
+        on_drain: Callable[[], object] | None = None,
     ) -> None:
         self._admission = admission
         self._info = info
@@ -53,6 +55,7 @@ class Server:
         self.sessions = sessions
         self._jobs = jobs
         self._as_job = as_job
+        self._on_drain = on_drain
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, generations.chat),
             "/v1/completions": (hdrs.METH_POST, generations.completion),
@@ -73,6 +76,8 @@ class Server:
         """Accept no new requests, and end live sessions after their answers; /readyz reports it."""
         self._info.draining = self._admission.draining = True
         self.sessions.drain()
+        if self._on_drain is not None:
+            self._on_drain()
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""

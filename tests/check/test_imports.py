@@ -28,7 +28,7 @@ EXTRAS = {
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
-    "cloud_pool": ("cloud", "engine", "cpu", "nats", "kafka"),
+    "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),
 }
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {
@@ -60,7 +60,10 @@ BROUGHT_BY = {
     "causeway": "causeway-sdk",
     "yaml": "pyyaml",
     "PIL": "pillow",
+    "google": "protobuf",
     "grpc": "tritonclient",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
     "httpx2": "huggingface-hub",
     "jwt": "pyjwt",
     "nats": "nats-py",

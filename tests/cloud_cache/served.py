@@ -17,7 +17,7 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import build_server
+from cloud_pool.app import build_admission, build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
@@ -27,6 +27,7 @@ from cloud_pool.config.tiers import by_name, load_tiers
 from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.serving.request_context import answer_head
 from cloud_pool.serving.service import Service
@@ -90,10 +91,10 @@ async def _serve(
         cache = SharedCache(config.cache, config.redis, by_name(tiers), metrics.registry, secret=secret, now_ms=now_ms)
     caching_service = CachingService(cache, script)
     service = cast("Service", SimpleNamespace(answer=script))
-    ready = Readiness({}, 1.0)
-    server = build_server(
-        config, by_name(tiers), service, ready, accounts, metrics, BodyMemory(), caching_service=caching_service
-    )
+    ready, bodies = Readiness({}, 1.0), BodyMemory()
+    admission = build_admission(config, by_name(tiers), accounts, bodies)
+    runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
+    server = build_server(config, by_name(tiers), admission, runner, ready, accounts, metrics, bodies)
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
         await accounts.prepare()

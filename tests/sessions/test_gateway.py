@@ -2,99 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
 import pytest
 
-from cloud_pool.app import App, build
-from cloud_pool.config.schema import Config, RealtimeConfig, ServerConfig, TierConfig
+from cloud_pool.config.schema import RealtimeConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
 from tests.edge.scripted import until
 
+from .gateway import FOREVER, orders, replica, running, words
 from .peer import BINARY, Event, Peer, Refused, done, text_of
 
-__all__ = ["triton_environment"]
+__all__ = ["replica", "triton_environment"]
 
 pytestmark = [pytest.mark.triton, pytest.mark.slow]
-TEMPLATE = "{% set said = messages[-1].content %}{{ said if said is string else said[0].text }}"
-FOREVER: Event = {"wait": None}
 TOKENS = "kiosk kiosk-secret\nother other-secret\n"
-
-
-@pytest.fixture(scope="module")
-def replica(triton_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    found = Replica("a", tmp_path_factory.mktemp("replica"))
-    try:
-        found.process.ready()
-        yield found
-    finally:
-        found.process.stop()
-
-
-class Gateway:
-    """A gateway in this process, with its audit records."""
-
-    def __init__(self, app: App, folder: Path) -> None:
-        self.app = app
-        self.port = int(app.url.rpartition(":")[2].split("/")[0])
-        self._audit = folder / "audit.jsonl"
-
-    @property
-    def audit(self) -> list[Event]:
-        return [json.loads(line) for line in self._audit.read_text().splitlines()]
-
-    @asynccontextmanager
-    async def peer(self, query: str = "model=large", **headers: str) -> AsyncIterator[Peer]:
-        found = await Peer.connect(self.port, query, headers=headers)
-        try:
-            if "session_id" not in query:
-                await found.event()
-            yield found
-        finally:
-            found.cut()
-
-
-@asynccontextmanager
-async def running(
-    replica: Replica, folder: Path, *, tokens: str = "", realtime: RealtimeConfig | None = None
-) -> AsyncIterator[Gateway]:
-    (folder / "template.jinja").write_text(TEMPLATE)
-    (folder / "tokens").write_text(tokens)
-    (folder / "audit.jsonl").touch()
-    tier = TierConfig(
-        name="large",
-        model="obedient",
-        template_file=str(folder / "template.jinja"),
-        context_tokens=4096,
-        triton=replica.address,
-    )
-    config = Config(
-        server=ServerConfig(port=0, drain_s=30.0, token_file=str(folder / "tokens") if tokens else ""),
-        tiers=(tier,),
-        audit_file=str(folder / "audit.jsonl"),
-        realtime=realtime or RealtimeConfig(),
-    )
-    async with anyio.create_task_group() as tasks:
-        app = build(config, tasks)
-        await app.start()
-        try:
-            yield Gateway(app, folder)
-        finally:
-            await app.stop()
-    await app.close()
-
-
-def orders(mark: str, *told: Event) -> str:
-    return json.dumps({"mark": mark, "a": told})
-
-
-def words(count: int) -> list[Event]:
-    return [{"say": f"w{number} "} for number in range(count)]
 
 
 async def say(client: Peer, mark: str, *told: Event) -> None:

@@ -24,7 +24,7 @@ ROLES = (
     "--no-emit-package=causeway-sdk",
 )
 # Optional parts that the tests need.
-BROKERS = ("--extra=nats", "--extra=kafka", "--extra=mqtt")
+OPTIONAL = ("--extra=grpc", "--extra=nats", "--extra=kafka", "--extra=mqtt")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
 # The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).
@@ -53,7 +53,7 @@ def write_locks(places: Places, progress: Progress) -> str:
     project = places.root / "pyproject.toml"
     _compile(places, progress, edge / "requirements.txt", RUN_EXTRAS, project, *ROLES)
     pins = f"--constraints={edge / 'requirements.txt'}"
-    dev = (*ROLES, *BROKERS, "--extra=dev", pins)
+    dev = (*ROLES, *OPTIONAL, "--extra=dev", pins)
     _compile(places, progress, edge / "requirements-dev.txt", RUN_EXTRAS, project, *dev)
     modalities = ("--extra=voice", "--extra=pictures", "--no-emit-package=causeway-sdk")
     _compile(places, progress, edge / "requirements-modalities.txt", (), project, *modalities, pins)

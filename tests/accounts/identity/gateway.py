@@ -12,7 +12,7 @@ import anyio
 import msgspec
 
 from cloud_pool.accounts.accounts import Accounts
-from cloud_pool.app import build_server
+from cloud_pool.app import build_admission, build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config, ServerConfig
@@ -20,6 +20,8 @@ from cloud_pool.config.tiers import by_name, load_tiers
 from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.request_admission import RequestAdmission
+from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.http.server import Server
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.serving.request_context import Piece, RequestContext, answer_head
@@ -54,12 +56,23 @@ class ScriptedService:
 
 class Gateway:
     def __init__(
-        self, url: str, service: ScriptedService, accounts: Accounts, server: Server, metrics: Metrics
+        self,
+        url: str,
+        service: ScriptedService,
+        accounts: Accounts,
+        server: Server,
+        admission: RequestAdmission,
+        runner: RequestRunner,
+        bodies: BodyMemory,
+        metrics: Metrics,
     ) -> None:
         self.url = url
         self.service = service
         self.accounts = accounts
         self.server = server
+        self.admission = admission
+        self.runner = runner
+        self.bodies = bodies
         self._metrics = metrics
 
     async def post(
@@ -82,23 +95,19 @@ async def running(config: Config, caching_service: CachingService | None = None)
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
     tiers, metrics, service = load_tiers(config), Metrics(), ScriptedService()
     accounts = build_accounts(config, metrics)
-    server = build_server(
-        config,
-        by_name(tiers),
-        cast("Service", service),
-        Readiness({}, 1.0),
-        accounts,
-        metrics,
-        BodyMemory(),
-        caching_service=caching_service or CachingService(None, service.answer),
-    )
+    answers = caching_service or CachingService(None, service.answer)
+    bodies = BodyMemory()
+    admission = build_admission(config, by_name(tiers), accounts, bodies)
+    runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics)
+    server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
     listener = Listener(config.server, server.handle)
     async with anyio.create_task_group() as tasks:
         await accounts.prepare()
         await listener.start()
         accounts.start(tasks)
         try:
-            yield Gateway(f"http://127.0.0.1:{listener.port}", service, accounts, server, metrics)
+            url = f"http://127.0.0.1:{listener.port}"
+            yield Gateway(url, service, accounts, server, admission, runner, bodies, metrics)
         finally:
             await listener.close()
             tasks.cancel_scope.cancel()

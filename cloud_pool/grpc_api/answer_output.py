@@ -1,0 +1,135 @@
+"""Chunks → OutputChunks, and their delivery to the client of one call."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from grpc import aio
+
+from router.errors import ClientGone, StreamBroken
+from router.openai.answer import has_content
+from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
+
+from ..http.responses import OnChunk
+from ..observability.logs import redacted
+from ..serving.request_context import AnswerHead, RequestContext
+from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
+from .outbox import Outbox
+
+_log = logging.getLogger("causeway.cloud.grpc")
+_PREFIX = "x-causeway-"
+
+
+class OutputEncoder:
+    """Encodes one answer of `choices` choices: `chunk` for each chunk, then `end`."""
+
+    def __init__(self, choices: int) -> None:
+        self._choices = choices
+        self._ended: set[int] = set()
+        self._tokens = 0
+        self._usage: Usage | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has its finish reason: only the usage may follow."""
+        return len(self._ended) == self._choices
+
+    def chunk(self, chunk: Chunk) -> Any:
+        """Return the OutputChunk of a chunk; None if it has nothing for the client."""
+        self._tokens += chunk.tokens
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if chunk.finish_reason is not None:
+            self._ended.add(chunk.index)
+        return OutputChunk(delta=_delta(chunk)) if has_content(chunk) else None
+
+    def end(self) -> Any:
+        """Return the OutputChunk of the usage. Raises StreamBroken if a choice has no end."""
+        if not self.finished:
+            raise StreamBroken("The answer stopped before its end. Send the request again.", phase="stream")
+        usage = self._usage or Usage(completion_tokens=self._tokens)  # our own count where none was reported
+        return OutputChunk(
+            usage=UsageReport(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                reasoning_tokens=usage.reasoning_tokens,
+            )
+        )
+
+
+class CallDelivery:
+    """Delivers the answer of one call.
+
+    Args:
+        call: gRPC's context of the call.
+        outbox: takes its messages.
+    """
+
+    def __init__(self, call: Any, outbox: Outbox, context: RequestContext) -> None:
+        self._call = call
+        self._outbox = outbox
+        self._id = context.id
+        self._encoder = OutputEncoder(context.request.sequences)
+
+    @property
+    def finished(self) -> bool:
+        return self._encoder.finished
+
+    async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> None:
+        """Raises CausewayError: the answer broke, or the client has left."""
+        try:
+            await self._call.send_initial_metadata((("x-request-id", self._id), *head.headers))
+        except aio.BaseError as error:
+            raise ClientGone("the client has left") from error
+        await self._outbox.put(OutputChunk(head=_head(self._id, head)))
+        try:
+            async for chunk in chunks:
+                on_chunk(chunk)
+                if (output := self._encoder.chunk(chunk)) is not None:
+                    await self._outbox.put(output)
+        except ClientGone:
+            raise
+        except Exception as fault:
+            if not self._encoder.finished:
+                raise
+            _log.info("a fault after the answer's end: %s", redacted(fault))
+        await self._outbox.put(self._encoder.end())
+        await self._outbox.flush()
+
+
+def _head(request_id: str, head: AnswerHead) -> Any:
+    about = {name.removeprefix(_PREFIX): value for name, value in head.headers}
+    return Head(
+        request_id=request_id,
+        tier=head.tier,
+        reason=about.get("tier-reason", ""),
+        degraded=about.get("degraded") == "true",
+        cache=about.get("cache", ""),
+    )
+
+
+def _delta(chunk: Chunk) -> Any:
+    delta = Delta(index=chunk.index, text=chunk.text, finish_reason=chunk.finish_reason)
+    if chunk.tool_calls:
+        delta.tool_calls.extend(
+            ToolCall(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
+            for call in chunk.tool_calls
+        )
+    if chunk.reasoning:
+        delta.reasoning = chunk.reasoning
+    if chunk.refusal is not None:
+        delta.refusal = chunk.refusal
+    if chunk.resume:
+        delta.continue_token = chunk.resume
+    if chunk.logprobs:
+        delta.logprobs.extend(map(_logprob, chunk.logprobs))
+    return delta
+
+
+def _logprob(token: TokenLogprob | TokenAlternative) -> Any:
+    raw = None if token.bytes is None else bytes(token.bytes)
+    top = [_logprob(one) for one in token.top] if isinstance(token, TokenLogprob) else ()
+    return TokenLogprobs(token=token.token, logprob=token.logprob, bytes=raw, top=top)

@@ -1,0 +1,177 @@
+"""One call of `Generate` from its metadata to its status: a request like any other, with one outcome.
+
+1. The token is verified before anything is read.
+2. The input must end within `server.read_timeout_s`; its chunks count as a body in memory as they come.
+3. A call that is cancelled, or whose deadline passes, cancels its handler, and with it the work in Triton.
+4. A client that reads nothing for `STALLED_S` is gone: the work stops and its permit is free. gRPC cannot reset one
+   stream from the server's side, so the call itself ends when the client reads or leaves, or its connection is too old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterable, Iterable
+from typing import Any
+
+import anyio
+import msgspec
+from google.protobuf.message import DecodeError
+
+from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from router.types import RoutingHints
+
+from ..accounts.identity.principal import Principal
+from ..accounts.ledger import LedgerEntry
+from ..http.body_memory import FREE_BYTES, BodyMemory
+from ..http.request_admission import RequestAdmission
+from ..http.request_reader import RequestHeaders, read_headers, read_request_id
+from ..http.request_runner import RequestRunner
+from ..http.responses import STALLED_S
+from ..observability.logs import REQUEST, redacted
+from ..serving.request_context import RequestContext
+from .answer_output import CallDelivery
+from .outbox import Outbox
+from .request_input import RequestInput
+from .statuses import status_code, trailing_metadata
+
+_CHUNK_BYTES = 64  # that a chunk takes in memory beside its text
+_RETRY_S = 1.0
+_log = logging.getLogger("causeway.cloud.grpc")
+
+
+class GenerateCalls:
+    """The handler of `Generate`.
+
+    Args:
+        admission: authenticates callers and admits requests.
+        runner: answers them.
+        bodies: bounds the input in memory.
+        max_calls: more calls at once are refused.
+        read_timeout_s: for the whole input of a call.
+        stalled_s: a client that reads nothing for so long counts as gone.
+    """
+
+    def __init__(
+        self,
+        admission: RequestAdmission,
+        runner: RequestRunner,
+        bodies: BodyMemory,
+        *,
+        max_calls: int,
+        read_timeout_s: float,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        self._admission = admission
+        self._runner = runner
+        self._bodies = bodies
+        self._max_calls = max_calls
+        self._read_timeout_s = read_timeout_s
+        self._stalled_s = stalled_s
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.active = 0
+        """Calls in progress."""
+
+    async def generate(self, chunks: AsyncIterable[Any], call: Any) -> None:
+        """Handle one call. Every error becomes a status with the message of HTTP's error body."""
+        headers = _headers(call.invocation_metadata())
+        request_id = read_request_id(headers)
+        REQUEST.set(request_id)
+        outbox = Outbox(call, self._stalled_s)
+        async with anyio.create_task_group() as writes:
+            writes.start_soon(outbox.run)
+            failed = await self._failure(headers, request_id, chunks, call, outbox)
+            outbox.close()
+        if failed is not None:
+            await call.abort(status_code(failed), failed.message, trailing_metadata(failed, request_id))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Return when no call is in progress any more, or after `timeout_s`."""
+        with anyio.move_on_after(timeout_s):
+            await self._idle.wait()
+
+    async def _failure(
+        self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
+    ) -> CausewayError | None:
+        """Answer the call, or return what is wrong."""
+        self.active += 1
+        self._idle.clear()
+        try:
+            await self._answer(headers, request_id, chunks, call, outbox)
+        except CausewayError as error:
+            return error
+        except Exception as failure:
+            _log.error("a call failed unexpectedly: %s", redacted(failure))
+            return CausewayError("The gateway failed.")
+        finally:
+            self._bodies.release(call)
+            self.active -= 1
+            if not self.active:
+                self._idle.set()
+        return None
+
+    async def _answer(
+        self, headers: dict[str, str], request_id: str, chunks: AsyncIterable[Any], call: Any, outbox: Outbox
+    ) -> None:
+        arrived_at = self._runner.clock()
+        with self._runner.ledger_entry("generate", request_id, headers) as entry:
+            try:
+                context = await self._admit(headers, chunks, call, arrived_at, entry)
+            except CausewayError as error:
+                self._runner.refuse(entry, error)
+                raise
+            await self._runner.run(entry, context, arrived_at, CallDelivery(call, outbox, context))
+
+    async def _admit(
+        self, headers: dict[str, str], chunks: AsyncIterable[Any], call: Any, arrived_at: float, entry: LedgerEntry
+    ) -> RequestContext:
+        principal = self._admission.caller(headers.get("authorization", ""), entry)  # (1)
+        if self.active > self._max_calls:
+            raise QueueFull(f"{self._max_calls} calls are in progress (grpc.max_calls)", retry_after_s=_RETRY_S)
+        inbound = _with_deadline(read_headers(headers, entry.id), call.time_remaining())
+        collected = await self._collect(chunks, principal, call)
+        body, parse = collected.body()
+        parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
+        return await self._admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
+
+    async def _collect(self, chunks: AsyncIterable[Any], principal: Principal, call: Any) -> RequestInput:
+        """(2) Raises InvalidRequest, BodyTooLarge, RequestTimeout, RateLimited or Shed."""
+        collected, size, most = RequestInput(), 0, self._admission.max_body_bytes(principal)
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                async for chunk in chunks:
+                    size += chunk.ByteSize() + _CHUNK_BYTES
+                    if size > most:
+                        raise BodyTooLarge(f"The input is larger than {most} bytes. Send a smaller one.")
+                    if size > FREE_BYTES:
+                        self._bodies.hold(call, principal.tenant, size)
+                    collected.add(chunk)
+                # (3) A cancelled call looks like the end of its input first: its cancellation arrives here.
+                await asyncio.sleep(0)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"The input did not end within {self._read_timeout_s:g} s. Close your side of the stream after the "
+                "last InputChunk."
+            ) from None
+        except DecodeError:
+            raise InvalidRequest("A message is no InputChunk of causeway.v1.") from None
+        return collected
+
+
+def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
+    """Metadata as headers: what is sent several times is one list, and binary values are nothing of ours."""
+    headers: dict[str, str] = {}
+    for name, value in metadata:
+        if isinstance(value, str):
+            headers[name] = f"{headers[name]},{value}" if name in headers else value
+    return headers
+
+
+def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> RequestHeaders:
+    """The sooner one of gRPC's deadline and the header's."""
+    if remaining_s is None:
+        return headers
+    remaining_ms = int(remaining_s * 1000)
+    sooner = remaining_ms if headers.deadline_ms is None else min(remaining_ms, headers.deadline_ms)
+    return msgspec.structs.replace(headers, deadline_ms=sooner)

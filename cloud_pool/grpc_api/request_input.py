@@ -1,0 +1,120 @@
+"""The InputChunks of a call → the body that an HTTP request would have → Request, with the same rules and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from router.errors import InvalidRequest, MissingField
+from router.openai import parse_chat, parse_completion
+
+from ..http.request_admission import Parse
+
+_JSON = dict[str, Any]
+_NOT_A_PARAMETER = {
+    "messages": "it is a field of the request. Set that",
+    "stream": "a call is always streamed. Remove it",
+    "stream_options": "a call always ends with its usage. Remove it",
+}
+_LARGEST_WHOLE = 2.0**53  # of a double: beyond it neighbours are more than one apart
+_encode = msgspec.json.Encoder().encode
+
+
+class RequestInput:
+    """Collects the chunks of one call."""
+
+    def __init__(self) -> None:
+        self._request: Any = None
+        self._texts: list[str] = []
+
+    def add(self, chunk: Any) -> None:
+        """Take an InputChunk. Raises InvalidRequest."""
+        kind = chunk.WhichOneof("input")
+        if kind == "request" and self._request is None:
+            self._request = chunk.request
+        elif kind == "text" and self._request is not None:
+            self._texts.append(chunk.text)
+        else:
+            raise InvalidRequest(
+                "The first InputChunk of a call has `request`, every further one `text`.", param=kind or "input"
+            )
+
+    def body(self) -> tuple[bytes, Parse]:
+        """Return the body of the HTTP request that says the same, and what parses it. Raises InvalidRequest."""
+        if self._request is None:
+            raise MissingField("The input has no chunk. Send one with `request` first.", param="request")
+        for name, reason in _NOT_A_PARAMETER.items():
+            if name in self._request.parameters:
+                raise InvalidRequest(f"`parameters.{name}`: {reason}.", param=f"parameters.{name}")
+        body = _object(self._request, "parameters", "")
+        if "prompt" in body and "messages" in body:
+            raise InvalidRequest("`messages` make a chat and `prompt` a completion. Send one of them.", param="prompt")
+        _append(body, "".join(self._texts))
+        parse = parse_completion if "prompt" in body else parse_chat
+        return _encode({**body, "stream": True}), partial(parse, resumes=True)
+
+
+def _append(body: _JSON, text: str) -> None:
+    """Append the text of further chunks to the prompt, or to the last message. Raises InvalidRequest."""
+    if not text:
+        return
+    messages = body.get("messages")
+    holder, name = (messages[-1], "content") if messages else (body, "prompt")
+    begun = holder.get(name, "" if messages else None)
+    if not isinstance(begun, str):
+        raise InvalidRequest(
+            "`text` continues the last message's `content` or `prompt`, if that is text.", param="text"
+        )
+    holder[name] = begun + text
+
+
+def _object(message: Any, struct: str, path: str) -> _JSON:
+    """Return a message as JSON: the members of its field `struct` stand beside its other fields."""
+    found = _members(getattr(message, struct).fields, f"{path}{struct}.")
+    for field, value in message.ListFields():
+        name = field.name
+        if name == struct:
+            continue
+        if name in found:
+            raise InvalidRequest(f"`{path}{name}` is also in `{path}{struct}`. Set it once.", param=f"{path}{name}")
+        found[name] = _field(value, f"{path}{name}")
+    return found
+
+
+def _field(value: Any, path: str) -> Any:
+    if path == "messages":
+        return [_object(one, "fields", f"{path}[{at}].") for at, one in enumerate(value)]
+    if path == "stop":
+        return list(value)
+    return _finite(value, path) if isinstance(value, float) else value
+
+
+def _members(fields: Any, path: str) -> _JSON:
+    return {name: _value(value, f"{path}{name}") for name, value in fields.items()}
+
+
+def _value(value: Any, path: str) -> Any:
+    """Convert a google.protobuf.Value, whose numbers are all doubles."""
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return _members(value.struct_value.fields, f"{path}.")
+    if kind == "list_value":
+        return _items(value.list_value.values, path)
+    if kind == "number_value":
+        number = _finite(value.number_value, path)
+        return int(number) if number.is_integer() and abs(number) <= _LARGEST_WHOLE else number
+    return None if kind in (None, "null_value") else getattr(value, kind)
+
+
+def _items(values: Iterable[Any], path: str) -> list[Any]:
+    return [_value(item, f"{path}[{at}]") for at, item in enumerate(values)]
+
+
+def _finite(value: float, path: str) -> float:
+    if not math.isfinite(value):
+        raise InvalidRequest(f"`{path}` is no number of JSON.", param=path)
+    return value

@@ -1,0 +1,176 @@
+"""Messages of the gRPC service ↔ requests and answers, as the HTTP API understands them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from grpc import StatusCode
+
+import router.errors
+from cloud_pool.grpc_api.answer_output import OutputEncoder
+from cloud_pool.grpc_api.messages import InputChunk
+from cloud_pool.grpc_api.request_input import RequestInput
+from cloud_pool.grpc_api.statuses import status_code, trailing_metadata
+from router.errors import CausewayError, InvalidRequest, MissingField, RateLimited, StreamBroken
+from router.openai import parse_chat, parse_completion
+from router.types import Chunk, RoutingHints, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from tests.check.protos import PROTOS, compiled
+from tests.check.sources import ROOT
+
+CHAT = {"model": "large", "messages": [{"role": "user", "content": "Hi"}]}
+TOOL = {"type": "function", "function": {"name": "balance", "parameters": {"type": "object", "maxProperties": 2}}}
+
+
+def body_of(request: dict[str, Any], *texts: str) -> tuple[dict[str, Any], Any]:
+    """The body that a call's chunks stand for, and the Request that it becomes."""
+    collected = RequestInput()
+    collected.add(InputChunk(request=request))
+    for text in texts:
+        collected.add(InputChunk(text=text))
+    body, parse = collected.body()
+    return msgspec.json.decode(body), parse(body, RoutingHints())
+
+
+@pytest.mark.parametrize("proto", PROTOS, ids=lambda path: path.name)
+def test_the_compiled_form_is_that_of_the_published_proto(proto: Path) -> None:
+    """`python -m tests.check.protos` writes it anew."""
+    assert compiled(proto) == proto.with_suffix(".binpb").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_gateway_without_the_key_imports_none_of_it() -> None:
+    program = "import sys, cloud_pool.app; print([name for name in sys.modules if 'grpc_' in name])"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "grpc_api.assembly" in loaded.stdout
+    assert [name for name in ("grpc_api.server", "grpc_health.v1", "grpc_reflection.v1") if name in loaded.stdout] == []
+
+
+def test_a_chat_is_the_request_that_the_http_body_would_be() -> None:
+    parameters = {"tools": [TOOL], "logprobs": True, "top_logprobs": 2, "logit_bias": {"7": 1.5}, "n": 2}
+    typed = {"max_tokens": 16, "temperature": 0.0, "top_p": 0.25, "seed": 2**53 + 1, "stop": ["a", "b"]}
+    call = {"id": "c1", "type": "function", "function": {"name": "balance", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "fields": {"tool_calls": [call]}},
+        {"role": "tool", "content": "12", "fields": {"tool_call_id": "c1"}},
+        {"role": "user", "fields": {"content": [{"type": "text", "text": "And now?"}]}},
+    ]
+    body, request = body_of({"model": "large", "messages": messages, "parameters": parameters, **typed})
+    flat = [{**message.pop("fields", {}), **message} for message in msgspec.to_builtins(messages)]
+    assert body == {"model": "large", "messages": flat, **parameters, **typed, "stream": True}
+    assert request == parse_chat(msgspec.json.encode(body), RoutingHints())
+    assert (request.sampling.seed, request.logprobs, request.n, request.stream) == (2**53 + 1, 2, 2, True)
+
+
+def test_a_prompt_makes_a_completion() -> None:
+    _, request = body_of({"model": "large", "prompt": "Once", "parameters": {"echo": True}})
+    assert request == parse_completion(
+        b'{"model": "large", "prompt": "Once", "echo": true, "stream": true}', RoutingHints()
+    )
+    _, tokens = body_of({"model": "large", "parameters": {"prompt": [1, 2]}})
+    assert tokens.prompts == ((1, 2),)
+
+
+def test_further_chunks_continue_the_last_message_or_the_prompt() -> None:
+    assert body_of(CHAT, " th", "ere")[1].messages[-1].content == "Hi there"
+    assert body_of({"model": "m", "messages": [{"role": "user"}]}, "Hi")[1].messages[0].content == "Hi"
+    assert body_of({"model": "m", "prompt": ""}, "Once")[1].prompts == ("Once",)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "texts", "param"),
+    [
+        ({**CHAT, "parameters": {"stream": False}}, (), "parameters.stream"),
+        ({**CHAT, "parameters": {"messages": []}}, (), "parameters.messages"),
+        ({**CHAT, "max_tokens": 1, "parameters": {"max_tokens": 1}}, (), "max_tokens"),
+        ({"model": "m", "messages": [{"role": "user", "fields": {"role": "system"}}]}, (), "messages[0].role"),
+        ({**CHAT, "prompt": "Once"}, (), "prompt"),
+        ({**CHAT, "temperature": float("nan")}, (), "temperature"),
+        ({**CHAT, "parameters": {"tools": [float("inf")]}}, (), "parameters.tools[0]"),
+        ({"model": "m"}, ("Hi",), "text"),
+        ({"model": "m", "messages": [{"role": "user", "fields": {"content": []}}]}, ("Hi",), "text"),
+        ({**CHAT, "temperature": 9.0}, (), "temperature"),
+        ({**CHAT, "parameters": {"temprature": 1}}, (), "temprature"),
+        ({"model": "m"}, (), "messages"),
+    ],
+)
+def test_what_says_no_request_is_refused(request_fields: dict[str, Any], texts: tuple[str, ...], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(request_fields, *texts)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("before", "chunk"),
+    [((), {"text": "Hi"}), ((), {}), (({"request": CHAT},), {"request": CHAT}), (({"request": CHAT},), {})],
+    ids=["text first", "empty", "two requests", "empty later"],
+)
+def test_chunks_out_of_order_are_refused(before: tuple[dict[str, Any], ...], chunk: dict[str, Any]) -> None:
+    collected = RequestInput()
+    for one in before:
+        collected.add(InputChunk(**one))
+    with pytest.raises(InvalidRequest, match="The first InputChunk of a call has `request`"):
+        collected.add(InputChunk(**chunk))
+
+
+def test_an_input_without_chunks_is_refused() -> None:
+    with pytest.raises(MissingField):
+        RequestInput().body()
+
+
+def test_each_part_of_a_chunk_has_its_field() -> None:
+    top = (TokenAlternative("b", -2.0, (98,)),)
+    chunk = Chunk(
+        "a",
+        index=1,
+        tool_calls=(ToolCallDelta(0, '{"a"', id="c1", name="balance"), ToolCallDelta(0, ": 1}")),
+        logprobs=(TokenLogprob("a", -0.5, (97,), top), TokenLogprob("?", float("-inf"))),
+        finish_reason="length",
+        refusal="",
+        resume="token",
+        reasoning="hm",
+    )
+    delta = OutputEncoder(2).chunk(chunk).delta
+    assert (delta.index, delta.text, delta.finish_reason, delta.reasoning) == (1, "a", "length", "hm")
+    assert (delta.HasField("refusal"), delta.continue_token) == (True, "token")
+    assert [(c.id, c.name, c.arguments) for c in delta.tool_calls] == [("c1", "balance", '{"a"'), ("", "", ": 1}")]
+    first, second = delta.logprobs
+    assert (first.token, first.logprob, first.bytes, first.top[0].token) == ("a", -0.5, b"a", "b")
+    assert (second.HasField("bytes"), second.logprob) == (False, float("-inf"))
+
+
+def test_an_answer_ends_with_its_usage_once_each_choice_has_ended() -> None:
+    encoder = OutputEncoder(2)
+    encoder.chunk(Chunk("a", tokens=3, finish_reason="stop"))
+    with pytest.raises(StreamBroken):
+        encoder.end()
+    encoder.chunk(Chunk("b", index=1, tokens=4, finish_reason="stop"))
+    assert encoder.finished
+    assert encoder.end().usage.completion_tokens == 7  # our own count
+    assert encoder.chunk(Chunk(usage=Usage(5, 6, 1))) is None
+    usage = encoder.end().usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (5, 6, 1)
+
+
+def test_each_error_has_a_status() -> None:
+    errors = {one for one in vars(router.errors).values() if isinstance(one, type) and issubclass(one, CausewayError)}
+    by_code = {one.code: status_code(one("")) for one in errors}
+    assert by_code["invalid_value"] == StatusCode.INVALID_ARGUMENT
+    assert by_code["invalid_api_key"] == StatusCode.UNAUTHENTICATED
+    assert by_code["body_too_large"] == by_code["queue_full"] == StatusCode.RESOURCE_EXHAUSTED
+    assert by_code["deadline_exceeded"] == StatusCode.DEADLINE_EXCEEDED
+    assert by_code["stream_broken"] == by_code["draining"] == StatusCode.UNAVAILABLE
+    assert {code for code, status in by_code.items() if status is StatusCode.INTERNAL} == {
+        "internal_error", "invalid_config", "invalid_policy"
+    }  # fmt: skip
+
+
+def test_the_trailing_metadata_is_what_http_says() -> None:
+    trailing = dict(trailing_metadata(RateLimited("Later.", retry_after_s=1.5), "r1"))
+    assert msgspec.json.decode(trailing.pop("x-causeway-error-bin"))["error"]["message"] == "Later."
+    assert trailing == {"x-request-id": "r1", "x-causeway-error-code": "rate_limit_exceeded", "retry-after": "2"}
