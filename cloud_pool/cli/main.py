@@ -178,7 +178,7 @@ def triton(
     clear_orphans()
     prefix = memory_prefix(os.getpid())
     with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
-        write_repository(Path(folder), served, has_gpu=gpu_layers != 0 and bool(probe_gpus()))
+        write_repository(Path(folder), served, has_gpu=gpu_layers != 0 and bool(probe_gpus().gpus))
         names = tuple(model.name for model in served)
         launcher = Launcher(
             command(

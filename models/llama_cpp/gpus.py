@@ -11,6 +11,7 @@ import msgspec
 
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 30.0
+_GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -23,14 +24,26 @@ class Gpu(msgspec.Struct, frozen=True):
     integrated: bool
 
 
-def probe_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this environment's llama.cpp can use; none where it cannot be loaded."""
+class GpuReport(msgspec.Struct, frozen=True):
+    """The GPUs that llama.cpp can use, and what it was compiled for, such as CUDA and CPU."""
+
+    gpus: tuple[Gpu, ...] = ()
+    backends: tuple[str, ...] = ()
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
+    return any(path.exists() for path in _GPU_FILES)
+
+
+def probe_gpus() -> GpuReport:
+    """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
     paths = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "models.llama_cpp.native.gpu"]
     try:
         child = subprocess.run(
             command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=_TIMEOUT_S, check=True
         )
-        return msgspec.json.decode(child.stdout.splitlines()[-1], type=tuple[Gpu, ...])
+        return msgspec.json.decode(child.stdout.splitlines()[-1], type=GpuReport)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
-        return ()
+        return GpuReport()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from edge_node.config.schema import CacheConfig, CloudConfig, Config, EngineConf
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
+from models.llama_cpp.gpus import Gpu, GpuReport
 from router.policy.compiled import parse_policy
 from router.types import DeviceSignals
 
@@ -143,6 +145,35 @@ def test_a_library_that_does_not_load_fails_with_the_cause(
 def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> None:
     assert "did not load within" in packages.check_llama(fake_python(tmp_path, "sleep 60"), timeout_s=0.05).found
     assert packages.check_llama(str(tmp_path / "none")).level == "fail"
+
+
+GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30, integrated=True)
+
+
+@pytest.mark.parametrize(
+    ("layers", "report", "has_gpu", "level", "words"),
+    [
+        ("auto", GpuReport((GPU,), ("CUDA", "CPU")), True, "ok", "finds CUDA0 (Orin), 4.0 GiB free"),
+        ("auto", GpuReport((), ("CUDA", "CPU")), False, "warn", "compiled for CUDA, and finds no GPU"),
+        (
+            "auto",
+            GpuReport((), ("CPU",)),
+            True,
+            "warn",
+            "this box has an NVIDIA GPU, and llama.cpp is compiled for the",
+        ),
+        (-1, GpuReport((), ("CPU",)), False, "warn", "engine.gpu_layers is -1, and llama.cpp is compiled for the CPU"),
+        (0, GpuReport((), ("CUDA", "CPU")), True, "ok", "engine.gpu_layers is 0"),
+        ("auto", GpuReport(), False, "ok", "finds no GPU"),
+    ],
+)
+def test_why_the_cpu_decodes_is_said_on_a_box_with_a_gpu(
+    layers: int | Literal["auto"], report: GpuReport, has_gpu: bool, level: str, words: str
+) -> None:
+    """A driver that is not loaded, and a llama.cpp that was compiled without CUDA, have different remedies."""
+    finding = packages.check_gpus(EngineConfig(gpu_layers=layers), report, has_gpu)
+    assert finding.level == level
+    assert words in finding.found
 
 
 def test_python_3_10_is_the_oldest_supported() -> None:

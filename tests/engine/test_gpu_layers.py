@@ -38,4 +38,6 @@ def test_without_a_gpu_nothing_is_offloaded(tiny_model: Path) -> None:
     if not list_gpus():
         assert choose_layers(options) == 0
     assert choose_layers(EngineOptions(model_path=str(tiny_model), gpu_layers=7)) == 7
-    assert [gpu.name for gpu in probe_gpus()] == [gpu.name for gpu in list_gpus()]
+    report = probe_gpus()
+    assert [gpu.name for gpu in report.gpus] == [gpu.name for gpu in list_gpus()]
+    assert "CPU" in report.backends

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
-from models.llama_cpp.gpus import Gpu
+from models.llama_cpp.gpus import GpuReport
 
 from ...config.schema import EngineConfig
 from .finding import Finding, fail, ok, warn
@@ -23,6 +23,7 @@ OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
 OLDEST_PYTHON = (3, 11)
 _DISTRIBUTION = "causeway"
 _LOAD_TIMEOUT_S = 60.0
+_CPU_BACKENDS = ("CPU", "BLAS")  # of llama.cpp
 # Import names that several distributions provide: the one installed last has overwritten the others.
 _SHARED_IMPORTS = ("onnxruntime", "llama_cpp")
 
@@ -153,13 +154,24 @@ def _conflict(name: str, others: list[str]) -> Finding:
     )
 
 
-def check_gpus(engine: EngineConfig, gpus: Sequence[Gpu]) -> Finding:
-    """Name the GPUs that llama.cpp finds."""
-    if gpus:
-        found = ", ".join(f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in gpus)
-        return ok("gpu", f"llama.cpp finds {found}; engine.gpu_layers is {engine.gpu_layers}")
-    if engine.gpu_layers not in ("auto", 0):
-        found = f"engine.gpu_layers is {engine.gpu_layers}, and llama.cpp finds no GPU: the CPU decodes"
+def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Finding:
+    """Name the GPUs that llama.cpp finds, or say why the CPU decodes on a box that has one.
+
+    Args:
+        has_gpu: the box has an NVIDIA GPU, as its driver or JetPack says.
+    """
+    compiled_for = [name for name in report.backends if name not in _CPU_BACKENDS]
+    if report.gpus:
+        gpus = [f"{gpu.name} ({gpu.description}), {gpu.free_bytes / 2**30:.1f} GiB free" for gpu in report.gpus]
+        return ok("gpu", f"llama.cpp finds {', '.join(gpus)}; engine.gpu_layers is {engine.gpu_layers}")
+    if engine.gpu_layers == 0:
+        return ok("gpu", "engine.gpu_layers is 0: the CPU decodes")
+    if compiled_for:
+        found = f"llama.cpp is compiled for {', '.join(compiled_for)}, and finds no GPU: the CPU decodes"
+        return warn("gpu", found, "check the driver (`nvidia-smi`), and that this user may open the GPU's device nodes")
+    if has_gpu or engine.gpu_layers != "auto":
+        reason = "this box has an NVIDIA GPU" if has_gpu else f"engine.gpu_layers is {engine.gpu_layers}"
+        found = f"{reason}, and llama.cpp is compiled for the CPU alone: the CPU decodes"
         return warn("gpu", found, "compile llama.cpp for the GPU with `make setup CUDA=1`")
     return ok("gpu", "llama.cpp finds no GPU: the CPU decodes")
 

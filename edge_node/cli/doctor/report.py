@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.llama_cpp.gpus import probe_gpus
+from models.llama_cpp.gpus import has_nvidia_gpu, probe_gpus
 from router.types import DeviceSignals
 
 from ...config.schema import Config
@@ -52,7 +52,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from packages.check_owners(installed)
     if config.engine.enabled:
         yield packages.check_llama()
-        yield packages.check_gpus(config.engine, probe_gpus())
+        yield packages.check_gpus(config.engine, probe_gpus(), has_nvidia_gpu())
         yield from packages.check_providers()
     policy, finding = policy_and_models.read_policy(policy_path)
     yield finding

@@ -15,7 +15,7 @@ import msgspec
 from llama_cpp import _ggml
 
 from ...catalog.artifact import ArtifactError
-from ..gpus import Gpu
+from ..gpus import Gpu, GpuReport
 from ..protocol import EngineOptions
 from . import bindings
 from .memory import KV_BYTES, wanted_kv_tokens
@@ -35,6 +35,17 @@ def list_gpus() -> tuple[Gpu, ...]:
     get = library.ggml_backend_dev_get
     get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
     return tuple(gpu for index in range(count()) if (gpu := _describe(library, get(index))) is not None)
+
+
+def list_backends() -> tuple[str, ...]:
+    """Return what llama.cpp was compiled for, with or without a device for it."""
+    bindings.start_backend()
+    library = _ggml.libggml
+    count, get, name = library.ggml_backend_reg_count, library.ggml_backend_reg_get, library.ggml_backend_reg_name
+    count.restype = ctypes.c_size_t
+    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
+    name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
+    return tuple((name(get(index)) or b"").decode(errors="replace") for index in range(count()))
 
 
 def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
@@ -100,4 +111,4 @@ def fitting_layers(sizes: Sequence[int], free_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    print(msgspec.json.encode(list_gpus()).decode())
+    print(msgspec.json.encode(GpuReport(list_gpus(), list_backends())).decode())
