@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -68,6 +68,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
     policies = tuple(_check_policy(path, file.parent, fleet, readable) for path in once)
     if fleet is not None:
         problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
+        problems += tuple(_adapter_problems(file.parent, fleet, policies, locations))
     return CheckedFleet(file, fleet, policies, problems)
 
 
@@ -104,6 +105,23 @@ def _file_problems(folder: Path, fleet: FleetDoc, locations: KeyLocations) -> It
             elif key == "policy" and not cases_of(folder / path):
                 message = f"no test cases: {(folder / path).parent / CASES} has no file that names this policy"
                 yield Problem(location, message, "warning")
+
+
+def _adapter_problems(
+    folder: Path, fleet: FleetDoc, policies: Sequence[CheckedPolicy], locations: KeyLocations
+) -> Iterator[Problem]:
+    """Find targets whose adapter the bundle's model has not; what models a box has of its own is not known here."""
+    compiled = {one.path.resolve(): one.policy for one in policies}
+    for name, cohort in fleet.cohorts.items():
+        policy = compiled.get((folder / cohort.policy).resolve())
+        for target in () if policy is None else policy.targets:
+            model = cohort.models.get(target.model) if target.at == "edge" and target.adapter else None
+            if model is not None and target.adapter not in model.adapters:
+                yield Problem(
+                    locations.find(f"cohorts.{name}.models.{target.model}"),
+                    f"target `{target.name}` of the policy is {target.served}, and this model has no such adapter; "
+                    f"there are: {', '.join(model.adapters) or 'none'}",
+                )
 
 
 def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:

@@ -107,6 +107,18 @@ def test_a_policy_of_a_cohort_is_checked_wherever_it_lies(fleet: Path) -> None:
     assert "`egde` is not one of" in result.output
 
 
+def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:
+    """Else every box would refuse it. Of a model that the bundle does not bring nothing is known."""
+    for policy in ("kiosk", "others"):
+        edit(fleet / "policies" / f"{policy}.yaml", "model: assistant}", "model: assistant+night}")
+    result = run("lint", fleet)
+    assert result.exit_code == 1
+    assert "assistant+night, and this model has no such adapter; there are: none" in result.output
+    assert "1 error" in result.output
+    edit(fleet / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
+    assert run("lint", fleet).exit_code == 0
+
+
 def test_a_signal_that_no_box_of_a_cohort_can_read_is_a_warning(fleet: Path) -> None:
     """Two cohorts run one policy: only the boxes of one have a thermometer."""
     edit(fleet / "policies" / "kiosk.yaml", "{name: device,", "{name: hot, when: device.temperature_c > 85.0,")
