@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +15,10 @@ from grpc import StatusCode
 import router.errors
 from cloud_pool.grpc_api.answer_output import OutputEncoder
 from cloud_pool.grpc_api.messages import InputChunk
+from cloud_pool.grpc_api.outbox import Outbox
 from cloud_pool.grpc_api.request_input import RequestInput
 from cloud_pool.grpc_api.statuses import status_code, trailing_metadata
-from router.errors import CausewayError, InvalidRequest, MissingField, RateLimited, StreamBroken
+from router.errors import CausewayError, ClientGone, InvalidRequest, MissingField, RateLimited, StreamBroken
 from router.openai import parse_chat, parse_completion
 from router.types import Chunk, RoutingHints, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 from tests.check.protos import PROTOS, compiled
@@ -155,6 +157,55 @@ def test_an_answer_ends_with_its_usage_once_each_choice_has_ended() -> None:
     assert encoder.chunk(Chunk(usage=Usage(5, 6, 1))) is None
     usage = encoder.end().usage
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (5, 6, 1)
+
+
+class HeldCall:
+    """Takes messages while it is not held."""
+
+    def __init__(self) -> None:
+        self.taken: list[Any] = []
+        self.free = asyncio.Event()
+
+    async def write(self, message: Any) -> None:
+        self.taken.append(message)
+        await self.free.wait()
+
+
+async def test_texts_that_wait_leave_together_and_nothing_else_does() -> None:
+    call = HeldCall()
+    outbox, encoder = Outbox(call, stalled_s=60.0), OutputEncoder(2)
+    chunks = [Chunk("a"), Chunk("b"), Chunk("c"), Chunk("d", index=1), Chunk("e", index=1)]
+    chunks += [Chunk(reasoning="hm"), Chunk("f"), Chunk("g", finish_reason="stop")]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(outbox.run())
+        for chunk in chunks:
+            await outbox.put(encoder.chunk(chunk))
+            await asyncio.sleep(0)  # the first one is under way from here on
+        call.free.set()
+        await outbox.flush()
+        outbox.close()
+    deltas = [message.delta for message in call.taken]
+    assert [(delta.index, delta.text or delta.reasoning) for delta in deltas] == [
+        (0, "a"), (0, "bc"), (1, "de"), (0, "hm"), (0, "f"), (0, "g")
+    ]  # fmt: skip
+    assert deltas[-1].finish_reason == "stop"
+
+
+async def test_texts_that_wait_are_bounded() -> None:
+    call = HeldCall()
+    outbox = Outbox(call, stalled_s=0.05)
+
+    async def fill() -> None:
+        while True:
+            await outbox.put(OutputEncoder(1).chunk(Chunk("x" * 100)))
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(outbox.run())
+        with pytest.raises(ClientGone):
+            await fill()
+        call.free.set()
+        outbox.close()
+    assert sum(len(message.delta.text) for message in call.taken) < 16 * 1024
 
 
 def test_each_error_has_a_status() -> None:
