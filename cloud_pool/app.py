@@ -84,6 +84,11 @@ class App:
         return f"{self._listener.url}/v1"
 
     @property
+    def paths(self) -> Mapping[str, str]:
+        """The methods of each path of the public address, with `{id}` for what the path names."""
+        return self._server.paths
+
+    @property
     def sessions(self) -> Sessions:
         return self._server.sessions
 
@@ -234,8 +239,7 @@ def build_server(
         InfoRoutes(tiers, readiness, created=int(time.time())),
         bodies,
         Sessions(config.realtime, accounts.authenticator, admission, runner, metrics.registry),
-        jobs=(lambda _: None) if jobs is None else jobs.api.handler,
-        as_job=None if jobs is None else jobs.api.respond_async,
+        jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
     )
 

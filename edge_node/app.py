@@ -320,7 +320,6 @@ def build(
             **sound.paths(),
             **sessions.paths(),
         },
-        more_prefixes=parts.jobs.prefixes(),
         as_job=parts.jobs.as_job,
     )
     app = App(config, parts, api, SystemdNotifier(environ), state_folder)

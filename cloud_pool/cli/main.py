@@ -1,4 +1,4 @@
-"""`causeway-cloud`: serve (the gateway), triton (behind it), worker, stream, dlq, jobs, keys, usage, erase and plan."""
+"""`causeway-cloud`: gateway (serve), triton, worker, stream, dlq, jobs, keys, usage, erase, plan, openapi."""
 
 from __future__ import annotations
 
@@ -91,6 +91,14 @@ def serve(
         until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags)), run_fast)
     except ConfigError as error:
         refuse(error.message)
+
+
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document of a gateway with jobs; each serves its own as /openapi.json."""
+    from ..openapi import gateway_document
+
+    click.echo(msgspec.json.format(msgspec.json.encode(gateway_document())))
 
 
 @main.command()

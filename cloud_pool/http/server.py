@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from aiohttp import hdrs, web
+from anyio import to_thread
 
+from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound
 
+from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted
 from ..sessions.sessions import Sessions
 from .body_memory import BodyMemory
@@ -16,11 +20,10 @@ from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission
 from .request_reader import read_request_id
-from .responses import error_response
+from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-AsJob = Callable[[web.BaseRequest], Awaitable[web.StreamResponse | None]]
 
 
 class Server:
@@ -32,8 +35,7 @@ class Server:
         info: models and health.
         bodies: bounds the bodies in memory.
         sessions: live sessions.
-        jobs: returns the handler of a job route, or None for any other path.
-        as_job: answers a request with the header `Prefer`; None where that asks for nothing.
+        jobs: the routes of jobs; None: this gateway has none.
         on_drain: called when draining begins.
     """
 
@@ -45,8 +47,7 @@ class Server:
         bodies: BodyMemory,
         sessions: Sessions,
         *,
-        jobs: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
-        as_job: AsJob | None = None,
+        jobs: JobApi | None = None,
         on_drain: Callable[[], object] | None = None,
     ) -> None:
         self._admission = admission
@@ -54,7 +55,7 @@ class Server:
         self._bodies = bodies
         self.sessions = sessions
         self._jobs = jobs
-        self._as_job = as_job
+        self._document = b""
         self._on_drain = on_drain
         self._routes: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": (hdrs.METH_POST, generations.chat),
@@ -66,7 +67,14 @@ class Server:
             "/healthz": (hdrs.METH_GET, info.healthz),
             "/health": (hdrs.METH_GET, info.healthz),  # vLLM's name
             "/readyz": (hdrs.METH_GET, info.readyz),
+            OPENAPI_PATH: (hdrs.METH_GET, self._openapi),
         }
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The methods of each path, with `{id}` for what the path names."""
+        plain = {path: method for path, (method, _) in self._routes.items()}
+        return {**plain, f"{MODELS}{{id}}": hdrs.METH_GET, **({} if self._jobs is None else self._jobs.paths)}
 
     @property
     def draining(self) -> bool:
@@ -84,8 +92,8 @@ class Server:
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
-            if self._as_job is not None and "Prefer" in http.headers:
-                response = await self._as_job(http)
+            if self._jobs is not None and "Prefer" in http.headers:
+                response = await self._jobs.respond_async(http)
                 if response is not None:
                     return response
             return await self._handler(http)(http)
@@ -102,7 +110,7 @@ class Server:
         method, handler = self._routes.get(http.path, ("", None))
         if handler is None and http.path.startswith(MODELS):
             method, handler = hdrs.METH_GET, self._model
-        if handler is None and (job := self._jobs(http)) is not None:
+        if handler is None and self._jobs is not None and (job := self._jobs.handler(http)) is not None:
             return job
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.")
@@ -115,3 +123,14 @@ class Server:
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         return self._info.model(http.path, self._admission.allowed(self._admission.principal(http)))
+
+    async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
+        if not self._document:
+            self._document = await to_thread.run_sync(_encoded_document, self.paths)
+        return web.Response(body=self._document, content_type=JSON)
+
+
+def _encoded_document(paths: Mapping[str, str]) -> bytes:
+    from ..openapi import gateway_document  # on demand: hardly a gateway is ever asked for it
+
+    return msgspec.json.encode(gateway_document(paths))

@@ -17,6 +17,7 @@ NO_CLUSTER: Final = (
 )
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
+WebhookFormat = Literal["standard", "cloudevents", "cloudevents-binary"]
 _DAY_S = 86_400.0
 
 
@@ -30,6 +31,13 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     concurrency_per_tenant: Positive = 32  # of one tenant, in all workers
     concurrency_per_receiver: Positive = 16  # of one tenant to one scheme, host and port, in all workers
     disable_after_410_s: Seconds = 7 * _DAY_S  # how long a URL that answered 410 Gone gets no deliveries
+    # of the bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` (structured), `cloudevents-binary`
+    format: WebhookFormat = "standard"
+    tenant_formats: dict[str, WebhookFormat] = {}  # the same by tenant, for those that need another one
+
+    def format_of(self, owner: str) -> WebhookFormat:
+        """Return the format of an owner's deliveries. `owner`: tenant/device."""
+        return self.tenant_formats.get(owner.partition("/")[0], self.format)
 
 
 class S3Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

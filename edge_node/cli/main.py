@@ -174,6 +174,14 @@ def _without_secret(config: Config) -> Config:
     return msgspec.structs.replace(config, cloud=msgspec.structs.replace(config.cloud, api_key=hidden))
 
 
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document of the daemon, which it serves as /openapi.json."""
+    from ..openapi import edge_document
+
+    click.echo(msgspec.json.format(msgspec.json.encode(edge_document())))
+
+
 @main.group()
 def decisions() -> None:
     """Decision records of past requests, without their content."""

@@ -50,7 +50,9 @@ HEADERS: Final = {
 }
 
 
-class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `/console/what-if`: a decision's id, and signals with the values that they shall have."""
+
     id: str
     signals: dict[str, object] = {}
 
@@ -80,11 +82,8 @@ class Console:
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         """Return the method and the handler of each path."""
-        files = {f"/console/{path.name}": path for path in _PAGE.iterdir() if path.suffix in _TYPES}
-        index = files.pop("/console/index.html")
         return {
-            "/console": ("GET", partial(_file, index)),
-            **{name: ("GET", partial(_file, path)) for name, path in files.items()},
+            **{name: ("GET", partial(_file, path)) for name, path in page_files().items()},
             "/console/state": ("GET", self._read_state),
             "/console/what-if": ("POST", self._what_if),
         }
@@ -103,10 +102,21 @@ class Console:
         return _json(what_if(self._policies.active, record, question.signals))
 
 
-def _parsed(body: bytes) -> _Question:
+def page_files() -> dict[str, Path]:
+    """Return the file of each path of the page."""
+    files = sorted(path for path in _PAGE.iterdir() if path.suffix in _TYPES)
+    return {"/console" if path.name == "index.html" else f"/console/{path.name}": path for path in files}
+
+
+def media_type(file: Path) -> str:
+    """Return the content type of a file of the page."""
+    return _TYPES[file.suffix]
+
+
+def _parsed(body: bytes) -> WhatIfQuestion:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=_Question)
+        return msgspec.json.decode(body, type=WhatIfQuestion)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body must be {{id, signals}}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -119,7 +129,7 @@ async def _file(path: Path, http: web.BaseRequest) -> web.StreamResponse:
     headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
     if http.headers.get(hdrs.IF_NONE_MATCH) == tag:
         return web.Response(status=304, headers=headers)
-    return web.Response(body=content, headers={**headers, "Content-Type": _TYPES[path.suffix]})
+    return web.Response(body=content, headers={**headers, "Content-Type": media_type(path)})
 
 
 def _json(value: object) -> web.Response:

@@ -10,7 +10,7 @@ import gc
 import logging
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
@@ -39,6 +39,7 @@ class App:
         self._config = config
         self._parts = parts
         self._notifier = notifier
+        self._api = api
         self._listener = HttpListener(config.server, api.handle, tcp=parts.connections[0], unix=parts.connections[1])
         self._state_folder = state_folder
         self._stop = asyncio.Event()
@@ -58,6 +59,11 @@ class App:
     def in_flight(self) -> int:
         """HTTP requests in progress."""
         return self._listener.in_flight
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The methods of each path."""
+        return self._api.paths
 
     @property
     def parts(self) -> Components:

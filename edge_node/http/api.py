@@ -9,6 +9,7 @@ POST /v1/audio/transcriptions /v1/audio/speech               see `modalities.api
 POST GET /v1/jobs, GET DELETE /v1/jobs/{id}                  see `jobs`
 GET  /console…                                               the page, see `console.routes`
 GET  /health                                                 the same as /healthz, the name that vLLM uses
+GET  /openapi.json                                           the OpenAPI document of all of these
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import functools
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
 from aiohttp import web
 
+from router.api.document import OPENAPI_PATH
 from router.decision.decide import model_names
 from router.errors import CausewayError, ClientGone, InvalidRequest, MethodNotAllowed, ModelNotFound, NotFound
 from router.openai import encode_model, encode_models
@@ -53,6 +56,8 @@ _ANSWER_PATHS = frozenset(
 )
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
+_ID = "{id}"  # one step of a path
+_ANY_ID = "{id:.*}"  # all the rest of it
 _encoder = msgspec.json.Encoder()
 _random = random.Random(os.urandom(32))
 
@@ -73,9 +78,11 @@ class Api:
     """Routes requests to handlers. `readiness` is called for each probe and must be cheap.
 
     Args:
-        more_paths: methods and handler of further paths, such as the console's.
-        more_prefixes: prefix, methods and handler of further paths.
+        more_paths: methods and handler of further paths, such as the console's; `{id}` stands for one step of a path.
         as_job: answers a request with the header `Prefer`; None where that asks for nothing.
+
+    Attributes:
+        paths: the methods of each path.
     """
 
     def __init__(
@@ -90,7 +97,6 @@ class Api:
         readiness: Callable[[], Readiness],
         tracing: RequestTracer | None = None,
         more_paths: Mapping[str, tuple[str, Handler]] = {},
-        more_prefixes: Sequence[tuple[str, str, Handler]] = (),
         as_job: AsJob | None = None,
     ) -> None:
         self._service = service
@@ -103,25 +109,27 @@ class Api:
         self._tracing = tracing
         self._as_job = as_job
         self._started = int(clock.unix())
-        self._paths: Mapping[str, tuple[str, Handler]] = {
+        self._document = b""
+        paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
             "/v1/embeddings": ("POST", functools.partial(self._answer, "embedding")),
             "/v1/responses": ("POST", functools.partial(self._answer, "response")),
             "/v1/route": ("POST", self._explain),
             "/v1/models": ("GET", self._models),
+            f"/v1/models/{_ANY_ID}": ("GET", self._model),
             "/v1/decisions": ("GET", self._find_decisions),
+            "/v1/decisions/{id}": ("GET", self._decision),
             "/healthz": ("GET", self._health),
             "/health": ("GET", self._health),
             "/readyz": ("GET", self._ready),
             "/metrics": ("GET", self._prometheus),
+            OPENAPI_PATH: ("GET", self._openapi),
             **more_paths,
         }
-        self._prefixes: tuple[tuple[str, str, Handler], ...] = (
-            ("/v1/decisions/", "GET", self._decision),
-            ("/v1/models/", "GET", self._model),
-            *more_prefixes,
-        )
+        self.paths = {path.replace(_ANY_ID, _ID): methods for path, (methods, _) in paths.items()}
+        self._paths = {path: found for path, found in paths.items() if "{" not in path}
+        self._patterns = [(_pattern(path), found) for path, found in paths.items() if "{" in path]
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises CancelledError only, when the client disconnects."""
@@ -141,7 +149,7 @@ class Api:
         """Raises NotFound or MethodNotAllowed."""
         found = self._paths.get(http.raw_path) or self._paths.get(http.path)
         if found is None:
-            found = next((one[1:] for one in self._prefixes if http.path.startswith(one[0])), None)
+            found = next((one for pattern, one in self._patterns if pattern.fullmatch(http.path)), None)
         if found is None:
             raise NotFound(f"there is nothing at {http.path[:200]}")
         methods, handler = found
@@ -235,12 +243,28 @@ class Api:
     async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
 
+    async def _openapi(self, http: web.BaseRequest) -> web.StreamResponse:
+        if not self._document:
+            self._document = await asyncio.to_thread(_encoded_document)
+        return _body(self._document)
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    return re.compile(path.replace(_ID, "[^/]+").replace(_ANY_ID, ".*"))
+
 
 def _refusal(http: web.BaseRequest, error: CausewayError) -> web.Response:
     """Return the answer to a request that has no decision, and log both under one id."""
     request_id = new_decision_id()
     log.debug("%s refused: %s (%s) request=%s", http.path, error.status, error.code, request_id)
     return error_response(error, {"x-request-id": request_id})
+
+
+def _encoded_document() -> bytes:
+    # Imported only when needed: hardly a daemon is ever asked for it, and it names what is imported lazily elsewhere.
+    from ..openapi import edge_document
+
+    return _encoder.encode(edge_document())
 
 
 def new_decision_id() -> str:

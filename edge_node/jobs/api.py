@@ -24,7 +24,7 @@ from .runner import JobRunner
 from .store import JobStore
 from .tables import Accepted
 
-_MOST_LISTED = 100
+MOST_LISTED = 100
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0
 _encoder = msgspec.json.Encoder()
@@ -164,8 +164,8 @@ class JobApi:
 def _page(query: Mapping[str, str]) -> tuple[int, str]:
     """`limit` and `after`. Raises InvalidRequest."""
     text = query.get("limit", "20")
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_LISTED:
-        raise InvalidRequest(f"`limit` must be a number from 1 to {_MOST_LISTED}, not {text[:32]!r}", param="limit")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_LISTED:
+        raise InvalidRequest(f"`limit` must be a number from 1 to {MOST_LISTED}, not {text[:32]!r}", param="limit")
     return int(text), query.get("after", "")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio.abc
 from aiohttp import web
 
-from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound
+from router.errors import JobStoreUnavailable, NotFound
 from router.jobs.respond_async import wait_of
 from router.jobs.submission import Endpoint
 
@@ -52,12 +52,14 @@ class JobEntry:
         self._opened = False
 
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
-        """Methods and handler of the path without a job's id."""
-        return {PATH: ("GET, POST", self._collection)}
-
-    def prefixes(self) -> tuple[tuple[str, str, Handler], ...]:
-        """Prefix, methods and handler of the paths with one."""
-        return ((PATH + "/", "GET, POST, DELETE", self._job),)
+        """Methods and handler of each path."""
+        return {
+            PATH: ("GET, POST", self._collection),
+            f"{PATH}/{{id}}": ("GET, DELETE", self._job),
+            f"{PATH}/{{id}}/events": ("GET", self._job),
+            f"{PATH}/{{id}}/retry": ("POST", self._job),
+            f"{PATH}/{{id}}/purge": ("POST", self._job),
+        }
 
     async def as_job(self, kind: str, http: web.BaseRequest) -> web.StreamResponse | None:
         """Take a request with `Prefer: respond-async` as a job; None: it does not ask for that, or it is not possible.
@@ -109,18 +111,9 @@ class JobEntry:
             raise NotFound("there are no jobs here")
         api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
-        handlers = {
-            "": {"GET": api.get, "DELETE": api.cancel},
-            "events": {"GET": api.events},
-            "retry": {"POST": api.retry},
-            "purge": {"POST": api.purge},
-        }.get(part)
-        if handlers is None:
-            raise NotFound(f"there is nothing at {http.path[:200]}")
-        if http.method not in handlers:
-            allowed = ", ".join(handlers)
-            raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
-        return await handlers[http.method](http, job_id)
+        handlers = {"events": api.events, "retry": api.retry, "purge": api.purge}
+        handle = handlers.get(part) or (api.get if http.method == "GET" else api.cancel)
+        return await handle(http, job_id)
 
     async def open(self) -> JobParts:
         """Open the file, unless it is open. Raises JobStoreUnavailable."""

@@ -9,13 +9,14 @@ import msgspec
 from aiohttp import web
 from prometheus_client.registry import Collector
 
+from router.api import OPENAPI_PATH
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 
 from ..console.routes import console_routes
 from .boxes.api import device_routes
 from .files import file_routes
 from .health import health_routes
-from .openapi import PATH, openapi_document
+from .openapi import fleet_document
 from .plane import ControlPlane
 from .routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 
@@ -54,6 +55,6 @@ def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
     async def send(_http: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
 
-    route = ApiRoute("GET", PATH, send, "This document.", response=dict)
-    body = msgspec.json.encode(openapi_document([*routes, route], version("causeway")))
+    route = ApiRoute("GET", OPENAPI_PATH, send, "This document.", response=dict)
+    body = msgspec.json.encode(fleet_document([*routes, route], version("causeway")))
     return route

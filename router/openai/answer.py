@@ -149,7 +149,7 @@ class _CompletionTokensDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class _Usage(msgspec.Struct, omit_defaults=True):
+class AnswerUsage(msgspec.Struct, omit_defaults=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -161,7 +161,7 @@ def usage_json(usage: Usage) -> bytes:
     total = usage.prompt_tokens + usage.completion_tokens
     details = _PromptTokensDetails(usage.cached_tokens)
     thought = _CompletionTokensDetails(usage.reasoning_tokens) if usage.reasoning_tokens else None
-    return _encode(_Usage(usage.prompt_tokens, usage.completion_tokens, total, details, thought))
+    return _encode(AnswerUsage(usage.prompt_tokens, usage.completion_tokens, total, details, thought))
 
 
 class ChoiceFormat(Protocol):
@@ -195,7 +195,7 @@ class _Alternative(msgspec.Struct):
     bytes: tuple[int, ...] | None
 
 
-class _Token(msgspec.Struct):
+class AnswerToken(msgspec.Struct):
     token: str
     logprob: float
     bytes: tuple[int, ...] | None
@@ -207,14 +207,14 @@ class _FunctionDelta(msgspec.Struct, omit_defaults=True):
     name: str | None = None
 
 
-class _CallDelta(msgspec.Struct, omit_defaults=True):
+class AnswerCallDelta(msgspec.Struct, omit_defaults=True):
     index: int
     function: _FunctionDelta
     id: str | None = None
     type: str | None = None
 
 
-class _Call(msgspec.Struct):
+class AnswerCall(msgspec.Struct):
     id: str
     function: _FunctionDelta
     type: str = "function"
@@ -314,17 +314,17 @@ def _chat_delta(chunk: Chunk) -> bytes:
     return b",".join(parts)
 
 
-def _call_delta(call: ToolCallDelta) -> _CallDelta:
+def _call_delta(call: ToolCallDelta) -> AnswerCallDelta:
     function = _FunctionDelta(call.arguments, call.name)
-    return _CallDelta(call.index, function, call.id, None if call.id is None else "function")
+    return AnswerCallDelta(call.index, function, call.id, None if call.id is None else "function")
 
 
-def _call(call: ToolCallDelta) -> _Call:
-    return _Call(call.id or "", _FunctionDelta(call.arguments, call.name or ""))
+def _call(call: ToolCallDelta) -> AnswerCall:
+    return AnswerCall(call.id or "", _FunctionDelta(call.arguments, call.name or ""))
 
 
 def _chat_logprobs(tokens: Iterable[TokenLogprob]) -> bytes:
-    content = [_Token(t.token, finite(t.logprob), t.bytes, [_alternative(top) for top in t.top]) for t in tokens]
+    content = [AnswerToken(t.token, finite(t.logprob), t.bytes, [_alternative(top) for top in t.top]) for t in tokens]
     return b'{"content":%b,"refusal":null}' % _encode(content)
 
 

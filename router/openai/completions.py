@@ -100,10 +100,10 @@ def prompts_of(wire: str | list[str | int | list[int]], field: str, *, empty_tex
 # --- logprobs --------------------------------------------------------------------------------------------------------
 
 
-class _CompletionLogprobs(msgspec.Struct):
+class CompletionLogprobs(msgspec.Struct):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None]  # None, or NaN: no logprob exists
+    top_logprobs: list[dict[str, float | None]] | None
     text_offset: list[int]
 
 
@@ -150,7 +150,7 @@ def _text_of(token: TokenLogprob | TokenAlternative) -> str:
 
 def completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offsets: TokenOffsets) -> bytes:
     return _encode(
-        _CompletionLogprobs(
+        CompletionLogprobs(
             [_text_of(token) for token in tokens],
             [finite(token.logprob) for token in tokens],
             [_alternatives(token) for token in tokens] if k else None,
@@ -159,9 +159,9 @@ def completion_logprobs(tokens: tuple[TokenLogprob, ...], k: int, offsets: Token
     )
 
 
-def _alternatives(token: TokenLogprob) -> dict[str, float]:
+def _alternatives(token: TokenLogprob) -> dict[str, float | None]:
     """As OpenAI writes it, the chosen token is always included, so there may be one more than requested."""
-    best = {_text_of(top): finite(top.logprob) for top in token.top}
+    best: dict[str, float | None] = {_text_of(top): finite(top.logprob) for top in token.top}
     best[_text_of(token)] = finite(token.logprob)
     return best
 

@@ -42,21 +42,23 @@ def parse_embedding(body: bytes, hints: RoutingHints) -> Request:
         raise too_deep() from None
 
 
-class _EncodedVector(msgspec.Struct):
+class EncodedVector(msgspec.Struct):
     index: int
     embedding: tuple[float, ...] | str
     object: str = "embedding"
 
 
-class _EncodedUsage(msgspec.Struct):
+class EncodedUsage(msgspec.Struct):
     prompt_tokens: int
     total_tokens: int
 
 
-class _EncodedList(msgspec.Struct):
-    data: list[_EncodedVector]
+class EncodedVectors(msgspec.Struct):
+    """The answer to `POST /v1/embeddings`."""
+
+    data: list[EncodedVector]
     model: str
-    usage: _EncodedUsage
+    usage: EncodedUsage
     object: str = "list"
 
 
@@ -81,11 +83,11 @@ def encode_embeddings(request: Request, embeddings: Embeddings, model: str) -> b
     """Encode the answer to `POST /v1/embeddings`, in the encoding that the request asks for."""
     base64_wanted = request.encoding_format == "base64"
     data = [
-        _EncodedVector(index, _to_base64(vector) if base64_wanted else vector)
+        EncodedVector(index, _to_base64(vector) if base64_wanted else vector)
         for index, vector in enumerate(embeddings.vectors)
     ]
     tokens = embeddings.usage.prompt_tokens
-    return _ENCODER.encode(_EncodedList(data, model, _EncodedUsage(tokens, tokens)))
+    return _ENCODER.encode(EncodedVectors(data, model, EncodedUsage(tokens, tokens)))
 
 
 def decode_embeddings(body: bytes) -> Embeddings:

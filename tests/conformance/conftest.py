@@ -51,7 +51,13 @@ _CACHED = (
     msgspec.structs.replace(_GATEWAY_SURFACE, name="gateway_cached", twice=True),
 )
 _SERVERS = (_PLAIN[0], _PLAIN[2])
-_SURFACES = {"test_bodies": _SERVERS, "test_http": _SERVERS, "test_fields": _PLAIN, "test_any_body": _PLAIN}
+_SURFACES = {
+    "test_bodies": _SERVERS,
+    "test_http": _SERVERS,
+    "test_openapi": _SERVERS,
+    "test_fields": _PLAIN,
+    "test_any_body": _PLAIN,
+}
 """By module: bytes that no model is asked about need each server once, refused fields no cache."""
 
 

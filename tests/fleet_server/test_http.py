@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from fleet.server.app import all_routes, build_app
-from fleet.server.openapi import openapi_document
+from fleet.server.openapi import fleet_document
 
 from .conftest import Plane
 
@@ -114,4 +114,4 @@ async def test_answers_have_the_documented_form(plane: Plane) -> None:
 
 
 def test_a_document_of_no_routes_is_one() -> None:
-    assert openapi_document([], "1.0")["paths"] == {}
+    assert fleet_document([], "1.0")["paths"] == {}

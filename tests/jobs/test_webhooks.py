@@ -15,18 +15,20 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig
+from cloud_pool.jobs.config import JobsConfig, WebhookConfig, WebhookFormat
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, WebhookSender
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from cloud_pool.streams.cloud_event import event_format, parse_event
 
 from .conftest import Clock
 from .webhook_receiver import Receiver, receiving
 
 MakeJob = Callable[..., NewJob]
+SIGNATURE = ("webhook-id", "webhook-timestamp", "webhook-signature")
 LOOPBACK = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True, timeout_s=5.0)
 
 
@@ -110,6 +112,41 @@ async def test_a_delivery_is_signed(bed: WebhookBed, receiver: Receiver) -> None
     assert (payload["type"], payload["data"]) == ("job.succeeded", {"id": job, "status": "succeeded", "object": "job"})
     assert await bed.status(job) == "delivered"
     assert await sender.deliver_due() == 0
+
+
+async def test_a_delivery_may_be_a_cloud_event(bed: WebhookBed, receiver: Receiver) -> None:
+    """In the format of its tenant, else in the configured one; always signed, and the same facts in each."""
+    formats: dict[str, WebhookFormat] = {"plain": "standard", "headers": "cloudevents-binary"}
+    sender = bed.sender(msgspec.structs.replace(LOOPBACK, format="cloudevents", tenant_formats=formats))
+    jobs = {await bed.ended_job(url(receiver), owner): owner for owner in ("plain/box", "headers/box", "other/box")}
+    assert await sender.deliver_due() == 3
+    seen: dict[str, tuple[str, ...]] = {}
+    for sent, body in receiver.arrived:
+        headers = {name.lower(): value for name, value in sent.items()}
+        document = json.loads(body)
+        data = document.get("data", document)
+        owner, kind = jobs[data["id"]], headers["content-type"]
+        assert data == {"id": data["id"], "status": "succeeded", "object": "job"}
+        (secret,) = await bed.outbox.signing_secrets(owner)
+        Webhook(secret).verify(body, {name: headers[name] for name in SIGNATURE})
+        event = (
+            document
+            if "specversion" in document
+            else {name.removeprefix("ce-"): value for name, value in headers.items() if name.startswith("ce-")}
+        )
+        if event:
+            assert event["time"].endswith("Z")
+            assert event["id"] == headers["webhook-id"]
+            assert event["subject"] == data["id"]
+        seen[owner] = (kind, event.get("specversion", ""), event.get("source", ""), event.get("type", ""))
+        if owner == "other/box":
+            assert parse_event(body, event_format(kind)).id == event["id"]  # as our own streams read it
+    facts = ("1.0", "/causeway/jobs", "causeway.job.succeeded")
+    assert seen == {
+        "plain/box": ("application/json", "", "", ""),
+        "headers/box": ("application/json", *facts),
+        "other/box": ("application/cloudevents+json", *facts),
+    }
 
 
 async def test_the_previous_secret_signs_for_a_day(bed: WebhookBed, receiver: Receiver) -> None:

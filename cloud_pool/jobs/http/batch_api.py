@@ -39,7 +39,7 @@ _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
-class _BatchRequest(msgspec.Struct, frozen=True):
+class BatchRequest(msgspec.Struct, frozen=True):
     input_file_id: str
     endpoint: str
     completion_window: str
@@ -47,13 +47,13 @@ class _BatchRequest(msgspec.Struct, frozen=True):
     window: Literal["off_peak"] | None = None
 
 
-class _DeletedFile(msgspec.Struct):
+class DeletedFile(msgspec.Struct):
     id: str
     object: str = "file"
     deleted: bool = True
 
 
-class _FileList(msgspec.Struct):
+class FileList(msgspec.Struct):
     data: list[FileView]
     has_more: bool
     first_id: str | None
@@ -61,7 +61,7 @@ class _FileList(msgspec.Struct):
     object: str = "list"
 
 
-class _BatchList(msgspec.Struct):
+class BatchList(msgspec.Struct):
     data: list[BatchView]
     has_more: bool
     first_id: str | None
@@ -127,7 +127,7 @@ class BatchApi:
         views = views[ids.index(after) + 1 if after in ids else 0 :]
         rows = views[:limit]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return json_response(_FileList(rows, len(views) > limit, first, last))
+        return json_response(FileList(rows, len(views) > limit, first, last))
 
     async def _get_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         return json_response(file_view(await self._files.get(name, principal.owner)))
@@ -135,7 +135,7 @@ class BatchApi:
     async def _delete_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         file = await self._files.get(name, principal.owner)
         await self._files.delete(file)
-        return json_response(_DeletedFile(file.id))
+        return json_response(DeletedFile(file.id))
 
     async def _file_content(self, request: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         file = await self._files.get(name, principal.owner)
@@ -204,17 +204,17 @@ class BatchApi:
         batches = await self._batches.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [batch_view(batch) for batch in batches[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return json_response(_BatchList(rows, len(batches) > limit, first, last))
+        return json_response(BatchList(rows, len(batches) > limit, first, last))
 
     async def _cancel(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         await self._batches.cancel(await self._batches.get(name, principal.owner))
         return json_response(batch_view(await self._batches.get(name, principal.owner)))
 
 
-def _parse(body: bytes) -> _BatchRequest:
+def _parse(body: bytes) -> BatchRequest:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=_BatchRequest)
+        return msgspec.json.decode(body, type=BatchRequest)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         raise InvalidRequest(reason, param=path.rstrip("`") or None) from None

@@ -46,7 +46,7 @@ _APPLIED: Final = {"preference-applied": "respond-async"}
 _log = logging.getLogger("causeway.cloud.jobs")
 
 
-class _JobList(msgspec.Struct):
+class JobList(msgspec.Struct):
     data: list[JobView]
     has_more: bool
     first_id: str | None
@@ -54,7 +54,7 @@ class _JobList(msgspec.Struct):
     object: str = "list"
 
 
-class _WebhookSecrets(msgspec.Struct):
+class WebhookSecrets(msgspec.Struct):
     secret: str
     previous: str | None
     object: str = "webhook.secret"
@@ -105,6 +105,11 @@ class JobApi:
             route("/v1/webhooks/secret", GET=self._get_secret, POST=self._rotate_secret),
             *more_routes,
         )
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The methods of each path, with `{id}` for what the path names."""
+        return {one.path: ", ".join(one.methods) for one in self._routes}
 
     def handler(self, request: web.BaseRequest) -> Handler | None:
         """Return the handler of a request, or None for a path outside the jobs API. Raises MethodNotAllowed."""
@@ -217,7 +222,7 @@ class JobApi:
         records = await self._jobs.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [job_view(record) for record in records[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return json_response(_JobList(rows, len(records) > limit, first, last))
+        return json_response(JobList(rows, len(records) > limit, first, last))
 
     async def _cancel(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         await self._jobs.cancel(job, principal.owner)
@@ -259,5 +264,5 @@ def _accepted_response(record: JobRecord, headers: Mapping[str, str]) -> web.Res
 
 
 def _secrets_response(secrets: tuple[str, ...]) -> web.Response:
-    body = _WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
+    body = WebhookSecrets(secrets[0], secrets[1] if len(secrets) > 1 else None)
     return json_response(body, headers={hdrs.CACHE_CONTROL: "no-store"})

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import anyio
 import msgspec
 from aiohttp import BodyPartReader, hdrs, web
+from aiohttp.http import HttpProcessingError
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
 
@@ -45,7 +46,7 @@ async def read_upload(request: web.BaseRequest, write: WriteFile) -> UploadField
             return await _read(request, write)
     except TimeoutError:
         raise RequestTimeout(f"The file did not arrive within {_READ_S:g} s, or {_PIECE_S:g} s passed idly.") from None
-    except (ValueError, AssertionError, web.RequestPayloadError):
+    except (ValueError, AssertionError, HttpProcessingError, web.RequestPayloadError):
         raise InvalidRequest("The body is not valid multipart/form-data.") from None
 
 

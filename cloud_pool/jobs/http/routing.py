@@ -28,6 +28,11 @@ class Route(msgspec.Struct, frozen=True):
     pattern: re.Pattern[str]
     methods: Mapping[str, OwnedHandler]
 
+    @property
+    def path(self) -> str:
+        """The path with `{id}` in place of the group."""
+        return re.sub(r"\(.*\)", "{id}", self.pattern.pattern)
+
 
 def route(pattern: str, **methods: OwnedHandler) -> Route:
     """Return a route, as `route("/v1/jobs", GET=..., POST=...)`."""

@@ -31,7 +31,8 @@ from ..config import WebhookConfig
 from ..metrics import JobMetrics
 from .address import Network, allowed_networks, forbidden_reason
 from .outbox import WebhookOutbox
-from .signing import WebhookDelivery, signed_headers, webhook_payload
+from .payload import webhook_payload
+from .signing import WebhookDelivery, signed_headers
 
 RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 """Delays between attempts, as the Standard Webhooks specification suggests; after the last one a delivery has failed.
@@ -167,13 +168,13 @@ class WebhookSender:
 
     async def _post(self, delivery: WebhookDelivery, secrets: tuple[str, ...]) -> tuple[DeliveryResult, int]:
         """Return the result and the receiver's status; 0 if there was none."""
-        body = webhook_payload(delivery)
+        body, described = webhook_payload(delivery, self._config.format_of(delivery.owner))
         signed_at = delivery.claimed / 1000.0 if self._clock is None else self._clock()
         try:
             async with self._session().post(
                 delivery.url,
                 data=body.encode(),
-                headers=signed_headers(delivery, body, secrets, signed_at),
+                headers=described | signed_headers(delivery, body, secrets, signed_at),
                 allow_redirects=False,
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead

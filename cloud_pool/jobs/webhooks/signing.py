@@ -1,4 +1,4 @@
-"""Payload and signature of a delivery, by the Standard Webhooks specification.
+"""A delivery, and its signature by the Standard Webhooks specification.
 
 Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -25,35 +25,16 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     claimed: int  # unix ms, when this attempt began, by Redis's clock
     traceparent: str = ""
 
-
-class _PayloadJob(msgspec.Struct):
-    id: str
-    status: str
-    object: str = "job"
-
-
-class _Payload(msgspec.Struct):
-    type: str
-    timestamp: str
-    data: _PayloadJob
-
-
-def webhook_payload(delivery: WebhookDelivery) -> str:
-    """Return the JSON body."""
-    finished = datetime.fromtimestamp(delivery.finished / 1000.0, tz=UTC)
-    timestamp = finished.isoformat().replace("+00:00", "Z")
-    payload = _Payload(f"job.{delivery.state}", timestamp, _PayloadJob(delivery.job, delivery.state))
-    return msgspec.json.encode(payload).decode()
+    @property
+    def message_id(self) -> str:
+        return f"msg_{self.id}"
 
 
 def signed_headers(delivery: WebhookDelivery, body: str, secrets: tuple[str, ...], now_s: float) -> dict[str, str]:
-    """Return the headers, with one signature per valid secret. `now_s` is unix time."""
+    """Return the headers of the signature, with one signature per valid secret. `now_s` is unix time."""
     timestamp = datetime.fromtimestamp(int(now_s), tz=UTC)
     return {
-        "content-type": "application/json",
-        "webhook-id": f"msg_{delivery.id}",
+        "webhook-id": delivery.message_id,
         "webhook-timestamp": str(int(now_s)),
-        "webhook-signature": " ".join(
-            Webhook(secret).sign(f"msg_{delivery.id}", timestamp, body) for secret in secrets
-        ),
+        "webhook-signature": " ".join(Webhook(secret).sign(delivery.message_id, timestamp, body) for secret in secrets),
     }

@@ -25,7 +25,7 @@ class SpeechRequest(msgspec.Struct, frozen=True):
     speed: float = 1.0
 
 
-class _WireSpeech(msgspec.Struct, forbid_unknown_fields=True):
+class WireSpeech(msgspec.Struct, forbid_unknown_fields=True):
     input: Annotated[str, Meta(min_length=1, max_length=4096)]
     model: _Name
     voice: _Name
@@ -43,7 +43,7 @@ def parse_speech(body: bytes) -> SpeechRequest:
         UnsupportedFeature: what it asks for is valid, but not made here.
     """
     try:
-        wire = validate(load(body), _WireSpeech)
+        wire = validate(load(body), WireSpeech)
     except RecursionError:
         raise too_deep() from None
     sound = _FORMATS.get(wire.response_format or "wav")

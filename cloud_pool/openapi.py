@@ -1,0 +1,247 @@
+"""The OpenAPI document of the gateway, made when the first client asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from importlib.metadata import version
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from router import errors
+from router.api import EVENTS, FORM, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from router.api.generation import (
+    ANY_REQUEST,
+    BODY,
+    Errors,
+    generation_operations,
+    model_operations,
+    openapi_operation,
+    realtime_operation,
+)
+from router.jobs.submission import JobFields
+from router.jobs.view import JobView
+from router.openai.wire import WireChat, WireCompletion
+
+from .admission import Priority
+from .jobs import errors as job_errors
+from .jobs.batches.views import BatchView, FileView
+from .jobs.http.batch_api import BatchList, BatchRequest, DeletedFile, FileList
+from .jobs.http.job_api import JobList, WebhookSecrets
+from .jobs.http.routing import MAX_PAGE
+from .jobs.webhooks.payload import CLOUD_EVENT_JSON, EndedJob, JobEvent, StandardPayload
+
+_IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)
+_MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.PermissionDenied)
+_STORE: Errors = (
+    *(errors.JobStoreUnavailable, job_errors.JobStoreNotDurable, job_errors.JobStoreLayoutMismatch),
+    *(job_errors.JobStoreNotReplicated, job_errors.JobStoreIsCluster, job_errors.RecordUnreadable),
+)
+_JOBS: Errors = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, *_STORE)
+_ACCEPTANCE: Errors = (
+    *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, job_errors.QuotaExceeded),
+    *(job_errors.WebhookRefused, job_errors.WebhookDisabled),
+)
+_JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge)
+_FILES: Errors = (job_errors.FileStoreUnavailable,)
+_KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
+_TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")
+_TAGS = Parameter("x-causeway-tags", "At most 32 words of at most 64 characters, separated by commas.", "header")
+_DEADLINE = Parameter(
+    "x-causeway-deadline-ms", "The time left, milliseconds.", "header", Annotated[int, Meta(ge=0, le=999_999_999)]
+)
+_PRIORITY = Parameter("x-causeway-priority", "Which requests go first.", "header", Priority)
+_ROUTING = (
+    *(_TAGS, _DEADLINE, _PRIORITY, _TRACE),
+    Parameter(
+        "x-causeway-critical", "Only the full answer of the named tier will do.", "header", Literal["true", "false"]
+    ),
+    Parameter("x-request-id", "Names the request in logs and answers; else a random one does.", "header"),
+    Parameter(
+        "Cache-Control", "`no-store`, `no-cache` or `private`: neither read nor write the shared cache.", "header"
+    ),
+)
+_PREFER = Parameter("Prefer", "`respond-async, wait=SECONDS` (RFC 7240): what takes longer becomes a job.", "header")
+_PAGE = (
+    Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
+    Parameter("after", "The id of the last one of the page before."),
+)
+_ANSWERED = {
+    "x-request-id": "the request's id",
+    "x-causeway-tier": "the tier that answered",
+    "x-causeway-degraded": "why it is second choice",
+    "x-causeway-cache": "what the shared cache did",
+}
+
+
+class GatewayHealth(Struct):
+    """The body of `/healthz`."""
+
+    status: Literal["ok"]
+
+
+class GatewayReadiness(Struct):
+    """The body of `/readyz`."""
+
+    ready: bool
+
+
+class FileUpload(Struct):
+    """The form of `POST /v1/files`."""
+
+    file: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]
+    purpose: Literal["batch"]
+
+
+def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        served: The paths that this gateway serves: without a Redis it has no jobs. None: all.
+    """
+    operations = [one for one in gateway_operations() if served is None or one.path in served]
+    bearer = {"description": "A static or a signed token; a gateway on loopback may need none."}
+    webhooks = [_job_ended()] if served is None or "/v1/jobs" in served else []
+    return openapi_document(
+        "Causeway gateway", version("causeway"), operations, bearer, token_optional=True, webhooks=webhooks
+    )
+
+
+def gateway_operations() -> list[Operation]:
+    """Return every operation of the public address of a gateway that has all parts."""
+    refusals = (*_IDENTITY, *_MODELS, errors.Shed)
+    return [
+        *generation_operations(
+            "chat", _ROUTING, (_KEY, _PREFER), _ANSWERED, JobView, (*refusals, *_ACCEPTANCE, *_JOB_ENDS)
+        ),
+        *model_operations("client", (*_IDENTITY, *_MODELS)),
+        realtime_operation(
+            "chat",
+            "The tier of the session's answers; needed without `session_id`.",
+            _ROUTING,
+            (*_IDENTITY, errors.MissingField, errors.UnknownField, errors.ModelNotAllowed),
+        ),
+        *_jobs(),
+        *_webhooks(),
+        *_files(),
+        *_batches(),
+        *_health(),
+        openapi_operation(OPENAPI_PATH),
+    ]
+
+
+def _operation(method: Literal["GET", "POST", "DELETE"], path: str, summary: str, body: Any, **more: Any) -> Operation:
+    """An operation of the jobs API that answers with JSON of one type."""
+    more = {"responses": (ApiResponse(200, {JSON: body}),), "errors": _JOBS} | more
+    return Operation(method=method, path=path, summary=summary, caller="jobs", **more)
+
+
+def _jobs() -> Iterator[Operation]:
+    accepted = ApiResponse(202, {JSON: JobView}, "It is stored.", {"Location": "the job"})
+    yield _operation(
+        "POST",
+        "/v1/jobs",
+        "Accept a job.",
+        JobView,
+        request={JSON: AnyOf((WireChat, WireCompletion), JobFields)},
+        parameters=(_KEY, _TAGS, _DEADLINE, _PRIORITY, _TRACE),
+        responses=(accepted,),
+        errors=(*_JOBS, *BODY, *_MODELS, *_ACCEPTANCE),
+    )
+    one = (*_JOBS, errors.NotFound)
+    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", JobList, parameters=_PAGE, errors=one)
+    yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", JobView, errors=one)
+    ended = (*one, errors.JobAlreadyEnded, errors.RateLimited)
+    yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", JobView, errors=ended)
+    yield _operation(
+        "GET",
+        "/v1/jobs/{id}/events",
+        "A job's events until it ends.",
+        None,
+        parameters=(Parameter("Last-Event-ID", "Continue after this event.", "header"),),
+        responses=(ApiResponse(200, {EVENTS: None}),),
+        errors=(*one, errors.QueueFull),
+    )
+
+
+def _webhooks() -> Iterator[Operation]:
+    path = "/v1/webhooks/secret"
+    yield _operation("GET", path, "The secrets that sign the caller's webhooks.", WebhookSecrets)
+    rotated = (*_JOBS, errors.RateLimited)
+    yield _operation(
+        "POST", path, "Make a new secret; the old one signs, too, for a time.", WebhookSecrets, errors=rotated
+    )
+
+
+def _files() -> Iterator[Operation]:
+    upload_errors = (*_JOBS, *BODY, *_FILES, errors.RateLimited, errors.Shed)
+    yield _operation(
+        "POST",
+        "/v1/files",
+        "Upload the input of a batch.",
+        FileView,
+        request={FORM: FileUpload},
+        errors=(*upload_errors, job_errors.FileTooLarge, job_errors.QuotaExceeded),
+    )
+    purpose = Parameter("purpose", "Only files of this purpose.")
+    yield _operation("GET", "/v1/files", "The caller's files.", FileList, parameters=(*_PAGE, purpose))
+    one = (*_JOBS, *_FILES, errors.NotFound)
+    yield _operation("GET", "/v1/files/{id}", "One file.", FileView, errors=one)
+    yield _operation("DELETE", "/v1/files/{id}", "Delete a file.", DeletedFile, errors=one)
+    yield _operation(
+        "GET",
+        "/v1/files/{id}/content",
+        "The bytes of a file.",
+        None,
+        responses=(ApiResponse(200, {"application/octet-stream": None}),),
+        errors=(*one, job_errors.FileContentLost),
+    )
+
+
+def _batches() -> Iterator[Operation]:
+    limits = (errors.RateLimited, errors.Shed, job_errors.QuotaExceeded)
+    yield _operation(
+        "POST",
+        "/v1/batches",
+        "Run each line of a file as a job.",
+        BatchView,
+        request={JSON: BatchRequest},
+        parameters=(_KEY, _TAGS, _TRACE),
+        errors=(*_JOBS, *BODY, *_FILES, *limits, errors.NotFound, errors.ModelNotAllowed, errors.IdempotencyConflict),
+    )
+    one = (*_JOBS, errors.NotFound)
+    summary = "The caller's batches, newest first."
+    yield _operation("GET", "/v1/batches", summary, BatchList, parameters=_PAGE, errors=one)
+    yield _operation("GET", "/v1/batches/{id}", "One batch.", BatchView, errors=one)
+    ended = (*one, errors.JobAlreadyEnded, errors.RateLimited)
+    yield _operation("POST", "/v1/batches/{id}/cancel", "Cancel a batch.", BatchView, errors=ended)
+
+
+def _job_ended() -> Operation:
+    """What is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
+    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
+    binary = ("ce-specversion", "ce-id", "ce-source", "ce-type", "ce-subject", "ce-time")
+    signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]
+    attributes = [Parameter(name, "Of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary]
+    return Operation(
+        method="POST",
+        path="job.ended",
+        summary="A job has ended.",
+        request={JSON: AnyOf((StandardPayload, EndedJob)), CLOUD_EVENT_JSON: JobEvent},
+        parameters=(*signature, *attributes),
+        responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. All else is repeated."),),
+    )
+
+
+def _health() -> Iterator[Operation]:
+    for path in ("/healthz", "/health"):
+        healthy = (ApiResponse(200, {JSON: GatewayHealth}),)
+        yield Operation(method="GET", path=path, summary="The process answers.", responses=healthy, errors=ANY_REQUEST)
+    body = {JSON: GatewayReadiness}
+    yield Operation(
+        method="GET",
+        path="/readyz",
+        summary="Whether a tier can answer, found out by an inference.",
+        responses=(ApiResponse(200, body), ApiResponse(503, body, "No tier can answer.")),
+        errors=ANY_REQUEST,
+    )

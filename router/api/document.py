@@ -1,0 +1,176 @@
+"""Operations → an OpenAPI document (3.1, whose schemas are JSON Schema 2020-12)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ..errors import CausewayError
+from .operation import EVENTS, JSON, AnyOf, ApiResponse, Operation, Parameter
+
+OPENAPI_PATH: Final = "/openapi.json"
+_REFERENCE: Final = re.compile(r'"#/components/schemas/([^"]+)"')
+_PREFIX: Final = re.compile(r"^_?(Wire)?")
+Schema = dict[str, Any]
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """`message` is for people; `code` is stable."""
+
+    code: str
+    message: str
+    type: str
+    param: str | None = None
+
+
+class ErrorDocument(msgspec.Struct, frozen=True):
+    error: ErrorBody
+
+
+def openapi_document(
+    title: str,
+    version: str,
+    operations: Sequence[Operation],
+    bearer: Mapping[str, str],
+    *,
+    token_optional: bool = False,
+    webhooks: Sequence[Operation] = (),
+) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        title: The name of the API.
+        version: The version of the program.
+        operations: All that is served.
+        bearer: What the security scheme `bearer` says beside its type, such as its description.
+        token_optional: Whether a server may be configured to need no token.
+        webhooks: What the program sends to its clients; the paths are names.
+    """
+    schemas = _Schemas([*operations, *webhooks])
+
+    def by_path(served: Sequence[Operation]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for one in served:
+            found.setdefault(one.path, {})[one.method.lower()] = _operation(one, schemas, token_optional=token_optional)
+        return found
+
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": by_path(operations),
+        **({"webhooks": by_path(webhooks)} if webhooks else {}),
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", **bearer}},
+        },
+    }
+
+
+class _Schemas:
+    """The schemas of all types in some operations. A component has its type's name without `_` and `Wire`."""
+
+    def __init__(self, operations: Iterable[Operation]) -> None:
+        kinds = [ErrorDocument, *(kind for one in operations for kind in _kinds(one))]
+        found, components = msgspec.json.schema_components(
+            kinds, schema_hook=_schema_of_any, ref_template="#/components/schemas/{name}"
+        )
+        names = {name: _PREFIX.sub("", name) for name in components}
+        if len({*names.values()}) < len(names):
+            raise ValueError(f"two types have the same name in the document: {sorted(names)}")
+        text = msgspec.json.encode([found, components]).decode()
+        text = _REFERENCE.sub(lambda match: f'"#/components/schemas/{names[match[1]]}"', text)
+        renamed, components = msgspec.json.decode(text)
+        self._by_kind: dict[int, Schema] = {id(kind): schema for kind, schema in zip(kinds, renamed, strict=True)}
+        self._kinds = kinds  # alive, so that their ids stay theirs
+        self.components: dict[str, Schema] = {
+            names[name]: {**schema, "title": names[name]} for name, schema in components.items()
+        }
+
+    def __getitem__(self, kind: Any) -> Schema:
+        if isinstance(kind, AnyOf):
+            one = {"anyOf": [self[part] for part in kind.kinds]}
+            return one if kind.beside is None else {"allOf": [self[kind.beside], one]}
+        return self._by_kind[id(kind)]
+
+
+def _schema_of_any(kind: type) -> Schema:
+    """Return the schema of `object`; msgspec knows all other types of ours, and refuses an empty schema."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError(kind)
+
+
+def _kinds(operation: Operation) -> Iterator[Any]:
+    yield from (parameter.kind for parameter in operation.parameters)
+    for content in (operation.request, *(response.content for response in operation.responses)):
+        for kind in content.values():
+            parts = (*kind.kinds, kind.beside) if isinstance(kind, AnyOf) else (kind,)
+            yield from (part for part in parts if part is not None)
+
+
+def _operation(operation: Operation, schemas: _Schemas, *, token_optional: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"summary": operation.summary, "x-caller": operation.caller}
+    if operation.protocol:
+        found["x-protocol"] = operation.protocol
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in operation.path_parameters
+    ]
+    parameters += [_parameter(parameter, schemas) for parameter in operation.parameters]
+    if parameters:
+        found["parameters"] = parameters
+    if operation.caller != "anyone":
+        found["security"] = [{"bearer": []}, *([{}] if token_optional else [])]
+    if operation.request:
+        found["requestBody"] = {"required": True, "content": _content(operation.request, schemas)}
+    found["responses"] = {str(response.status): _response(response, schemas) for response in operation.responses}
+    for status, response in _error_responses(operation.errors, schemas).items():
+        found["responses"].setdefault(status, response)
+    return found
+
+
+def _parameter(parameter: Parameter, schemas: _Schemas) -> dict[str, Any]:
+    found = {"name": parameter.name, "in": parameter.place, "required": parameter.required}
+    described = {"description": parameter.meaning} if parameter.meaning else {}
+    return found | {"schema": schemas[parameter.kind]} | described
+
+
+def _response(response: ApiResponse, schemas: _Schemas) -> dict[str, Any]:
+    found: dict[str, Any] = {"description": response.meaning}
+    if response.content:
+        found["content"] = _content(response.content, schemas)
+    if response.headers:
+        found["headers"] = {
+            name: {"description": meaning, "schema": {"type": "string"}} for name, meaning in response.headers.items()
+        }
+    return found
+
+
+def _content(content: Mapping[str, Any], schemas: _Schemas) -> dict[str, Any]:
+    """The bodies by media type. OpenAPI 3.1 cannot describe events: their data's schema is `x-event`."""
+    found: dict[str, Any] = {}
+    for media_type, kind in content.items():
+        if media_type == EVENTS:
+            found[EVENTS] = {} if kind is None else {"x-event": schemas[kind]}
+        else:
+            found[media_type] = {} if kind is None else {"schema": schemas[kind]}
+    return found
+
+
+def _error_responses(errors: Iterable[type[CausewayError]], schemas: _Schemas) -> dict[str, dict[str, Any]]:
+    """One response for each status, whose description and schema list the codes."""
+    by_status: dict[str, dict[str, None]] = {}
+    for error in errors:
+        by_status.setdefault(str(error.status), {})[error.code] = None
+    return {status: _error_response([*codes], schemas) for status, codes in sorted(by_status.items())}
+
+
+def _error_response(codes: Sequence[str], schemas: _Schemas) -> dict[str, Any]:
+    one_of = {"properties": {"error": {"properties": {"code": {"enum": codes}}}}}
+    return {
+        "description": ", ".join(f"`{code}`" for code in codes),
+        "content": {JSON: {"schema": {"allOf": [schemas[ErrorDocument], one_of]}}},
+    }

@@ -1,0 +1,73 @@
+"""The OpenAPI documents say what the code serves: all paths and methods, and only errors that it sends."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import anyio
+import pytest
+
+import cloud_pool.app
+import cloud_pool.config.schema
+import edge_node.app
+import edge_node.config.schema
+from cloud_pool.openapi import gateway_operations
+from edge_node.openapi import edge_operations
+from router.api import Operation
+from tests.check.sources import python_files
+from tests.cloud.unreachable import unreachable_tier
+
+DESCRIBED = {"edge_node": edge_operations, "cloud_pool": gateway_operations}
+WORD = re.compile(r"\w+")
+ELSEWHERE = re.compile(r"^ *(from [\w.]+ import (\([^)]*\)|.*)|class .*)$", re.MULTILINE)
+HELPERS = ("edge_node/openapi.py", "cloud_pool/openapi.py", "router/api/", "router/errors.py")
+
+
+def documented(operations: Iterable[Operation]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in operations:
+        found[one.path].add(one.method)
+    return found
+
+
+def test_the_edge_documents_what_it_serves() -> None:
+    app = edge_node.app.build(edge_node.config.schema.Config())
+    served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}
+    assert documented(edge_operations()) == served
+
+
+async def test_the_gateway_documents_what_it_serves() -> None:
+    config = cloud_pool.config.schema.Config(tiers=(unreachable_tier(),), redis="redis://127.0.0.1:1")
+    async with anyio.create_task_group() as tasks:
+        app = cloud_pool.app.build(config, tasks)
+        served = {path: {*methods.split(", ")} for path, methods in app.paths.items()}
+        tasks.cancel_scope.cancel()
+    await app.close()
+    assert documented(gateway_operations()) == served
+
+
+@pytest.mark.parametrize("package", DESCRIBED)
+def test_documented_errors_are_sent(package: str) -> None:
+    """The package, or a pure part below it, names each of them: to raise it, or by its code."""
+    named = _words(package) | _words("router") | _words("models")
+    errors = {error for operation in DESCRIBED[package]() for error in operation.errors}
+    assert errors
+    assert {error.__name__ for error in errors if not named & {error.__name__, error.code}} == set()
+
+
+@pytest.mark.parametrize("package", DESCRIBED)
+def test_each_operation_says_what_it_is(package: str) -> None:
+    operations: Sequence[Operation] = DESCRIBED[package]()
+    for one in operations:
+        assert one.summary.endswith(".")
+        assert (one.caller == "anyone") == (not any(error.status == 401 for error in one.errors)), one.path
+
+
+@cache
+def _words(folder: str) -> frozenset[str]:
+    """The words of a folder's code, without imports, heads of classes and what makes the documents."""
+    files = [path for path in python_files(folder) if not any(part in str(path) for part in HELPERS)]
+    return frozenset(word for file in files for word in WORD.findall(ELSEWHERE.sub("", file.read_text("utf-8"))))
