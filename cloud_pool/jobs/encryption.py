@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from router.errors import ConfigError
 
 from .errors import ContentKeyMissing, RecordUnreadable
+from .record import tenant_of
 
 MAGIC: Final = b"\x00CWJ1"
 WHERE: Final = "jobs.encryption_key_file"
@@ -130,6 +131,26 @@ class ContentCipher:
             _log.error("the keys stay as they were: %s", error)
             return
         self._ciphers = {key.id: AESGCM(key.secret) for key in self._keys}
+
+
+def request_place(owner: str, job: str) -> tuple[str, ...]:
+    """Return where a job's request is."""
+    return ("request", tenant_of(owner), job)
+
+
+def result_place(owner: str, job: str) -> tuple[str, ...]:
+    """Return where a job's result is."""
+    return ("result", tenant_of(owner), job)
+
+
+def text_place(owner: str, job: str, fence: int, start: int) -> tuple[str, ...]:
+    """Return where a part of the text of a job's run is."""
+    return ("text", tenant_of(owner), job, f"{fence}-{start}")
+
+
+def file_place(owner: str, file: str, part: str) -> tuple[str, ...]:
+    """Return where a part of a file is."""
+    return ("file", tenant_of(owner), file, part)
 
 
 def key_missing(*key_ids: str) -> ContentKeyMissing:

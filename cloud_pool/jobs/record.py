@@ -99,6 +99,11 @@ def parse_record(fields: dict[str, bytes]) -> JobRecord:
     return msgspec.structs.replace(record, body=fields.get("body", b""), error=fields.get("error", b""))
 
 
+def tenant_of(owner: str) -> str:
+    """Return the tenant of an owner, which is `tenant/device`."""
+    return owner.partition("/")[0]
+
+
 def user_digest(tenant: str, user: str) -> str:
     """Return what a job's record says of its request's `user`; "" without one."""
     return hashlib.sha256(f"{tenant}\0{user}".encode()).hexdigest()[:32] if user else ""

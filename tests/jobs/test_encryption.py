@@ -152,7 +152,7 @@ async def test_redis_never_has_the_content_of_a_job(encrypted: JobsConfig, clock
     async with opened(encrypted, clock) as stores:
         job = (await stores.jobs.accept(new_job(owner=OWNER))).id
         (record,) = (await stores.jobs.claim("w", "large", ["standard"])).records
-        await stores.jobs.append_text([LiveText(OWNER, job, record.fence, 0, "an answer")])
+        await stores.jobs.texts.append([LiveText(OWNER, job, record.fence, 0, "an answer")])
         running = b"".join((await contents(stores.database)).values())
         assert await stores.jobs.release(job, record.fence)
         async with RunningWorker(stores.jobs, ScriptedRunner(), encrypted):

@@ -61,7 +61,7 @@ async def fill(stores: JobStores, new_job: MakeJob, tenant: str) -> dict[str, st
         assert record.id == ids[state]
         fault = CloudFailed("broken")
         if state == "succeeded":
-            await stores.jobs.append_text([LiveText(record.owner, record.id, record.fence, 0, "text")])
+            await stores.jobs.texts.append([LiveText(record.owner, record.id, record.fence, 0, "text")])
             await stores.jobs.succeed(record.id, record.fence, b'{"an":"answer"}')
         elif state == "waiting":
             await stores.jobs.postpone(record.id, record.fence, fault, 3600.0, counts=True)

@@ -201,7 +201,7 @@ async def test_a_killed_workers_text_gives_way_to_the_next_runs(
             await reading
     assert follower.names == ["queued", "running", "delta", "queued", "running", "delta", "succeeded"]
     assert follower.text == "an answer"
-    assert await store.append_text([LiveText(OWNER, job, 1, len("half an"), " answer")]) == [-1]
+    assert await store.texts.append([LiveText(OWNER, job, 1, len("half an"), " answer")]) == [-1]
 
 
 async def test_text_that_redis_lost_is_sent_again(

@@ -14,10 +14,9 @@ from router.jobs.view import encode_job_error
 
 from ...accounts.identity.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
-from ..encryption import NO_CIPHER, ContentCipher
+from ..encryption import NO_CIPHER, ContentCipher, result_place
 from ..errors import QuotaExceeded, RecordUnreadable
 from ..record import Window
-from ..store.job_store import result_place
 from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FilePart, too_many_files
 from .states import BatchState, is_final, source_states

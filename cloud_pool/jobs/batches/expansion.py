@@ -18,8 +18,7 @@ from router.jobs.view import encode_job_error
 from ...accounts.tenants.config import TenantLimits
 from ..config import BatchConfig
 from ..errors import QuotaExceeded
-from ..record import NewJob
-from ..store.job_store import tenant_of
+from ..record import NewJob, tenant_of
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id

@@ -21,9 +21,8 @@ from router.errors import JobStoreUnavailable, NotFound
 from ..config import BatchConfig
 from ..content.port import StoreName
 from ..content.stores import ContentStores
-from ..encryption import NO_CIPHER, ContentCipher
+from ..encryption import NO_CIPHER, ContentCipher, file_place
 from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded, RecordUnreadable
-from ..store.job_store import tenant_of
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output"]
@@ -179,7 +178,7 @@ class FileStore:
         """Return the bytes of a part. Raises FileContentLost."""
         stored = await self._contents.named(file.store).get(file.id, part.name)
         try:
-            return self._cipher.open(stored, *_place(file.owner, file.id, part.name))
+            return self._cipher.open(stored, *file_place(file.owner, file.id, part.name))
         except RecordUnreadable as error:
             raise FileContentLost(f"Part {part.name} of {file.id}: {error.message}.") from error
 
@@ -190,7 +189,7 @@ class FileStore:
 
     async def write_part(self, name: str, owner: str, part: str, data: bytes) -> None:
         """Write a part that no reader sees before it is listed."""
-        await self._contents.current.put(name, part, self._cipher.seal(data, *_place(owner, name, part)))
+        await self._contents.current.put(name, part, self._cipher.seal(data, *file_place(owner, name, part)))
 
     # --- records ---------------------------------------------------------------------------------------------------
 
@@ -308,10 +307,6 @@ class FileWriter:
         part = FilePart(str(len(self._parts) + 1), len(data))
         await self._files.write_part(self.id, self._owner, part.name, data)
         self._parts.append(part)
-
-
-def _place(owner: str, file: str, part: str) -> tuple[str, ...]:
-    return ("file", tenant_of(owner), file, part)
 
 
 def too_many_files(config: BatchConfig) -> QuotaExceeded:

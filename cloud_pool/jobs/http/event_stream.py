@@ -122,7 +122,7 @@ class EventReader:
             keys.append(self._db.key("text", self._job))
             last.append(self._read_text)
             if anyio.current_time() - self._followed_at >= _FOLLOW_EVERY_S:
-                await self._jobs.follow(self._job)
+                await self._jobs.texts.follow(self._job)
                 self._followed_at = anyio.current_time()
         command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
         rows = [as_list(row) for row in as_list(await self._db.command(*command, *keys, *last))]
@@ -159,7 +159,7 @@ class EventReader:
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
         """Encode what the client lacks of the text of its run."""
         for entry in texts:
-            part = self._jobs.read_text(self._owner, self._job, entry)
+            part = self._jobs.texts.read(self._owner, self._job, entry)
             if part.fence == self._at.run and (delta := self._delta(part.start, part.text)):
                 yield delta
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -15,12 +15,13 @@ from router.jobs.view import encode_job_error
 from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
-from ..encryption import NO_CIPHER, ContentCipher
+from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
 from ..errors import RecordUnreadable
 from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
-from .redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from .live_texts import LiveTexts
+from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import (
     AcceptedJob,
     ClaimedJobs,
@@ -28,7 +29,6 @@ from .replies import (
     DueJobs,
     ExpiredJob,
     LeaseStates,
-    LiveText,
     QueueDepth,
     QueueDepths,
 )
@@ -36,9 +36,7 @@ from .replies import (
 _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()
 _MAX_WAIT_S = 2.0  # below the client's timeout
-_FOLLOWED_MS = 10_000
 _OPENINGS_S = 3600.0  # they are known for a week
-_TEXT_TTL_MS = 120_000
 
 
 class JobStore:
@@ -59,6 +57,7 @@ class JobStore:
         self._db = database
         self._config = config
         self._cipher = cipher
+        self.texts = LiveTexts(database, cipher)
         self._off_peak = OffPeakHours(config.off_peak)
         self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
         self._clock = clock
@@ -112,7 +111,7 @@ class JobStore:
             "endpoint",
             job.endpoint,
             "body",
-            self._cipher.seal(job.body, "request", tenant_of(job.owner), job.id),
+            self._cipher.seal(job.body, *request_place(job.owner, job.id)),
         ]
         fields += ["max_attempts", self._config.max_attempts, "cost", job_cost(job, limits)]
         for name, value in optional.items():
@@ -168,7 +167,7 @@ class JobStore:
 
     def read_request(self, record: JobRecord) -> JobRecord:
         """Return a claimed record with its request as it was sent. Raises ContentKeyMissing or RecordUnreadable."""
-        body = self._cipher.open(record.body, "request", tenant_of(record.owner), record.id)
+        body = self._cipher.open(record.body, *request_place(record.owner, record.id))
         return msgspec.structs.replace(record, body=body)
 
     async def list_owned(self, owner: str, *, after: str = "", limit: int = 20) -> list[JobRecord]:
@@ -271,26 +270,6 @@ class JobStore:
         lease_ms = int(self._config.lease_s * 1000) if renew else 0
         lost, followed = as_list(await self._db.run("renew_leases", lease_ms, *flat))
         return LeaseStates(*(frozenset(as_text(job) for job in as_list(jobs)) for jobs in (lost, followed)))
-
-    def read_text(self, owner: str, job: str, entry: Reply) -> LiveText:
-        """Return a part of a run's text from its entry in Redis. Raises ContentKeyMissing or RecordUnreadable."""
-        entry_id, fields = as_list(entry)
-        fence, values = int(as_text(entry_id).partition("-")[0]), as_fields(fields)
-        start = int(values["from"])
-        text = self._cipher.open(values["text"], *_text_place(owner, job, fence, start))
-        return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
-
-    async def follow(self, job: str) -> None:
-        """Have the worker of a job store the text of its runs, for 10 s."""
-        await self._db.command("SET", self._db.key("followed", job), "", "PX", _FOLLOWED_MS)
-
-    async def append_text(self, texts: Sequence[LiveText]) -> list[int]:
-        """Append texts of running jobs. Returns how many characters of each run Redis has; -1: it is lost."""
-        flat: list[Argument] = []
-        for each in texts:
-            sealed = self._cipher.seal(each.text.encode(), *_text_place(each.owner, each.job, each.fence, each.start))
-            flat += [each.job, each.fence, each.start, each.end, sealed]
-        return [as_int(stored) for stored in as_list(await self._db.run("append_text", _TEXT_TTL_MS, *flat))]
 
     def seal_result(self, record: JobRecord, result: bytes) -> bytes:
         """Return an answer as it is stored."""
@@ -395,20 +374,6 @@ class JobStore:
         """Count jobs by queue and state."""
         queues, *counts = as_list(await self._db.run("depths", self._now))
         return QueueDepths(tuple(_depth(row) for row in as_list(queues)), *(as_int(count) for count in counts))
-
-
-def tenant_of(owner: str) -> str:
-    """Return the tenant of an owner, which is `tenant/device`."""
-    return owner.partition("/")[0]
-
-
-def result_place(owner: str, job: str) -> tuple[str, str, str]:
-    """Return where a result is, for the cipher."""
-    return ("result", tenant_of(owner), job)
-
-
-def _text_place(owner: str, job: str, fence: int, start: int) -> tuple[str, ...]:
-    return ("text", tenant_of(owner), job, f"{fence}-{start}")
 
 
 def job_not_found(job: str) -> NotFound:

@@ -112,7 +112,7 @@ class TextPublisher:
         if not sending:
             return
         try:
-            replies = await self._store.append_text([part for _, part in sending])
+            replies = await self._store.texts.append([part for _, part in sending])
         except JobStoreUnavailable:
             self._changed.set()  # again after the interval
             return
