@@ -19,7 +19,6 @@ from anyio.abc import TaskGroup
 from router.errors import CausewayError, ConfigError
 
 from ..brokers.address import TopicAddress
-from ..brokers.errors import BrokerUnavailable
 from ..brokers.open import open_history, open_sink
 from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
 from ..brokers.ranges import MessageRange
@@ -84,13 +83,13 @@ class MessageReplay:
 
     async def run(self, wanted: MessageRange) -> None:
         """Answer a range. Raises BrokerUnavailable when the rest of it cannot be read, or ConfigError."""
-        faults: list[BrokerUnavailable] = []
+        faults: list[CausewayError] = []
         async with anyio.create_task_group() as tasks:
             try:
                 async for incoming in self._history.read(wanted):
                     await self._slots.acquire()
                     tasks.start_soon(self._answer, incoming)
-            except BrokerUnavailable as error:
+            except CausewayError as error:
                 faults.append(error)  # Raised below: a task group would wrap it.
         for fault in faults:
             raise fault

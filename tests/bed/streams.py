@@ -1,6 +1,6 @@
 """A pipeline under load while its parts are killed, and its goodput beside calling the gateway.
 
-    python -m tests.bed.streams --rounds 20
+    python -m tests.bed.streams --rounds 20 [--broker kafka]
 
 1. Producers publish messages of a few keys, and some without one; every tenth message is sent twice.
 2. In each round every kind of process is killed once, at random moments, and comes back: the broker, both processes of
@@ -20,23 +20,17 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import nats
-import nats.errors
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
-from nats.js.client import JetStreamContext
 
-from tests.nats_server import NatsServer
 from tests.stack import Process
 
 from .bed import ROOT, Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark, send
 from .figures import quantile, table
+from .stream_brokers import SUBJECTS, NatsBroker, Publisher, StreamBroker
 
 TIER = "assistant-large"
 VICTIMS = ("broker", "pipeline-1", "pipeline-2", "gateway", "redis", "triton")
@@ -44,59 +38,7 @@ SPEED = ReplicaSpeed(slots=32, prefill_s=0.05, step_s=0.01)
 IN_FLIGHT = 32
 TOKENS = 20
 KEYS = 6
-SUBJECTS = ["questions", "answers", "answers.dead"]
 TIMEOUT_S = 180.0
-_WITHOUT_ACKS = ConsumerConfig(ack_policy=AckPolicy.NONE)  # else a consumer gets a thousand messages at most
-_FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError)
-
-
-class Broker:
-    """The nats-server and one client of the bed's own, which connects again whenever it must."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir()
-        self.server = NatsServer(folder)
-
-    @asynccontextmanager
-    async def stream(self) -> AsyncIterator[JetStreamContext]:
-        client = await nats.connect(self.server.host, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
-        try:
-            yield client.jetstream(timeout=2.0)
-        finally:
-            await client.close()
-
-    async def create(self) -> None:
-        async with self.stream() as stream:
-            await stream.add_stream(StreamConfig(name="bed", subjects=SUBJECTS))
-
-    async def outcomes(self) -> list[dict[str, Any]]:
-        """Return all outcomes, in the order of the topic."""
-        while True:
-            with contextlib.suppress(*_FAULTS):  # on a busy machine a reply may be late
-                async with self.stream() as stream:
-                    return await _read(stream)
-
-
-async def _read(stream: JetStreamContext) -> list[dict[str, Any]]:
-    found = []
-    for subject in SUBJECTS[1:]:
-        subscription = await stream.pull_subscribe(subject, stream="bed", config=_WITHOUT_ACKS)
-        left = (await subscription.consumer_info()).num_pending or 0
-        while left > 0:
-            fetched = await subscription.fetch(min(left, 500), timeout=20)
-            left -= len(fetched)
-            found += [json.loads(message.data) for message in fetched]
-    return found
-
-
-async def publish(stream: JetStreamContext, body: bytes) -> None:
-    """Publish until the broker has it; a repeated message has the same id."""
-    while True:
-        try:
-            await stream.publish(SUBJECTS[0], body)
-            return
-        except _FAULTS:
-            await asyncio.sleep(0.1)
 
 
 def message(key: str, number: int) -> tuple[str, bytes]:
@@ -110,7 +52,7 @@ def message(key: str, number: int) -> tuple[str, bytes]:
 class MessageLoad:
     """Publishes messages at a rate until it is stopped. Each key's messages are published one after the other."""
 
-    def __init__(self, broker: Broker, rng: random.Random) -> None:
+    def __init__(self, broker: StreamBroker, rng: random.Random) -> None:
         self._broker = broker
         self._rng = rng
         self.sent: list[str] = []
@@ -123,18 +65,18 @@ class MessageLoad:
     async def run(self, per_s: float) -> None:
         self._stopped.clear()
         keys = [*(f"key{number}" for number in range(KEYS)), ""]
-        async with self._broker.stream() as stream, asyncio.TaskGroup() as tasks:
+        async with self._broker.publisher() as publisher, asyncio.TaskGroup() as tasks:
             for key in keys:
-                tasks.create_task(self._publish(stream, key, per_s / len(keys)))
+                tasks.create_task(self._publish(publisher, key, per_s / len(keys)))
 
-    async def _publish(self, stream: JetStreamContext, key: str, per_s: float) -> None:
+    async def _publish(self, publisher: Publisher, key: str, per_s: float) -> None:
         while not self._stopped.is_set():
             name, body = message(key, self._numbers[key])
             self._numbers[key] += 1
-            await publish(stream, body)
+            await publisher.publish(body, key)
             self.sent.append(name)
             if self._rng.random() < 0.1:
-                await publish(stream, body)
+                await publisher.publish(body, key)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._rng.expovariate(per_s)):
                     await self._stopped.wait()
@@ -143,13 +85,13 @@ class MessageLoad:
 class Pipelines:
     """The processes of one pipeline."""
 
-    def __init__(self, bed: Bed, broker: Broker) -> None:
+    def __init__(self, bed: Bed, broker: StreamBroker) -> None:
         self._bed = bed
         self._broker = broker
         self._processes: dict[str, Process] = {}
 
     def start(self, name: str) -> Process:
-        topic = self._broker.server.topic
+        topic = self._broker.topic
         command = [sys.executable, "-P", "-m", "cloud_pool", "stream"]
         command += ["--config", str(self._bed.folder / "gateway.yaml")]
         command += ["--in", topic(SUBJECTS[0]), "--out", topic(SUBJECTS[1]), "--operator-port", "0"]
@@ -169,12 +111,12 @@ class Pipelines:
         return "\n".join(f"--- {name}\n{process.tail(15)}" for name, process in self._processes.items())
 
 
-async def kill(bed: Bed, broker: Broker, pipelines: Pipelines, victim: str, rng: random.Random) -> None:
+async def kill(bed: Bed, broker: StreamBroker, pipelines: Pipelines, victim: str, rng: random.Random) -> None:
     """Kill a part; it is back on return, or its supervisor brings it back."""
     if victim == "broker":
-        await asyncio.to_thread(broker.server.kill)
+        await asyncio.to_thread(broker.kill)
         await asyncio.sleep(rng.uniform(0.0, 1.0))
-        await asyncio.to_thread(broker.server.start)
+        await asyncio.to_thread(broker.start)
     elif victim.startswith("pipeline"):
         await pipelines.crash(victim)
     elif victim == "gateway":
@@ -187,7 +129,7 @@ async def kill(bed: Bed, broker: Broker, pipelines: Pipelines, victim: str, rng:
 
 async def killed_round(
     bed: Bed,
-    broker: Broker,
+    broker: StreamBroker,
     pipelines: Pipelines,
     load: MessageLoad,
     rng: random.Random,
@@ -215,7 +157,7 @@ async def _request(session: aiohttp.ClientSession, bed: Bed) -> None:
     await send(session, bed.urls[1], profile="beside", tier=TIER, token=bed.token("acme"), tokens=TOKENS)
 
 
-async def until_answered(broker: Broker, pipelines: Pipelines, names: set[str]) -> None:
+async def until_answered(broker: StreamBroker, pipelines: Pipelines, names: set[str]) -> None:
     """Wait until each message has an outcome. Raises RuntimeError with the logs' ends."""
     ends = time.monotonic() + TIMEOUT_S
     while missing := names - {outcome["id"] for outcome in await broker.outcomes()}:
@@ -242,15 +184,15 @@ def failures(sent: list[str], outcomes: list[dict[str, Any]]) -> list[str]:
     return [f"{count} {what}" for what, count in checks.items() if count]
 
 
-async def through_pipeline(broker: Broker, pipelines: Pipelines, count: int) -> float:
+async def through_pipeline(broker: StreamBroker, pipelines: Pipelines, count: int) -> float:
     """Return messages per second, from the first publication to the last outcome."""
     messages = [message("", 1_000_000 + time.monotonic_ns() // 1000 + number) for number in range(count)]
-    async with broker.stream() as stream:
-        answers = await stream.subscribe(SUBJECTS[1], stream="bed", ordered_consumer=True, deliver_policy="new")  # type: ignore[arg-type]
+    async with broker.publisher() as publisher, broker.answers() as answers:
         began, left = time.monotonic(), {name for name, _ in messages}
-        sending = asyncio.gather(*(publish(stream, body) for _, body in messages))
-        while left:
-            left.discard(json.loads((await answers.next_msg(timeout=TIMEOUT_S)).data)["id"])
+        sending = asyncio.gather(*(publisher.publish(body) for _, body in messages))
+        async with asyncio.timeout(TIMEOUT_S):
+            while left:
+                left.discard(json.loads(await anext(answers))["id"])
         took = time.monotonic() - began
         await sending
     return count / took
@@ -280,7 +222,7 @@ async def through_gateway(session: aiohttp.ClientSession, bed: Bed, count: int) 
     return count / (time.monotonic() - began)
 
 
-async def run(bed: Bed, broker: Broker, pipelines: Pipelines, arguments: argparse.Namespace) -> list[str]:
+async def run(bed: Bed, broker: StreamBroker, pipelines: Pipelines, arguments: argparse.Namespace) -> list[str]:
     """Return the failed checks."""
     rng = random.Random(arguments.seed)
     await broker.create()
@@ -314,9 +256,18 @@ async def run(bed: Bed, broker: Broker, pipelines: Pipelines, arguments: argpars
     return found + failures(load.sent, outcomes)
 
 
+def _broker(kind: str, folder: Path) -> StreamBroker:
+    if kind == "nats":
+        return NatsBroker(folder / "nats")
+    from .stream_kafka import KafkaBroker
+
+    return KafkaBroker()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--broker", choices=("nats", "kafka"), default="nats")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-s", type=float, default=15.0, help="messages")
     parser.add_argument("--within-s", type=float, default=1.5, help="longest time between two kills")
@@ -334,13 +285,13 @@ def main() -> int:
         config=dict(config),
         workers=0,
     ) as bed:
-        broker = Broker(bed.folder / "nats")
+        broker = _broker(arguments.broker, bed.folder)
         pipelines = Pipelines(bed, broker)
         try:
             found = asyncio.run(run(bed, broker, pipelines, arguments))
         finally:
             pipelines.close()
-            broker.server.kill()
+            broker.close()
     for failure in found:
         print(f"FAILED: {failure}")
     return 1 if found else 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloud_pool.brokers.address import BrokerLogin, TopicAddress
+from cloud_pool.brokers.errors import BrokerUnavailable
 from cloud_pool.brokers.open import open_history
 from cloud_pool.brokers.ranges import MessageRange, parse_range
 from cloud_pool.jobs.config import JobsConfig
@@ -99,6 +100,23 @@ async def test_both_ends_of_a_range_belong_to_it(broker: RealBroker, jobs: JobsC
     in_time = [line for line in every if since <= line["published_at"] <= until]
     assert _names(await replay(topics, jobs, MessageRange(since=since, until=until))) == _names(in_time)
     assert await replay(topics, jobs, MessageRange(since=every[-1]["published_at"] + 3600.0)) == []
+
+
+async def test_a_range_that_cannot_be_read_is_an_error(broker: RealBroker, jobs: JobsConfig) -> None:
+    topics = Topics(broker, await broker.create_topic(), await broker.create_topic())
+    await topics.send(encoded("a"))
+    if topics.source.kind == "kafka":
+        with pytest.raises(ConfigError, match="no partition 9"):
+            await replay(topics, jobs, parse_range("9-0..", "kafka"))
+    history = open_history(topics.source, BrokerLogin())
+    await history.open()
+    broker.kill()
+    try:
+        with pytest.raises(BrokerUnavailable):
+            await anext(history.read(MessageRange()))
+    finally:
+        broker.start()
+    await history.close()
 
 
 @pytest.mark.parametrize("text", ["", "..", "5", "5...", "a..b", "2026-11-23T06:00:00..", "1..2026-11-23T06:00:00Z"])

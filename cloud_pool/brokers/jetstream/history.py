@@ -12,6 +12,7 @@ from ..port import IncomingMessage
 from ..ranges import MessageRange
 from .connection import PAGE, TIMEOUT_S, NatsConnection, incoming, translated
 
+_ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds
 _KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
 
 
@@ -32,7 +33,7 @@ class JetStreamHistory:
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S)
         if wanted.since:
             config.deliver_policy = DeliverPolicy.BY_START_TIME
-            config.opt_start_time = datetime.fromtimestamp(wanted.since, UTC)
+            config.opt_start_time = datetime.fromtimestamp(wanted.since - _ROUNDING_S, UTC)
         elif wanted.first > 1:
             config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
             config.opt_start_seq = wanted.first
