@@ -17,7 +17,7 @@ from models.modalities.process.messages import (
     DecodePicture,
     Picture,
     Projected,
-    ProjectPictures,
+    ProjectPicture,
     WorkerSpec,
 )
 from models.modalities.process.parent import WorkerFailed, WorkerProcess
@@ -89,9 +89,9 @@ class Projectors:
             raise WorkerFailed(f"{model} has no projector any more")
         decoded = await self._decoder.run(DecodePicture(picture), deadline)
         assert isinstance(decoded, Picture)
-        found = await self._of(projector).run(ProjectPictures((decoded,)), deadline)
+        found = await self._of(projector).run(ProjectPicture(decoded), deadline)
         assert isinstance(found, Projected)
-        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors[0])
+        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors)
         if len(self._remembered) > self._limit:
             self._remembered.popitem(last=False)
         return soft

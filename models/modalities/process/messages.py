@@ -99,10 +99,10 @@ class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
     height: int
 
 
-class ProjectPictures(msgspec.Struct, frozen=True, tag="project_pictures"):
-    """Turn pictures into soft tokens, all in one run of the encoder."""
+class ProjectPicture(msgspec.Struct, frozen=True, tag="project_picture"):
+    """Turn a picture into soft tokens."""
 
-    pictures: tuple[Picture, ...]
+    picture: Picture
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -136,9 +136,9 @@ class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
 
 
 class Projected(msgspec.Struct, frozen=True, tag="projected"):
-    """Soft tokens of each picture: float32 little endian, [tokens, embedding dimensions of the model]."""
+    """Soft tokens: float32 little endian, [tokens, embedding dimensions of the model]."""
 
-    vectors: tuple[bytes, ...]
+    vectors: bytes
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -148,7 +148,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 WorkerJob = (
-    DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | ProjectPictures | CancelJob
+    DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | ProjectPicture | CancelJob
 )
 WorkerResult = Sound | Picture | PictureSize | Found | Projected | Refused
 ChildReply = WorkerResult | SegmentFound | WorkerReady

@@ -37,17 +37,23 @@ class CaptionRows(msgspec.Struct, frozen=True):
 
 
 class PanelReader(nn.Module):
-    """Pixels uint8 [n, side, 3 · side, 3] → the embeddings of the digits, [n, cells, 2, dimensions]."""
+    """Pixels uint8 [n, side, 3 · side, 3] → the embeddings of the digits, [n, cells, 2, dimensions].
 
-    def __init__(self, dimensions: int) -> None:
+    Args:
+        digits: the rows of 0 to 9. The projector learns in units of their spread, from their mean.
+    """
+
+    def __init__(self, digits: NDArray[np.float32]) -> None:
         super().__init__()
+        self._mean = torch.from_numpy(digits.mean(axis=0))
+        self._spread = float(digits.std(axis=0).mean())
+        dimensions = digits.shape[1]
         inputs = (3, *_CHANNELS[:-1])
         self.convolutions = nn.ModuleList(
             nn.Conv2d(before, after, 3, stride=2, padding=1) for before, after in zip(inputs, _CHANNELS, strict=True)
         )
         self.features = nn.Linear(_FLAT, FEATURES)
         self.projector = nn.Linear(FEATURES, _DIGITS * dimensions)
-        self._dimensions = dimensions
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         count = len(pixels)
@@ -56,8 +62,13 @@ class PanelReader(nn.Module):
         for convolution in self.convolutions:
             value = convolution(value).relu()
         features = self.features(value.flatten(1)).relu()
-        projected: torch.Tensor = self.projector(features)
-        return projected.reshape(count, _CELLS, _DIGITS, self._dimensions)
+        projected: torch.Tensor = self.projector(features).reshape(count, _CELLS, _DIGITS, -1)
+        return self._mean + self._spread * projected
+
+    def projection(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Return the projector's weights [features, 2 · dimensions] and bias, from features to embeddings."""
+        weight, bias = _array(self.projector.weight).T * self._spread, _array(self.projector.bias) * self._spread
+        return np.ascontiguousarray(weight), bias + np.tile(self._mean.numpy(), _DIGITS)
 
 
 def write_encoder(reader: PanelReader, target: Path) -> None:
@@ -100,7 +111,7 @@ def write_encoder(reader: PanelReader, target: Path) -> None:
 def write_projector(reader: PanelReader, rows: CaptionRows, target: Path) -> None:
     """Write ``features`` float32 [pictures, cells, n] → ``embeddings`` [pictures, tokens, dimensions]."""
     tokens, dimensions = rows.words.shape
-    digits = _CELLS * _DIGITS
+    digits, (weight, bias) = _CELLS * _DIGITS, reader.projection()
     spread = np.zeros((tokens, digits), np.float32)  # puts each digit at its place
     spread[[place for pair in rows.places for place in pair], np.arange(digits)] = 1.0
     write_onnx(
@@ -116,8 +127,8 @@ def write_projector(reader: PanelReader, rows: CaptionRows, target: Path) -> Non
         inputs=[Port("features", FLOAT, ["pictures", _CELLS, FEATURES])],
         outputs=[Port("embeddings", FLOAT, ["pictures", tokens, dimensions])],
         constants={
-            "weight": np.ascontiguousarray(_array(reader.projector.weight).T),
-            "bias": _array(reader.projector.bias),
+            "weight": weight,
+            "bias": bias,
             "rows": np.array([0, digits, dimensions], np.int64),
             "spread": spread,
             "words": rows.words,

@@ -77,7 +77,7 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     rows = caption_rows(weights)
     torch.manual_seed(seed)
-    reader = PanelReader(rows.digits.shape[1])
+    reader = PanelReader(rows.digits)
     pixels, digits = _drawn(panels(count, seed))
     optimizer = torch.optim.Adam(reader.parameters(), lr=_RATE)
     steps = epochs * -(-count // _BATCH)

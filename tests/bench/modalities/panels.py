@@ -20,6 +20,7 @@ from .box import Bench, Reply, benched
 
 _SEED = 70_000  # far from any seed of training
 _NUMBER = re.compile(r"\d+")
+_ANSWER = 12  # tokens: "The value of left is 45."
 
 
 async def run(model: str, folders: Sequence[Path], rounds: int) -> bool:
@@ -43,13 +44,13 @@ async def run(model: str, folders: Sequence[Path], rounds: int) -> bool:
 
 
 async def _ask(bench: Bench, way: str, panel: Panel, cell: int) -> Reply:
-    question = text(f"What number does the {CELLS[cell]} instrument show? Answer with the number alone.")
+    question = text(f"What is the value of {CELLS[cell]}?")
     if way == "none":
-        return await bench.ask(question, max_tokens=8)
+        return await bench.ask(question, max_tokens=_ANSWER)
     seen = picture(as_png(panel))
     if way == "typed":
         seen = text(f"[A picture:{caption([one.digits for one in panel.instruments])}]")
-    return await bench.ask(seen, question, max_tokens=8)
+    return await bench.ask(seen, question, max_tokens=_ANSWER)
 
 
 def _share(right: Sequence[bool]) -> float:

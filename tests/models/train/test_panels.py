@@ -22,7 +22,7 @@ from models.cli.commands import main  # noqa: E402
 from models.llama_cpp.native.vocabulary import Vocabulary  # noqa: E402
 from models.llama_cpp.native.weights import Weights  # noqa: E402
 from models.modalities.encoders.projector import PictureProjector  # noqa: E402
-from models.modalities.process.messages import Picture, Projected, ProjectPictures, WorkerSpec  # noqa: E402
+from models.modalities.process.messages import Picture, Projected, ProjectPicture, WorkerSpec  # noqa: E402
 from models.publish.publish import publish_gguf  # noqa: E402
 from models.train.export.embedding_rows import embedding_rows  # noqa: E402
 from models.train.panels.drawing import SIDE, as_input, caption, draw_panel, panels  # noqa: E402
@@ -60,24 +60,26 @@ def test_what_it_publishes_works_together(trained: Path) -> None:
     worker = PictureProjector(
         WorkerSpec("", options={"encoder": str(projector.encoder), "projector": str(projector.path)})
     )
-    drawn = [draw_panel(panel) for panel in panels(2, 5)]
-    pictures = tuple(Picture(one.tobytes(), one.width, one.height) for one in drawn)
-    found = worker.run(ProjectPictures(pictures), link=None)  # type: ignore[arg-type]
-    assert isinstance(found, Projected)
+    found: list[bytes] = []
+    for drawn in map(draw_panel, panels(2, 5)):
+        job = ProjectPicture(Picture(drawn.tobytes(), drawn.width, drawn.height))
+        projected = worker.run(job, link=None)  # type: ignore[arg-type]
+        assert isinstance(projected, Projected)
+        found.append(projected.vectors)
     weights = find_artifact("tiny", [trained]).path
     with contextlib.closing(Weights(weights)) as loaded:
         ids = Vocabulary(loaded.pointer).encode(caption(["00", "00", "00"]), special=False)
-    vectors = np.frombuffer(found.vectors[0], "<f4").reshape(projector.tokens, -1)
+    vectors = np.frombuffer(found[0], "<f4").reshape(projector.tokens, -1)
     words = np.array([token for pair in caption_rows(weights).places for token in pair])
     rest = np.setdiff1d(np.arange(len(ids)), words)
     np.testing.assert_array_equal(vectors[rest], embedding_rows(weights)[ids][rest])
-    assert found.vectors[0] != found.vectors[1]
+    assert found[0] != found[1]
 
 
 def test_the_files_calculate_what_the_network_does(tmp_path: Path) -> None:
     rows = caption_rows(write_tiny_gguf(tmp_path / "tiny.gguf"))
     torch.manual_seed(3)
-    reader = PanelReader(rows.digits.shape[1])
+    reader = PanelReader(rows.digits)
     write_encoder(reader, tmp_path / "encoder.onnx")
     write_projector(reader, rows, tmp_path / "projector.onnx")
     pixels = np.stack([as_input(panel, INPUT) for panel in panels(3, 1)])
