@@ -19,8 +19,8 @@ ENCODER = "panels"
 )
 @click.option("--run", type=folder, required=True, help="Folder for the files before they are published.")
 @to_option
-@click.option("--panels", "count", type=click.IntRange(64), default=6000, show_default=True, help="Panels to draw.")
-@click.option("--epochs", type=click.IntRange(1), default=8, show_default=True, help="Passes over them.")
+@click.option("--panels", "count", type=click.IntRange(64), default=3000, show_default=True, help="Panels to draw.")
+@click.option("--epochs", type=click.IntRange(1), default=12, show_default=True, help="Passes over them.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the drawing and the network.")
 @threads_option(1)
 @models_option

@@ -1,9 +1,10 @@
-"""`python -m tests.bench.modalities paced | real | invoice | panels`: what a request with a sound and a picture costs.
+"""`python -m tests.bench.modalities WHAT`: what a request with a sound and a picture costs.
 
 - paced: encoders that take a given time, the shipped assistant; needs Pillow (extra `pictures`)
 - real: Whisper, PP-OCRv4 and a brought model; needs the extras, `causeway-models pull speech` and espeak-ng
 - panels: drawn instrument panels (synthetic) as text facts and as soft tokens; needs the extra `pictures` and a model
   with a projector (`causeway-models train-panels`)
+- batched: pictures encoded and projected one by one, and eight in a run; as `panels`
 - invoice: a rendered and a distorted invoice (synthetic), a typed and a spoken question, a stalled branch; as `real`
 """
 
@@ -19,7 +20,7 @@ from . import invoice, panels, side_by_side
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.modalities", description=__doc__)
-    parser.add_argument("what", choices=("paced", "real", "invoice", "panels"))
+    parser.add_argument("what", choices=("paced", "real", "invoice", "panels", "batched"))
     parser.add_argument("--model", default="qwen-05b", help="a brought model that answers in words")
     parser.add_argument("--models", type=Path, action="append", default=[], help="folder of brought models")
     parser.add_argument("--rounds", type=int, default=5)
@@ -31,6 +32,8 @@ def main() -> None:
         holds = asyncio.run(side_by_side.real(arguments.model, arguments.models, arguments.espeak, arguments.rounds))
     elif arguments.what == "panels":
         holds = asyncio.run(panels.run(arguments.model, arguments.models, arguments.rounds))
+    elif arguments.what == "batched":
+        holds = panels.batched(arguments.model, arguments.models, arguments.rounds)
     else:
         holds = asyncio.run(invoice.run(arguments.model, arguments.models, arguments.espeak))
     sys.exit(0 if holds else 1)

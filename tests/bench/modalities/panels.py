@@ -9,10 +9,15 @@ from __future__ import annotations
 import random
 import re
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from models.train.panels.drawing import CELLS, Panel, as_png, caption, panels
+import numpy as np
+import onnxruntime
+
+from models.catalog.projector import find_projector
+from models.train.panels.drawing import CELLS, Panel, as_input, as_png, caption, panels
 from router.types import Fusion
 from tests.modalities.test_fusion import picture, text
 
@@ -20,6 +25,7 @@ from .box import Bench, Reply, benched
 
 _SEED = 70_000  # far from any seed of training
 _NUMBER = re.compile(r"\d+")
+_BATCH = 8  # pictures
 _ANSWER = 12  # tokens: "The value of left is 45."
 
 
@@ -41,6 +47,28 @@ async def run(model: str, folders: Sequence[Path], rounds: int) -> bool:
             found[instrument.kind].append(number is not None and int(number[0]) == instrument.value)
         print(_line(way, found, replies))
     return _share(right["early"]["dial"]) > _share(right["late"]["dial"])
+
+
+def batched(model: str, folders: Sequence[Path], rounds: int) -> bool:
+    """Print how many pictures a second are encoded and projected one by one, and eight in a run. Interleaved."""
+    projector = find_projector(model, folders)
+    assert projector is not None, f"{model} has no projector"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2  # as the box's process has
+    sessions = [onnxruntime.InferenceSession(path, options) for path in (projector.encoder, projector.path)]
+    side = int(sessions[0].get_inputs()[0].shape[1])
+    pixels = np.stack([as_input(panel, side) for panel in panels(_BATCH, _SEED)])
+    rates: dict[int, list[float]] = {1: [], _BATCH: []}
+    for _ in range(rounds):
+        for size, found in rates.items():
+            started = time.perf_counter()
+            for first in range(0, _BATCH, size):
+                (features,) = sessions[0].run(["features"], {"pixels": pixels[first : first + size]})
+                sessions[1].run(["embeddings"], {"features": features})
+            found.append(_BATCH / (time.perf_counter() - started))
+    for size, found in rates.items():
+        print(f"{size} in a run: {statistics.median(found):.0f} pictures/s in the median, {max(found):.0f} at best")
+    return True
 
 
 async def _ask(bench: Bench, way: str, panel: Panel, cell: int) -> Reply:
