@@ -147,6 +147,8 @@ class MessageIntake:
             address = msgspec.structs.replace(address, topic=topic)
             submission = read_message(message, config, self._config.max_message_bytes)
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
+            deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
+            hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
             priority = priority_of(submission.headers) or config.priority
             return await self._accept(message, submission, address, hints, priority)
         except CausewayError as error:

@@ -97,6 +97,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     body: bytes
     headers: Mapping[str, str]
+    deadline_ms: int | None  # if the headers have none, or a later one
     key: JobKey
     is_new: bool  # an earlier job with this key is another one
 
@@ -113,10 +114,9 @@ def read_message(message: Message, config: MqttTopicConfig, max_bytes: int) -> S
     key = _key_of(message)
     headers = {name.lower(): value for name, value in message.properties.items()}
     deadlines_s = [one for one in (config.deadline_s, message.expires_s) if one is not None]
-    if deadlines_s and "x-causeway-deadline-ms" not in headers:
-        headers["x-causeway-deadline-ms"] = str(max(1, int(min(deadlines_s) * 1000.0)))
+    deadline_ms = max(1, int(min(deadlines_s) * 1000.0)) if deadlines_s else None
     is_new = message.is_known_by_number and not message.dup
-    return Submission(body=body, headers=headers, key=JobKey(key, key), is_new=is_new)
+    return Submission(body=body, headers=headers, deadline_ms=deadline_ms, key=JobKey(key, key), is_new=is_new)
 
 
 def _chat_of(payload: bytes, system: str) -> bytes:

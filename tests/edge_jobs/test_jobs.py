@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from edge_node.config.schema import JobsConfig
+from edge_node.jobs.intake import JobIntake, JobKey
+from router.types import RoutingHints
 
 from ..edge.box import POLICY, Box, running
 from ..edge.scripted import until
@@ -39,6 +42,23 @@ async def test_a_job_is_answered_by_the_device_where_the_policy_says_so(tmp_path
         record = await box.get(f"/v1/decisions/{found['decision']}")
         assert record.json["outcome"]["status"] == "ok"
         box.assert_nothing_leaks()
+
+
+async def test_a_client_that_leaves_during_the_commit_has_submitted_its_job(tmp_path: Path) -> None:
+    """The runner is woken all the same: its next look may be a minute away."""
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        store = (await box.parts.jobs.open()).store
+        runner: Any = Mock()
+        intake = JobIntake(PROMPT, store, runner, box.parts.service)
+        body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
+        leaving = asyncio.ensure_future(intake.accept(body, RoutingHints(client="me"), None, JobKey()))
+        async with asyncio.timeout(60.0):
+            while not store.stats.accepted:  # noqa: ASYNC110 -- counted before the commit
+                await asyncio.sleep(0.0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        runner.wake.assert_called_once()
+        assert len(await store.list_owned("me", "", 10)) == 1
 
 
 async def test_a_job_waits_for_the_cloud_and_is_done_there_once(tmp_path: Path) -> None:

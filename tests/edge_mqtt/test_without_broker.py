@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from edge_node.app import build
 from edge_node.cli.doctor.broker import check_broker
 from edge_node.config.schema import MqttConfig
+from edge_node.mqtt.messages import Message, read_message
 from edge_node.mqtt.topics import Topics, overlaps
 from router.errors import ConfigError, InvalidRequest
 
@@ -111,3 +113,52 @@ def test_answers_go_where_this_box_may_answer() -> None:
     for response_topic in ("plant/8/ask", "$SYS/x", "plant/+/answers", "valve/open", "causeway/box/state", "x" * 2000):
         with pytest.raises(InvalidRequest, match="the response topic"):
             topics.answer_topic(found, "plant/7/ask", response_topic)
+
+
+def message(**fields: Any) -> Message:
+    given: dict[str, Any] = {
+        "mid": 5,
+        "topic": "plant/7/ask",
+        "payload": b"{}",
+        "qos": 1,
+        "retain": False,
+        "dup": False,
+    }
+    return Message(**(given | fields))
+
+
+def test_what_makes_two_messages_the_same_job() -> None:
+    """Correlation data or an event's id; without them the packet's number, if the broker sends it again."""
+    (topic,) = mqtt_config(1883).topics
+
+    def key(**fields: Any) -> str:
+        return read_message(message(**fields), topic, 1000).key.key
+
+    event = {"specversion": "1.0", "source": "/sensor", "id": "1"}
+    assert key(correlation=b"7") == key(correlation=b"7", mid=6, dup=True)
+    assert key(properties=event) == key(properties=event, mid=6)
+    assert key() == key(dup=True)
+    others = [
+        key(),
+        key(mid=6),
+        key(payload=b"[]"),
+        key(correlation=b"7"),
+        key(correlation=b"8"),
+        key(properties=event),
+        key(properties=event | {"id": "2"}),
+        key(response_topic="plant/7/answers"),
+        key(topic="plant/8/ask"),
+    ]
+    assert len(set(others)) == len(others)
+    is_new = [read_message(message(**one), topic, 1000).is_new for one in ({}, {"dup": True}, {"correlation": b"7"})]
+    assert is_new == [True, False, False]
+
+
+def test_the_earliest_end_is_the_deadline() -> None:
+    """The topic's, or the message's own expiry."""
+    (topic,) = mqtt_config(1883, topic={"deadline_s": 60.0}).topics
+    assert read_message(message(), topic, 1000).deadline_ms == 60_000
+    assert read_message(message(expires_s=7), topic, 1000).deadline_ms == 7_000
+    (topic,) = mqtt_config(1883).topics
+    assert read_message(message(), topic, 1000).deadline_ms is None
+    assert read_message(message(expires_s=1 << 32), topic, 1000).deadline_ms == (1 << 32) * 1000
