@@ -33,7 +33,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     token_id: str  # "" for a static token
     policy: str  # name@revision of the edge's policy; "" if the edge sent none
-    route: str  # chat, completion, job, batch
+    route: str  # chat, completion, embedding, response, generate, realtime, job, batch or stream
     tier: str  # "" if refused before a tier was known
     # ok or an error's code; `accepted` for a job or batch that was acknowledged to its caller; `superseded` for a job's
     # run whose report was not accepted
