@@ -24,6 +24,7 @@ _MAX_STREAMS = 128  # of one connection
 _PING_S, _PONG_S = 20.0, 10.0  # a client whose connection does not answer a ping in time is gone
 _CLIENT_PING_S = 10.0  # a client that pings more often is disconnected
 _AGE_S = 1800.0  # then clients connect again, perhaps to another gateway behind the same name
+_STATUS_S = 0.5  # for the status of a call whose answer is written
 _CANCEL_S = 2.0  # for handlers that were cancelled
 
 
@@ -82,9 +83,9 @@ class GrpcServer:
         await self._calls.drain(timeout_s)
 
     async def close(self) -> None:
-        """Cancel the calls in progress, and return when their handlers have ended."""
+        """Let calls whose answer is written send their status, cancel the others, and return when they have ended."""
         if self._server is not None:
-            await self._server.stop(None)
+            await self._server.stop(_STATUS_S)
         await self._calls.drain(_CANCEL_S)
 
 

@@ -290,3 +290,15 @@ async def test_two_clients_share_no_fate() -> None:
         await until(lambda: served.calls.active == 1)
         served.gateway.service.held.set()
         assert text_of(await rest(whole)) == "my secret answer"
+
+
+async def test_an_answer_that_is_whole_has_its_status_though_the_address_closes() -> None:
+    """A gateway stops as soon as no call is in progress; the status is then still on its way."""
+    async with serving() as served:
+        served.gateway.service.held = anyio.Event()
+        calls = [served.client.call(chat()) for _ in range(20)]
+        await until(lambda: len(served.gateway.service.calls) == len(calls))
+        served.gateway.service.held.set()
+        await served.server.drain(PATIENCE_S)
+        await served.server.close()
+        assert {text_of(await rest(call)) for call in calls} == {"my secret answer"}
