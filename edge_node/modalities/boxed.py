@@ -5,6 +5,7 @@ Finding them imports nothing of them: that happens in their children, with the f
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import ArtifactError, find_artifact
+from models.signals.lookup import find_signal
 from router.types import Modality
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ def find_encoders(model_dirs: Sequence[Path]) -> dict[Modality, WorkerSpec]:
         except ArtifactError:
             pass  # `doctor` says so
         else:
-            found["audio"] = _spec("models.modalities.encoders.speech:SpeechEncoder", {"model": str(speech.folder)})
+            options = {"model": str(speech.folder)}
+            with contextlib.suppress(ArtifactError):  # it hears without it
+                options["words"] = str(find_signal("heard-words", None, model_dirs).path)
+            found["audio"] = _spec("models.modalities.encoders.speech:SpeechEncoder", options)
     found["file"] = _spec(DECODER, {})  # a file of text needs no encoder
     if is_installed("image"):
         try:

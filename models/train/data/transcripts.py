@@ -1,4 +1,4 @@
-"""Rows as a box hears them: spoken by espeak-ng in several voices, transcribed by the box's own speech model.
+"""Rows as a box hears English: spoken by espeak-ng in several voices, transcribed by the box's own speech model.
 
 The speech is synthetic, and the hardest that there is. It needs espeak-ng, the extra `voice`, and
 `causeway-models pull speech`.
@@ -19,9 +19,11 @@ from ...function_calls.dataset import Row
 from ...function_calls.intents import is_device_row
 from ...modalities.decoding.sound import decode_sound
 from ...modalities.process.messages import Found, Transcribe, WorkerSpec
+from ...signals.lookup import find_signal
 from .corpus import Corpus
 
 _MAX_S = 60.0
+_LANGUAGE = "en"
 _SOURCE = "hwu64"  # its commands were spoken by people; SNIPS was typed
 
 
@@ -66,14 +68,15 @@ def transcribe_rows(
         from ...modalities.encoders.speech import SpeechEncoder  # the extra `voice`
         from ...modalities.process.child import Link
 
-        encoder = SpeechEncoder(WorkerSpec("", options={"model": str(speech)}))
+        words = str(find_signal("heard-words").path)
+        encoder = SpeechEncoder(WorkerSpec("", options={"model": str(speech), "words": words}))
         ours, theirs = socket.socketpair()
         link = Link(theirs)  # nothing is ever sent: no job is cancelled
         with ours, theirs, file.open("ab") as lines:
             for row, voice in missing:
                 command = [*espeak, "-v", voice, "--stdin", "--stdout"]
                 spoken = subprocess.run(command, input=row.text.encode(), capture_output=True, check=True)
-                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S)), link)
+                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S), _LANGUAGE), link)
                 assert isinstance(found, Found)
                 known[row.text] = TranscribedRow(row, voice, found.fact.text, found.fact.confidence)
                 lines.write(msgspec.json.encode(known[row.text]) + b"\n")

@@ -1,0 +1,101 @@
+"""Which of several transcripts was said: a trigram model of the words that people say to the assistant.
+
+A speech model that is unsure has the right words among its ten likeliest transcripts more often than as the first one.
+Counts are smoothed as Witten and Bell (1991) do: the less a context was seen, the more the shorter one counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from router.parts.spoken_form import spoken_form
+
+_WEIGHT = 0.3  # of this model's log probability beside that of the speech model
+_PER_WORD = 0.5  # for each word, since every word makes a text less probable
+_START, _END = "<s>", "</s>"
+_UNSEEN_WORDS = 20_000
+_MIN_COUNT = 2  # of a bigram or trigram that is kept
+
+
+class WordCounts(msgspec.Struct, frozen=True):
+    """How often words and their sequences (joined by spaces) occur in texts of one language (ISO 639-1)."""
+
+    language: str
+    unigrams: dict[str, int]
+    bigrams: dict[str, int]
+    trigrams: dict[str, int]
+
+
+def count_words(texts: Iterable[str], language: str) -> WordCounts:
+    """Count the words of texts in their spoken form."""
+    counts: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
+    for text in texts:
+        words = [_START, _START, *spoken_form(text).split(), _END]
+        for at in range(2, len(words)):
+            for length, counter in enumerate(counts, start=1):
+                counter[" ".join(words[at + 1 - length : at + 1])] += 1
+    kept = [{words: count for words, count in counter.items() if count >= _MIN_COUNT} for counter in counts[1:]]
+    return WordCounts(language, dict(counts[0]), kept[0], kept[1])
+
+
+class _Context:
+    """What followed some words: how often in all, and how many different words."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+        self.total: dict[str, int] = defaultdict(int)
+        self.different: dict[str, int] = defaultdict(int)
+        for words, count in counts.items():
+            before = words.rpartition(" ")[0]
+            self.total[before] += count
+            self.different[before] += 1
+
+    def probability(self, before: str, word: str, shorter: float) -> float:
+        """`shorter`: the probability in a shorter context."""
+        total, different = self.total.get(before, 0), self.different.get(before, 0)
+        if not total:
+            return shorter
+        return (self.counts.get(f"{before} {word}", 0) + different * shorter) / (total + different)
+
+
+class WordModel:
+    """Chooses among transcripts."""
+
+    def __init__(self, counts: WordCounts) -> None:
+        self.language = counts.language
+        self._unigrams = counts.unigrams
+        self._all = sum(counts.unigrams.values()) + 0.5 * (len(counts.unigrams) + _UNSEEN_WORDS)
+        self._bigrams = _Context(counts.bigrams)
+        self._trigrams = _Context(counts.trigrams)
+
+    @classmethod
+    def read(cls, path: Path) -> WordModel:
+        """Read the counts of a file."""
+        return cls(msgspec.json.decode(path.read_bytes(), type=WordCounts))
+
+    def best(self, transcripts: Sequence[tuple[str, float]]) -> int:
+        """Return the index of the likeliest transcript.
+
+        Args:
+            transcripts: texts, each with the natural log of the probability that the speech model gives it.
+        """
+        return max(range(len(transcripts)), key=lambda at: (self._score(*transcripts[at]), -at))
+
+    def log_probability(self, words: Sequence[str]) -> float:
+        """Return the natural log of the probability of these words and the end after them."""
+        padded = [_START, _START, *words, _END]
+        return sum(math.log(self._probability(*padded[at - 2 : at + 1])) for at in range(2, len(padded)))
+
+    def _score(self, text: str, heard: float) -> float:
+        words = spoken_form(text).split()
+        return heard + _WEIGHT * self.log_probability(words) + _PER_WORD * len(words)
+
+    def _probability(self, first: str, second: str, word: str) -> float:
+        alone = (self._unigrams.get(word, 0) + 0.5) / self._all
+        after_one = self._bigrams.probability(second, word, alone)
+        return self._trigrams.probability(f"{first} {second}", word, after_one)

@@ -1,0 +1,49 @@
+"""The words that people say to the assistant choose among transcripts."""
+
+from __future__ import annotations
+
+import math
+
+from models.catalog.artifact import verify_artifact
+from models.modalities.encoders.words import WordModel, count_words
+from models.signals.lookup import find_signal
+
+TEXTS = [
+    "turn off the lights",
+    "turn off the lights please",
+    "turn the lights on",
+    "Play some music.",
+    "play some jazz",
+]
+
+
+def test_a_transcript_with_known_words_wins_if_the_speech_model_hardly_prefers_another() -> None:
+    model = WordModel(count_words(TEXTS, "en"))
+    assert model.language == "en"
+    assert model.best([("Turn of the lice.", -2.0), ("Turn off the lights.", -2.5)]) == 1
+    assert model.best([("Turn of the lice.", -2.0), ("Turn off the lights.", -40.0)]) == 0
+    assert model.best([("x", -1.0), ("x", -1.0)]) == 0
+    assert model.best([("", -1.0)]) == 0
+
+
+def test_a_text_of_unknown_words_is_improbable_not_impossible() -> None:
+    model = WordModel(count_words(TEXTS, "en"))
+    known, unknown = model.log_probability(["turn", "off", "the", "lights"]), model.log_probability(["zyx", "wvu"])
+    assert -math.inf < unknown < known < 0.0
+
+
+def test_rare_sequences_are_not_kept() -> None:
+    counts = count_words(TEXTS, "en")
+    assert counts.unigrams["jazz"] == 1
+    assert "some jazz" not in counts.bigrams
+    assert counts.bigrams["play some"] == 2
+
+
+def test_the_shipped_counts_are_whole_and_know_commands() -> None:
+    artifact = find_signal("heard-words")
+    verify_artifact(artifact)
+    model = WordModel.read(artifact.path)
+    assert model.language == "en"
+    assert (
+        model.best([("Turn off the lives in the bad room.", -4.0), ("Turn off the lights in the bedroom.", -5.0)]) == 1
+    )
