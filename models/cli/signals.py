@@ -176,6 +176,9 @@ def train_quality(
     _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
 
 
+_SPOKEN_NOTE = "The stage for spoken requests"
+
+
 @click.command("train-spoken")
 @data_option
 @_run
@@ -228,12 +231,17 @@ def train_spoken(
     figures = measure_spoken(measured_on, ConfidenceCalibrator(parameters), tokens, below)
     file = run / "calibrator.json"
     file.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))
+    command, note = (  # without those of an earlier stage
+        typed.manifest.command.partition("; train-spoken")[0],
+        typed.manifest.note.partition(f" {_SPOKEN_NOTE}")[0],
+    )
     metadata = SignalMetadata(
         kind="confidence",
         architecture=typed.manifest.architecture,
         quantisation=typed.manifest.quantisation,
-        command=f"{typed.manifest.command}; train-spoken --model {model} --voices {voices} --tokens {tokens}",
-        note=typed.manifest.note,
+        command=f"{command}; train-spoken --model {model} --voices {voices} --tokens {tokens}",
+        note=f"{note} {_SPOKEN_NOTE}: {len(fitted_on)} held-back commands spoken by espeak-ng, measured on "
+        f"{len(measured_on)} others.",
         metrics={**typed.manifest.metrics, **figures.metrics()},
         seed=typed.manifest.seed,
     )
