@@ -69,6 +69,7 @@ def test_without_a_file_there_is_one_tier(tmp_path: Path) -> None:
         ("tiers:\n  - {name: a}\n  - {name: b, aliases: [a]}", "tiers[1]"),
         ("tiers:\n  - {name: a, triton: nowhere}", "tiers[0].triton"),
         ("server: {host: 0.0.0.0}", "server.token_file"),
+        ("grpc: {host: 0.0.0.0, port: 0}", "server.token_file"),
         ("a: &b 1\nlog: *b", "gateway.yaml:1"),
         ("log: loud", "gateway.yaml:1:1: log"),
         ("", "gateway.yaml"),
