@@ -162,7 +162,7 @@ class RunningPipeline:
         self.source = source_of(topics.source, ack_wait_s=config.lease_s)
         self.sink, self.dead = sink_of(topics.sink), sink_of(topics.sink.sibling(".dead"))
         owner = secrets.token_hex(4) if self.source.needs_lease else ""
-        self.effects = EffectStore(database, "p", owner, ttl_s=3600.0)
+        self.effects = EffectStore(database, topics.source.topic, owner, ttl_s=3600.0)
         metrics = StreamMetrics(self.registry)
         messages = message_runner(jobs, runner, config, metrics, wall_clock)
         insistence = Insistence(lambda: 0.5)

@@ -10,6 +10,7 @@ import base64
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import anyio
@@ -222,24 +223,29 @@ async def test_draining_ends_what_runs_and_leaves_the_rest(
     assert [run.attempt for run in again.runs] == [1]
 
 
-@pytest.mark.parametrize("step", ["run", "record", "publish", "published", "acknowledge"])
-@pytest.mark.parametrize("after", [False, True])
 async def test_a_process_killed_between_two_steps_leaves_one_effect(
-    start: Start, topics: Topics, step: str, after: bool
+    broker: RealBroker, database: RedisClient, jobs: JobsConfig
 ) -> None:
-    """Before each step, and, for those that another machine carries out, after it."""
-    hit = anyio.Event()
-    async with start() as pipeline:
-        parts = {"run": pipeline.settler, "publish": pipeline.sink, "acknowledge": pipeline.source}
-        part: object = parts.get(step, pipeline.effects)
-        method = "make_outcome" if step == "run" else step
-        setattr(part, method, dying(getattr(part, method), hit, after=after))
-        await topics.send(encoded("first", partitionkey="k"), encoded("next", partitionkey="k"))
-        await hit.wait()
-        await pipeline.crash()
-    async with start():
-        await topics.until(2)
-    assert await topics.names() == ["first", "next"]
+    """Before each step, and, for those that another machine carries out, after it: all at once, each on its topics."""
+
+    async def kill(step: str, *, after: bool) -> None:
+        topics, hit = await Topics.create(broker), anyio.Event()
+        names = [f"{step}-{after}", f"{step}-{after}-next"]
+        async with RunningPipeline(topics, database, jobs, ActingRunner()) as pipeline:
+            parts = {"make_outcome": pipeline.settler, "publish": pipeline.sink, "acknowledge": pipeline.source}
+            part: object = parts.get(step, pipeline.effects)
+            setattr(part, step, dying(getattr(part, step), hit, after=after))
+            await topics.send(*(encoded(name, partitionkey="k") for name in names))
+            await hit.wait()
+            await pipeline.crash()
+        async with RunningPipeline(topics, database, jobs, ActingRunner()):
+            await topics.until(2)
+        assert await topics.names() == names
+
+    async with anyio.create_task_group() as cases:
+        for step in ("make_outcome", "record", "publish", "published", "acknowledge"):
+            for after in (False, True):
+                cases.start_soon(partial(kill, step, after=after))
 
 
 async def test_a_message_that_kills_every_process_ends_as_a_dead_letter(start: Start, topics: Topics) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from ..address import BrokerLogin, TopicAddress
 from ..errors import BrokerUnavailable
@@ -166,8 +167,11 @@ class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
         async with self._committing, translated():
             due = {partition: offsets.to_commit() for partition, offsets in self._offsets.items()}
             new = {partition: offset for partition, offset in due.items() if offset is not None}
-            if new:
-                await self._consumer.commit(new)
+            try:
+                if new:
+                    await self._consumer.commit(new)
+            except (CommitFailedError, IllegalStateError):
+                return  # (2) The group divides the lanes: this comes again.
             for partition, offset in new.items():
                 if partition in self._offsets:
                     self._offsets[partition].committed(offset)
