@@ -28,7 +28,7 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-cache-reason": "why the cache was bypassed; only with `x-causeway-cache: bypass`",
     "x-causeway-policy": "`name@revision` of the active policy",
     "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
-    "x-causeway-modalities": "what became of the sounds and pictures that the target got as text, such as "
+    "x-causeway-modalities": "what became of the parts that the target got as text or soft tokens, such as "
     "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only)",
     "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
     "Preference-Applied": "`respond-async`: the request was taken as a job",

@@ -61,6 +61,10 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
         )
         for name, adapter in manifest.adapters.items():
             table.add_row(f"{artifact.name}+{name}", "adapter", "", "", mebibytes(adapter.size_bytes), "")
+        if manifest.projector is not None:
+            table.add_row(
+                f"{artifact.name}: pictures", "projector", "", "", mebibytes(manifest.projector.size_bytes), ""
+            )
     console.print(table)
     searched = ", ".join(map(str, search_path(extra_dirs)))
     console.print(f"searched: {searched}", soft_wrap=True, style="dim")

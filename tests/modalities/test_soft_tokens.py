@@ -15,7 +15,7 @@ import pytest
 
 from edge_node.app import build
 from edge_node.cli.doctor.encoders import check_encoders
-from edge_node.config.schema import EngineConfig, ModalitiesConfig
+from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import Artifact, save_manifest
 from models.catalog.projector import find_projector
 from models.llama_cpp.native.vocabulary import Vocabulary
@@ -43,8 +43,8 @@ from tests.engine.tiny_gguf import write_tiny_gguf
 
 from ..edge.box import POLICY, Answer, Box, config, running
 from ..edge.scripted import ScriptedCloud, ScriptedEngine
-from .test_decoding import WAIT_S, needs_pillow
-from .test_fusion import BOTH, COMMAND, INVOICE, ask, encoder, picture, sound, text, texts
+from .test_decoding import needs_pillow
+from .test_fusion import BOTH, COMMAND, INVOICE, PATIENT, ask, encoder, picture, sound, text, texts
 from .tiny_projector import ENCODER, add_projector
 
 EARLY, HYBRID = (
@@ -130,8 +130,7 @@ def solid(level: int) -> dict[str, object]:
 @needs_pillow
 async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny: Artifact, tmp_path: Path) -> None:
     models = (str(tiny.folder.parent),)
-    parts = ModalitiesConfig(audio_timeout_s=WAIT_S, image_timeout_s=WAIT_S)
-    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=parts, model_dirs=models) as box:
+    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
         answer = await ask(box, text("hello"), solid(0), sound(), solid(0))
         assert answer.status == 200, answer.body
         assert answer.headers["x-causeway-modalities"] == "audio=ok,image=ok"
@@ -161,7 +160,8 @@ async def test_the_prompt_has_a_mark_and_the_vectors_and_the_record_says_so(tiny
 async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tmp_path: Path) -> None:
     """Here: its files are gone when the first picture comes."""
     folder = _copied(tiny, tmp_path)
-    async with running(tmp_path, policy=EARLY, encoders=BOTH, model_dirs=(str(folder.parent),)) as box:
+    models = (str(folder.parent),)
+    async with running(tmp_path, policy=EARLY, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
         await box.ask("hello")  # the projector was found
         (folder / "projector.onnx").unlink()
         answer = await ask(box, text("hello"), solid(0))
@@ -209,9 +209,8 @@ def _copied(model: Artifact, to: Path) -> Path:
 async def real_box(tiny: Artifact, tmp_path: Path, policy: str) -> AsyncIterator[Box]:
     settings = config(tmp_path, policy=policy.replace("20s", "60s").replace("25s", "60s"))
     engine = EngineConfig(model_dirs=(str(tiny.folder.parent),), threads=1, sequences=4)
-    parts = ModalitiesConfig(image_timeout_s=WAIT_S)
     encoders: dict[Modality, WorkerSpec] = {"image": encoder(INVOICE)}
-    app = build(msgspec.structs.replace(settings, engine=engine, modalities=parts), environ={}, encoders=encoders)
+    app = build(msgspec.structs.replace(settings, engine=engine, modalities=PATIENT), environ={}, encoders=encoders)
     await app.start()
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
