@@ -55,6 +55,12 @@ def test_every_reason_has_a_text(code: ReasonCode) -> None:
     assert code not in text
 
 
+def test_parts_are_named_with_the_form_in_which_a_target_gets_them() -> None:
+    plan = AttemptPlan(SMALL, facts=("audio",), soft=("image",), fusion="hybrid")
+    text = printed(decision=Decision("default", "9f2c", "fast-path", (plan,)))
+    assert "hybrid fusion: audio as text, image as soft tokens" in text
+
+
 def test_attempts_are_numbered_and_a_handoff_is_described() -> None:
     text = printed()
     assert text.index("1.  small  edge") < text.index("2.  large  cloud")
