@@ -37,7 +37,6 @@ class Projectors:
         find: a model's, or None. Raises ArtifactError.
         decoder: of pictures.
         remembered: limit of the pictures whose soft tokens are kept.
-        worker: what the child runs.
     """
 
     def __init__(
@@ -45,12 +44,10 @@ class Projectors:
         find: Callable[[str], Projector | None],
         decoder: WorkerProcess,
         remembered: int,
-        worker: str = WORKER,
     ) -> None:
         self._find = find
         self._decoder = decoder
         self._limit = remembered
-        self._worker = worker
         self._known: dict[str, Projector] = {}  # by model
         self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
@@ -89,7 +86,7 @@ class Projectors:
             raise WorkerFailed(f"{model} has no projector any more")
         decoded = await self._decoder.run(DecodePicture(picture), deadline)
         assert isinstance(decoded, Picture)
-        found = await self._of(projector).run(ProjectPicture(decoded), deadline)
+        found = await (await self._worker_of(projector)).run(ProjectPicture(decoded), deadline)
         assert isinstance(found, Projected)
         soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors)
         if len(self._remembered) > self._limit:
@@ -101,10 +98,13 @@ class Projectors:
         for worker in self._workers.values():
             await worker.close()
 
-    def _of(self, projector: Projector) -> WorkerProcess:
+    async def _worker_of(self, projector: Projector) -> WorkerProcess:
         worker = self._workers.get(projector.digest)
         if worker is None:
             options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
-            worker = WorkerProcess(WorkerSpec(self._worker, options=options, memory_bytes=_MEMORY_BYTES))
+            worker = WorkerProcess(WorkerSpec(WORKER, options=options, memory_bytes=_MEMORY_BYTES))
             self._workers[projector.digest] = worker
+            used = {one.digest for one in self._known.values()}
+            for digest in [one for one in self._workers if one not in used]:  # another version took its place
+                await self._workers.pop(digest).close()
         return worker
