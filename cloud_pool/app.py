@@ -172,7 +172,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
     admission = build_admission(config, by_name(tiers), accounts, bodies, tracing)
     runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics)
-    grpc = build_grpc(config, admission, runner, bodies)
+    grpc = build_grpc(config, admission, runner, bodies, readiness)
     server = build_server(
         config,
         by_name(tiers),

@@ -8,6 +8,7 @@ from router.errors import ConfigError
 
 from ..config.schema import Config
 from ..http.body_memory import BodyMemory
+from ..http.readiness import Readiness
 from ..http.request_admission import RequestAdmission
 from ..http.request_runner import RequestRunner
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_grpc(
-    config: Config, admission: RequestAdmission, runner: RequestRunner, bodies: BodyMemory
+    config: Config, admission: RequestAdmission, runner: RequestRunner, bodies: BodyMemory, readiness: Readiness
 ) -> GrpcServer | None:
     """Return None if no gRPC address is configured. Raises ConfigError if its packages are not installed."""
     if config.grpc.port is None:
@@ -28,4 +29,4 @@ def build_grpc(
         raise ConfigError(f"{error.name} is not installed: pip install 'causeway[grpc]'", where="grpc.port") from error
     timeout_s = config.server.read_timeout_s
     calls = GenerateCalls(admission, runner, bodies, max_calls=config.grpc.max_calls, read_timeout_s=timeout_s)
-    return GrpcServer(config.grpc, config.server, calls)
+    return GrpcServer(config.grpc, config.server, calls, readiness.ready)

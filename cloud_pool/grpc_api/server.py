@@ -1,10 +1,16 @@
 """The gRPC address: `Generate`, health and reflection, bounded in connections, streams, messages and time.
 
-Anyone may ask for health and reflection, which tell nothing of this gateway but its service. It speaks plain HTTP/2, as
-the HTTP address speaks plain HTTP: TLS ends in front of both.
+The health of our service is what /readyz says, found out at each `Check` and told to those who `Watch`; the server's
+own, the empty name, is SERVING until it drains. Anyone may ask for it and for reflection, which tell no more.
+
+It speaks plain HTTP/2, as the HTTP address speaks plain HTTP: TLS ends in front of both.
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 from grpc import aio
@@ -35,12 +41,16 @@ class GrpcServer:
         config: the address.
         limits: the limits of the HTTP address.
         calls: handles each call.
+        ready: whether this gateway can answer.
     """
 
-    def __init__(self, config: GrpcConfig, limits: ServerConfig, calls: GenerateCalls) -> None:
+    def __init__(
+        self, config: GrpcConfig, limits: ServerConfig, calls: GenerateCalls, ready: Callable[[], Awaitable[bool]]
+    ) -> None:
         self._config = config
         self._limits = limits
         self._calls = calls
+        self._ready = ready
         self._health = health.aio.HealthServicer()
         self._server: aio.Server | None = None
         self.port = config.port or 0
@@ -60,7 +70,8 @@ class GrpcServer:
             response_serializer=OutputChunk.SerializeToString,
         )
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Generate": generate}),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        services = SimpleNamespace(Check=self._check, Watch=self._health.Watch)
+        health_pb2_grpc.add_HealthServicer_to_server(services, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
         try:
@@ -71,7 +82,7 @@ class GrpcServer:
                 "machine. Choose another one",
                 where="grpc.port",
             ) from error
-        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
+        await self._health.set(SERVICE, health_pb2.HealthCheckResponse.UNKNOWN)
         await server.start()
 
     async def tell_draining(self) -> None:
@@ -87,6 +98,12 @@ class GrpcServer:
         if self._server is not None:
             await self._server.stop(_STATUS_S)
         await self._calls.drain(_CANCEL_S)
+
+    async def _check(self, request: Any, context: Any) -> Any:
+        if request.service == SERVICE:
+            name = "SERVING" if await self._ready() else "NOT_SERVING"
+            await self._health.set(SERVICE, health_pb2.HealthCheckResponse.ServingStatus.Value(name))
+        return await self._health.Check(request, context)
 
 
 def _options(limits: ServerConfig) -> tuple[tuple[str, int], ...]:

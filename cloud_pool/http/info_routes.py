@@ -44,7 +44,6 @@ class InfoRoutes:
 
         Anyone may ask, so it names no tier and no endpoint; `operator` does.
         """
-        checked = {} if self.draining else await self._readiness.check()
-        if any(tier.ready for tier in checked.values()):
+        if not self.draining and await self._readiness.ready():
             return web.Response(body=b'{"ready":true}', content_type=JSON)
         return web.Response(body=b'{"ready":false}', status=503, content_type=JSON)

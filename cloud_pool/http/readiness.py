@@ -49,6 +49,10 @@ class Readiness:
         self._checked_at: float | None = None
         self._tiers: dict[str, TierReadiness] = {}
 
+    async def ready(self) -> bool:
+        """Return whether an inference succeeds on at least one endpoint."""
+        return any(tier.ready for tier in (await self.check()).values())
+
     async def check(self) -> Mapping[str, TierReadiness]:
         async with self._lock:
             if self._checked_at is None or self._clock() - self._checked_at >= self._cache_s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -95,6 +95,10 @@ class Served:
         self.client = client
 
 
+async def always() -> bool:
+    return True
+
+
 @asynccontextmanager
 async def serving(
     config: Config | None = None,
@@ -104,6 +108,7 @@ async def serving(
     read_timeout_s: float = PATIENCE_S,
     handshake_s: float = PATIENCE_S,
     stalled_s: float = PATIENCE_S,
+    ready: Callable[[], Awaitable[bool]] | None = None,
 ) -> AsyncIterator[Served]:
     async with running(config or Config(), answers) as gateway:
         calls = GenerateCalls(
@@ -114,7 +119,8 @@ async def serving(
             read_timeout_s=read_timeout_s,
             stalled_s=stalled_s,
         )
-        server = GrpcServer(GrpcConfig(port=0), ServerConfig(read_timeout_s=handshake_s), calls)
+        limits = ServerConfig(read_timeout_s=handshake_s)
+        server = GrpcServer(GrpcConfig(port=0), limits, calls, ready or always)
         await server.start()
         try:
             async with connected(server.address) as client:

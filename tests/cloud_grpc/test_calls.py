@@ -24,7 +24,7 @@ from router.types import Chunk
 from tests.accounts.identity.gateway import static_token_config
 from tests.edge.scripted import until
 
-from .served import PATIENCE_S, Served, chat, connected, rest, serving, text_of
+from .served import PATIENCE_S, Served, always, chat, connected, rest, serving, text_of
 
 pytestmark = pytest.mark.slow
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -272,9 +272,28 @@ async def test_a_client_without_the_proto_learns_it_by_reflection_and_calls() ->
         assert text == "my secret answer"
 
 
+async def test_the_health_of_the_service_is_its_readiness() -> None:
+    """The process itself serves all the same; who watches is told."""
+    answers = iter([True, False, True])
+
+    async def ready() -> bool:
+        return next(answers)
+
+    async with serving(ready=ready) as served:
+        health = health_pb2_grpc.HealthStub(served.client.channel)
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        watch = health.Watch(asked, timeout=PATIENCE_S)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.UNKNOWN
+        for status in (SERVING, NOT_SERVING, SERVING):
+            assert (await health.Check(asked)).status == status
+            assert (await watch.read()).status == status
+        assert (await health.Check(health_pb2.HealthCheckRequest())).status == SERVING
+        watch.cancel()
+
+
 async def test_a_taken_port_is_told() -> None:
     async with serving() as served:
-        second = GrpcServer(GrpcConfig(port=served.server.port), Config().server, served.calls)
+        second = GrpcServer(GrpcConfig(port=served.server.port), Config().server, served.calls, always)
         with pytest.raises(ConfigError, match=r"grpc\.port: cannot listen on 127\.0\.0\.1:\d+"):
             await second.start()
 

@@ -11,9 +11,10 @@ import aiohttp
 import anyio
 import pytest
 from grpc import StatusCode
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_pool.config.schema import GrpcConfig
-from cloud_pool.grpc_api.messages import InputChunk
+from cloud_pool.grpc_api.messages import SERVICE, InputChunk
 from tests.cloud.conftest import Command, triton_environment
 from tests.dispatch.replica import Replica
 from tests.edge.scripted import until
@@ -59,6 +60,12 @@ async def test_a_call_is_the_request_that_http_would_be(replica: Replica, tmp_pa
     differing = {name for name in of_http if of_http[name] != of_grpc[name]}
     assert differing <= {"at", "id", "route"}
     assert (of_grpc["route"], of_grpc["outcome"]) == ("generate", "ok")
+
+
+async def test_the_health_is_that_of_an_inference(replica: Replica, tmp_path: Path) -> None:
+    async with serving(replica, tmp_path) as (_, client):
+        answer = await health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 async def test_a_cancelled_call_stops_the_work_in_triton(replica: Replica, tmp_path: Path) -> None:
