@@ -11,7 +11,7 @@ from nats.js.api import StreamConfig
 
 from cloud_pool.brokers.address import BrokerLogin, TopicAddress, parse_topic
 from cloud_pool.brokers.open import open_sink, open_source
-from cloud_pool.brokers.port import MessageSink, MessageSource, OutgoingMessage
+from cloud_pool.brokers.port import IncomingMessage, MessageSink, MessageSource, OutgoingMessage
 from tests.nats_server import NatsServer
 
 NO_LOGIN = BrokerLogin()
@@ -96,10 +96,15 @@ def outgoing(name: str, body: bytes = b"{}", key: str = "") -> OutgoingMessage:
     return OutgoingMessage(id=name, body=body, content_type="application/json", key=key)
 
 
-async def receive_all(source: MessageSource, count: int) -> list[bytes]:
+async def receive_messages(source: MessageSource, count: int) -> list[IncomingMessage]:
     """Receive so many messages, without acknowledging them."""
-    found: list[bytes] = []
+    found: list[IncomingMessage] = []
     async with asyncio.timeout(60.0):
         while len(found) < count:
-            found += [message.body for message in await source.receive(count - len(found), 1.0, 0.01)]
+            found += await source.receive(count - len(found), 1.0, 0.01)
     return found
+
+
+async def receive_all(source: MessageSource, count: int) -> list[bytes]:
+    """Return the bodies of so many messages."""
+    return [message.body for message in await receive_messages(source, count)]
