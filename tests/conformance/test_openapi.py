@@ -71,7 +71,8 @@ def _bounded(case: Case, model: str) -> None:
         case.body["model"] = model
         for name in ("max_tokens", "max_output_tokens"):
             case.body[name] = _MOST_TOKENS
-        case.body.pop("max_completion_tokens", None)
+        for name in ("max_completion_tokens", "n", "best_of"):
+            case.body.pop(name, None)
 
 
 def _validate(document: Document, schema: Mapping[str, Any], value: object) -> None:
