@@ -42,7 +42,7 @@ _ACCEPTANCE: Errors = (
     *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, job_errors.QuotaExceeded),
     *(job_errors.WebhookRefused, job_errors.WebhookDisabled),
 )
-_JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge)
+_JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge, errors.JobCancelled)
 _FILES: Errors = (job_errors.FileStoreUnavailable,)
 _KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
 _TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")

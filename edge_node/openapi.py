@@ -69,7 +69,7 @@ _BACKENDS = (
 )
 _JOB_STORE = (errors.JobStoreUnavailable,)
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
-_JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded)
+_JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded, errors.JobCancelled)
 _JOB = {JSON: EdgeJobView}
 
 

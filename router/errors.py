@@ -241,6 +241,13 @@ class IdempotencyConflict(InvalidRequest):
     code = "idempotency_conflict"
 
 
+class JobCancelled(CausewayError):
+    """The job was cancelled before it was answered."""
+
+    status = 409
+    code = "job_cancelled"
+
+
 class JobAlreadyEnded(InvalidRequest):
     """A job or batch that has ended cannot be cancelled."""
 

@@ -43,10 +43,3 @@ class ResultTooLarge(InvalidRequest):
 
     status = 422
     code = "answer_too_large"
-
-
-class JobCancelled(CausewayError):
-    """The job was cancelled before it was answered."""
-
-    status = 409
-    code = "job_cancelled"

@@ -13,14 +13,13 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, InvalidRequest
+from router.errors import CausewayError, InvalidRequest, JobCancelled
 from router.jobs.answer_text import answer_text
 from router.jobs.states import JobState
 from router.jobs.view import encode_job_error
 from router.openai import encode_error
 
 from ..config.schema import MqttTopicConfig
-from ..jobs.errors import JobCancelled
 from ..jobs.intake import JobKey
 from ..jobs.record import EdgeJob
 from ..jobs.tables import DueReply

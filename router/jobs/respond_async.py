@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from ..errors import CausewayError
+from ..errors import CausewayError, JobCancelled
 
 _LONGEST_WAIT_S = 300.0
 _WAIT = re.compile(r'wait\s*=\s*"?([0-9]{1,6})"?', re.IGNORECASE)
@@ -41,7 +41,7 @@ class JobFailed(CausewayError):
 class _StoredError(msgspec.Struct, frozen=True):
     message: str = ""
     type: str = "server_error"
-    code: str = "job_cancelled"
+    code: str = JobCancelled.code
     param: str | None = None
 
 

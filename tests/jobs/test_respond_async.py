@@ -124,6 +124,25 @@ async def test_a_job_that_fails_within_the_wait_answers_with_its_error(
         assert headers["x-request-id"]
 
 
+async def test_a_job_that_is_cancelled_within_the_wait_is_a_conflict(
+    config: JobsConfig, jobs_config: JobsConfig
+) -> None:
+    async with running(config.redis, jobs_config) as bed:
+        waiting = asyncio.ensure_future(bed.post("respond-async, wait=300"))
+
+        async def is_cancelled() -> bool:
+            async with bed.http.get(JOBS) as answer:
+                found = (await answer.json())["data"]
+            if not found:
+                return False
+            async with bed.http.delete(f"{JOBS}/{found[0]['id']}") as answer:
+                return answer.status == 200
+
+        await until(is_cancelled)
+        status, body, _ = await waiting
+        assert (status, body["error"]["code"]) == (409, "job_cancelled")
+
+
 async def test_a_client_that_leaves_while_it_waits_has_its_job(config: JobsConfig, jobs_config: JobsConfig) -> None:
     async with running(config.redis, jobs_config) as bed:
         leaving = asyncio.ensure_future(bed.post("respond-async, wait=300"))
