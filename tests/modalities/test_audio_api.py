@@ -30,6 +30,7 @@ from ..jumping_loop import JumpingLoop, run_jumping
 from .files import HOSTILE_SOUNDS
 from .test_decoding import WAIT_S
 from .test_fusion import COMMAND, PATIENT, SILENCE, SPEECH, encoder
+from .worker_processes import worker_processes
 
 pytestmark = pytest.mark.slow
 RATE = 22_050
@@ -168,7 +169,7 @@ async def test_a_streamed_transcript_that_breaks_ends_with_an_error(tmp_path: Pa
             await create(model="auto", file=("a.wav", b""), stream=True)
         events = await create(model="auto", file=("a.wav", SPEECH), stream=True)
         await anext(aiter(events))
-        for child in psutil.Process().children():
+        for child in worker_processes():
             child.kill()
         with pytest.raises(openai.APIError, match="could not be read"):
             await anext(aiter(events))

@@ -7,18 +7,17 @@ import collections
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
-from models.modalities.process.parent import WorkerProcess
 
 from ..edge.box import POLICY, running
 from ..edge.scripted import until
 from .files import HOSTILE_SOUNDS, header, tone, wav
 from .test_decoding import WAIT_S
 from .test_fusion import COMMAND, PATIENT, SILENCE, ask, encoder, prompt, sound, text
+from .worker_processes import worker_processes
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +66,8 @@ async def test_an_encoder_that_is_killed_in_a_request_costs_its_fact_and_no_late
     spec = WorkerSpec("tests.modalities.workers:TinyEncoder", options=options)
     async with running(tmp_path / "box", encoders={"audio": spec}, parts=PATIENT) as box:
         asking = asyncio.create_task(ask(box, text("hello"), sound()))
-        await until(lambda: len(children()) == 2, WAIT_S)  # the decoder is done, the encoder works
-        for child in children():
+        await until(lambda: len(worker_processes()) == 2, WAIT_S)  # the decoder is done, the encoder works
+        for child in worker_processes():
             child.kill()
         answer = await asking
         assert (answer.status, answer.headers["x-causeway-modalities"]) == (200, "audio=failed")
@@ -76,9 +75,3 @@ async def test_an_encoder_that_is_killed_in_a_request_costs_its_fact_and_no_late
         again = await ask(box, sound())
         assert (again.status, again.headers["x-causeway-modalities"]) == (200, "audio=ok")
         box.assert_nothing_leaks()
-
-
-def children() -> list[psutil.Process]:
-    """The workers of this process."""
-    module = WorkerProcess.__module__.replace("parent", "child")
-    return [child for child in psutil.Process().children() if module in child.cmdline()]
