@@ -54,7 +54,6 @@ async def test_an_answer_is_its_head_its_text_and_its_usage() -> None:
 
 async def test_grpcs_deadline_is_the_requests() -> None:
     async with serving() as served:
-        await served.client.failure(served.client.call(chat(), timeout_s=0.0))  # it may reach the service or not
         await rest(served.client.call(chat(), timeout_s=PATIENCE_S))
         context = served.gateway.service.calls[-1]
         assert context.request.hints.deadline_ms is not None

@@ -9,8 +9,5 @@ from models.modalities.process import child
 
 def worker_processes() -> list[psutil.Process]:
     """Other children of this process are servers that tests share: they are left alone."""
-    found = []
-    for process in psutil.Process().children():
-        if process.status() != psutil.STATUS_ZOMBIE and child.__name__ in process.cmdline():
-            found.append(process)
-    return found
+    living = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in living if child.__name__ in process.cmdline()]
