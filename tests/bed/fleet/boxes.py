@@ -76,7 +76,8 @@ class Refused(Exception):
 class SimulatedBox:
     """One box. `running` and `changed` (when it last changed, monotonic) are what it says it runs.
 
-    `woken`: when its last poll was answered; `connected`: when it got the first answer after its last lost connection.
+    `is_parked`: its poll waits at the control plane; `woken`: when the last one was answered; `connected`: when it got
+    the first answer after its last lost connection.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class SimulatedBox:
         self.running: str | None = None
         self.ran: set[str] = set()
         self.changed = 0.0
+        self.is_parked = False
         self.woken = 0.0
         self.connected = 0.0
         self.requests = 0
@@ -161,12 +163,16 @@ class SimulatedBox:
         wait_s = self._rng.uniform(self.behaviour.poll_s / 2, self.behaviour.poll_s)
         headers = {"if-none-match": self._etag} if self._etag else {}
         path = f"/v1/wake?wait={wait_s:.0f}"
-        async with self._http.get(self._url + path, headers=headers | self._bearer()) as answer:
-            body = await answer.read()
-            if answer.status not in _ANSWERS:
-                raise Refused(path, answer.status, body.decode(errors="replace"))
-            self._etag = answer.headers.get("etag", "")
-            self.woken = time.monotonic()
+        self.is_parked = True
+        try:
+            async with self._http.get(self._url + path, headers=headers | self._bearer()) as answer:
+                body = await answer.read()
+        finally:
+            self.is_parked = False
+        if answer.status not in _ANSWERS:
+            raise Refused(path, answer.status, body.decode(errors="replace"))
+        self._etag = answer.headers.get("etag", "")
+        self.woken = time.monotonic()
         self.requests += 1
 
     async def _read_plan(self) -> RolloutPlan | None:
