@@ -3,6 +3,7 @@ PYTHON ?= python3
 PREPARE = $(PYTHON) -m edge_node.deploy.prepare
 BIN = .venv/bin
 ARGS ?=
+WORKERS ?=
 # `make check` runs the first two; the others have few tests of the fast tier, and to import them takes long.
 NOT_QUICK = --ignore tests/models/train $(foreach folder,check docs agent bed conformance e2e fleet_operators fleet_server identity tracing,--ignore tests/$(folder))
 MODELS ?=
@@ -10,7 +11,7 @@ MODELS ?=
 UP_qwen = --small qwen-05b --large qwen-15b
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo-fleet demo-voice test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
+.PHONY: help setup run demo-fleet demo-voice demo-invoice encoders test quick check lint fuzz bench bench-llm bench-peers docs train-setup lock clean
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +25,10 @@ run: ## Set up, then start Triton, the gateway and the edge; Ctrl-C drains and s
 	@$(if $(MODELS),$(BIN)/causeway-models pull demo:$(MODELS) $(if $(YES),--yes))
 	@exec $(BIN)/causeway-edge up $(UP_$(MODELS)) $(ARGS)
 
-test: ## Set up, then check and run every test (ARGS='-k name' narrows)
+test: ## Set up, then check and run every test, two folders at a time (WORKERS=1: one; ARGS='-k name' narrows)
 	@$(PREPARE) test
 	@$(MAKE) --no-print-directory lint
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests $(WORKERS:%=--workers %))
 
 quick: ## The tests that need no services, in under a minute (no set-up of Triton, Redis or torch)
 	@$(PREPARE) quick
@@ -50,11 +51,17 @@ fuzz: ## Draw new random cases until Ctrl-C
 demo-fleet: ## Set up, then a control plane and 20 boxes: a good rollout, and a bad one that undoes itself
 	@$(PREPARE) fleet && exec $(BIN)/python -m fleet.demo $(ARGS)
 
-demo-voice: ## Spoken commands on the device, measured (DATA=hwu64.jsonl; needs espeak-ng)
+encoders:
 	@$(PREPARE) bench
 	@$(BIN)/python -m pip install -q --require-hashes -r edge_node/deploy/requirements-modalities.txt
 	@$(BIN)/causeway-models pull speech $(if $(YES),--yes)
+
+demo-voice: encoders ## Spoken commands on the device, measured (DATA=hwu64.jsonl; needs espeak-ng)
 	@exec $(BIN)/python -m tests.bench.voice --data $(DATA) $(ARGS)
+
+demo-invoice: encoders ## Typed and spoken questions about a picture, answered by a 0.5B model on the device (needs espeak-ng)
+	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)
+	@exec $(BIN)/python -m tests.bench.modalities invoice $(ARGS)
 
 bench: ## Set up, then measure against the parts themselves
 	@$(PREPARE) bench && exec $(BIN)/python -m tests.bench $(ARGS)

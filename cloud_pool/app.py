@@ -37,12 +37,19 @@ from .jobs.config import with_shared_redis
 from .jobs.gateway import JobsGateway
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
+from .parts.assembly import build_speech_detection, build_transcription
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .serving.service import nothing_stale
+from .sessions.live import Detect
+from .sessions.requests import SessionServices
 from .sessions.sessions import Sessions
 
 if TYPE_CHECKING:
+    from models.modalities.graph.speech_detection import SpeechDetection
+    from models.modalities.process.messages import WorkerSpec
+
     from .grpc_api.server import GrpcServer
+    from .parts.request_parts import RequestParts
 
 _log = logging.getLogger("causeway.cloud")
 
@@ -64,6 +71,7 @@ class App:
         tasks: TaskGroup,
         *,
         grpc: GrpcServer | None = None,
+        detector: SpeechDetection | None = None,
     ) -> None:
         self._config = config
         self._server = server
@@ -74,6 +82,7 @@ class App:
         self._caching_service = caching_service
         self._tracing = tracing
         self._tasks = tasks
+        self._detector = detector
         self._listener = Listener(config.server, server.handle)
         self._operator = operator
         self.grpc = grpc
@@ -138,6 +147,8 @@ class App:
     async def close(self) -> None:
         """Close what the background tasks used, after they ended: a probe needs its channel until its last step."""
         await self._caching_service.close()
+        if self._detector is not None:
+            await self._detector.close()
         await self._accounts.close()
         if self._jobs is not None:
             await self._jobs.close()
@@ -146,13 +157,20 @@ class App:
             await to_thread.run_sync(self._tracing.close)
 
 
-def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None = None) -> App:
+def build(
+    config: Config,
+    tasks: TaskGroup,
+    reread: Callable[[], Config] | None = None,
+    *,
+    speech_detector: WorkerSpec | None = None,
+) -> App:
     """Check and wire everything without starting it. Raises ConfigError.
 
     Args:
         config: the gateway's configuration.
         tasks: the parent of background tasks.
         reread: reads the configuration again, for operators who reload the endpoints.
+        speech_detector: finds out where somebody speaks in a live session; None: what is installed here.
     """
     tiers = load_tiers(config)
     metrics = Metrics()
@@ -173,6 +191,7 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
     admission = build_admission(config, by_name(tiers), accounts, bodies, tracing)
     runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics)
     grpc = build_grpc(config, admission, runner, bodies, readiness)
+    detector = build_speech_detection(serving.parts, speech_detector)
     server = build_server(
         config,
         by_name(tiers),
@@ -182,6 +201,8 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         accounts,
         metrics,
         bodies,
+        parts=serving.parts,
+        detect=None if detector is None else detector.run,
         jobs=jobs,
         on_drain=None if grpc is None else partial(tasks.start_soon, grpc.tell_draining),
     )
@@ -196,7 +217,20 @@ def build(config: Config, tasks: TaskGroup, reread: Callable[[], Config] | None 
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     operator = operator_listener(config, routes)
-    return App(config, server, operator, accounts, jobs, pools, serving, caching_service, tracing, tasks, grpc=grpc)
+    return App(
+        config,
+        server,
+        operator,
+        accounts,
+        jobs,
+        pools,
+        serving,
+        caching_service,
+        tracing,
+        tasks,
+        grpc=grpc,
+        detector=detector,
+    )
 
 
 def build_admission(
@@ -224,6 +258,8 @@ def build_server(
     metrics: Metrics,
     bodies: BodyMemory,
     *,
+    parts: RequestParts | None = None,
+    detect: Detect | None = None,
     jobs: JobsGateway | None = None,
     on_drain: Callable[[], object] | None = None,
 ) -> Server:
@@ -231,6 +267,8 @@ def build_server(
 
     Args:
         tiers: by name and alias.
+        parts: reads sounds, pictures and files; None: no tier is an encoder.
+        detect: finds out where somebody speaks; None: live sessions detect no turns.
         on_drain: called when the gateway begins to drain.
     """
     return Server(
@@ -238,7 +276,12 @@ def build_server(
         GenerationRoutes(admission, runner),
         InfoRoutes(tiers, readiness, created=int(time.time())),
         bodies,
-        Sessions(config.realtime, accounts.authenticator, admission, runner, metrics.registry),
+        Sessions(
+            config.realtime,
+            SessionServices(accounts.authenticator, admission, runner, bodies, parts, detect),
+            metrics.registry,
+        ),
+        transcription=build_transcription(admission, runner, parts),
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
     )

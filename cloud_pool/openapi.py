@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from router import errors
 from router.api import EVENTS, FORM, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from router.api.audio import transcription_operation
 from router.api.generation import (
     ANY_REQUEST,
     BODY,
@@ -19,7 +20,6 @@ from router.api.generation import (
     openapi_operation,
     realtime_operation,
 )
-from router.jobs.submission import JobFields
 from router.jobs.view import JobView
 from router.openai.wire import WireChat, WireCompletion
 
@@ -29,13 +29,15 @@ from .jobs.batches.views import BatchView, FileView
 from .jobs.http.batch_api import BatchList, BatchRequest, DeletedFile, FileList
 from .jobs.http.job_api import JobList, WebhookSecrets
 from .jobs.http.routing import MAX_PAGE
+from .jobs.submission import CloudJobFields
 from .jobs.webhooks.payload import CLOUD_EVENT_JSON, EndedJob, JobEvent, StandardPayload
 
 _IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)
 _MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.PermissionDenied)
 _STORE: Errors = (
     *(errors.JobStoreUnavailable, job_errors.JobStoreNotDurable, job_errors.JobStoreLayoutMismatch),
-    *(job_errors.JobStoreNotReplicated, job_errors.JobStoreIsCluster, job_errors.RecordUnreadable),
+    *(job_errors.JobStoreNotReplicated, job_errors.JobStoreIsCluster, job_errors.ContentKeyMissing),
+    job_errors.RecordUnreadable,
 )
 _JOBS: Errors = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, *_STORE)
 _ACCEPTANCE: Errors = (
@@ -71,6 +73,7 @@ _ANSWERED = {
     "x-causeway-tier": "the tier that answered",
     "x-causeway-degraded": "why it is second choice",
     "x-causeway-cache": "what the shared cache did",
+    "x-causeway-modalities": "what became of sounds, pictures and files, such as `audio=ok,image=timeout`",
 }
 
 
@@ -114,6 +117,9 @@ def gateway_operations() -> list[Operation]:
         *generation_operations(
             "chat", _ROUTING, (_KEY, _PREFER), _ANSWERED, JobView, (*refusals, *_ACCEPTANCE, *_JOB_ENDS)
         ),
+        transcription_operation(
+            "chat", _ROUTING, _ANSWERED, (*refusals, errors.QueueFull, errors.CloudUnreachable, errors.CloudTimeout)
+        ),
         *model_operations("client", (*_IDENTITY, *_MODELS)),
         realtime_operation(
             "chat",
@@ -143,7 +149,7 @@ def _jobs() -> Iterator[Operation]:
         "/v1/jobs",
         "Accept a job.",
         JobView,
-        request={JSON: AnyOf((WireChat, WireCompletion), JobFields)},
+        request={JSON: AnyOf((WireChat, WireCompletion), CloudJobFields)},
         parameters=(_KEY, _TAGS, _DEADLINE, _PRIORITY, _TRACE),
         responses=(accepted,),
         errors=(*_JOBS, *BODY, *_MODELS, *_ACCEPTANCE),

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from router import errors
 from router.api import (
     EVENTS,
-    FORM,
     JSON,
     OPENAPI_PATH,
     TEXT,
@@ -20,6 +19,7 @@ from router.api import (
     Parameter,
     openapi_document,
 )
+from router.api.audio import transcription_operation
 from router.api.generation import (
     ANY_REQUEST,
     BODY,
@@ -28,20 +28,19 @@ from router.api.generation import (
     openapi_operation,
     realtime_operation,
 )
-from router.jobs.submission import Priority
+from router.jobs.submission import JobFields, Priority
 from router.openai.audio.speech import WireSpeech
-from router.openai.audio.transcription import TranscriptFormat
 from router.openai.responses.wire import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
 from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded
 from .console.routes import WhatIfQuestion, media_type, page_files
-from .http.api import Readiness
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from .http.inspection import Readiness
 from .jobs.api import MOST_LISTED, JobList
 from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull, ResultTooLarge
-from .jobs.record import EdgeJobFields, EdgeJobView
+from .jobs.record import EdgeJobView
 from .serving.request_context import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT
@@ -70,7 +69,6 @@ _BACKENDS = (
 _JOB_STORE = (errors.JobStoreUnavailable,)
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
 _JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded, errors.JobCancelled)
-_JOB = {JSON: EdgeJobView}
 
 
 class HealthReport(Struct):
@@ -85,25 +83,6 @@ class DecisionList(Struct):
 
     object: Literal["list"]
     data: list[DecisionRecord]
-
-
-class TranscriptionForm(Struct):
-    """The form of `POST /v1/audio/transcriptions`."""
-
-    file: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]
-    model: Annotated[str, Meta(max_length=64)]
-    language: str = ""
-    prompt: Annotated[str, Meta(max_length=1000)] = ""
-    response_format: TranscriptFormat = "json"
-    temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    stream: bool = False
-    granularities: Literal["segment"] = field(name="timestamp_granularities[]", default="segment")
-
-
-class TranscriptBody(Struct):
-    """The words of a sound; with `verbose_json` also its language, length and segments."""
-
-    text: str
 
 
 def edge_document() -> dict[str, Any]:
@@ -135,23 +114,32 @@ def edge_operations() -> list[Operation]:
     ]
 
 
+def _operation(method: Literal["GET", "POST", "DELETE"], path: str, summary: str, body: Any, **more: Any) -> Operation:
+    """An operation for clients that answers with JSON of one type."""
+    more = {"responses": (ApiResponse(200, {JSON: body}),), "errors": (*ANY_REQUEST, *_AUTH)} | more
+    return Operation(method=method, path=path, summary=summary, caller=CLIENT, **more)
+
+
+def _open(path: str, summary: str, *responses: ApiResponse, **more: Any) -> Operation:
+    """An operation that needs no key."""
+    return Operation(method="GET", path=path, summary=summary, responses=responses, errors=ANY_REQUEST, **more)
+
+
 def _decisions() -> Iterator[Operation]:
-    any_body = AnyOf((WireChat, WireCompletion, WireEmbedding, WireResponse))
-    yield Operation(
-        method="POST",
-        path="/v1/route",
-        summary="Decide a request of any kind without running it.",
-        caller=CLIENT,
-        request={JSON: any_body},
+    yield _operation(
+        "POST",
+        "/v1/route",
+        "Decide a request of any kind without running it.",
+        Explanation,
+        request={JSON: AnyOf((WireChat, WireCompletion, WireEmbedding, WireResponse))},
         parameters=_ROUTING,
-        responses=(ApiResponse(200, {JSON: Explanation}),),
         errors=(*ANY_REQUEST, *BODY, *_AUTH, errors.RateLimited, errors.ModelNotFound, errors.Draining),
     )
-    yield Operation(
-        method="GET",
-        path="/v1/decisions",
-        summary="Records of past requests, without their content.",
-        caller=CLIENT,
+    yield _operation(
+        "GET",
+        "/v1/decisions",
+        "Records of past requests, without their content.",
+        DecisionList,
         parameters=(
             Parameter("route", "Where the answer came from.", kind=Route),
             Parameter("target", "The policy's target."),
@@ -159,67 +147,39 @@ def _decisions() -> Iterator[Operation]:
             Parameter("since", "Unix seconds.", kind=Annotated[float, Meta(ge=0)]),
             Parameter("limit", "At most so many; default 100.", kind=Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)]),
         ),
-        responses=(ApiResponse(200, {JSON: DecisionList}),),
-        errors=(*ANY_REQUEST, *_AUTH),
     )
-    yield Operation(
-        method="GET",
-        path="/v1/decisions/{id}",
-        summary="The record of one request.",
-        caller=CLIENT,
-        responses=(ApiResponse(200, {JSON: DecisionRecord}),),
-        errors=(*ANY_REQUEST, *_AUTH, errors.NotFound),
-    )
+    found = (*ANY_REQUEST, *_AUTH, errors.NotFound)
+    yield _operation("GET", "/v1/decisions/{id}", "The record of one request.", DecisionRecord, errors=found)
 
 
 def _jobs() -> Iterator[Operation]:
     one = (*ANY_REQUEST, *_AUTH, *_JOB_STORE, errors.NotFound)
-    yield Operation(
-        method="POST",
-        path="/v1/jobs",
-        summary="Accept a job, also while the cloud is away.",
-        caller=CLIENT,
-        request={JSON: AnyOf((WireChat, WireCompletion), EdgeJobFields)},
+    yield _operation(
+        "POST",
+        "/v1/jobs",
+        "Accept a job, also while the cloud is away.",
+        EdgeJobView,
+        request={JSON: AnyOf((WireChat, WireCompletion), JobFields)},
         parameters=(*_ROUTING, *_FOR_JOBS),
-        responses=(ApiResponse(202, _JOB, "The job is on the disk.", {"Location": "the job"}),),
+        responses=(ApiResponse(202, {JSON: EdgeJobView}, "The job is on the disk.", {"Location": "the job"}),),
         errors=(
             *(*ANY_REQUEST, *BODY, *_AUTH, *_ACCEPTANCE, errors.RateLimited, errors.ModelNotFound, errors.Draining),
             errors.NoRoute,
         ),
     )
-    yield Operation(
-        method="GET",
-        path="/v1/jobs",
-        summary="The caller's jobs, newest first.",
-        caller=CLIENT,
-        parameters=(
-            Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MOST_LISTED)]),
-            Parameter("after", "The id of the last job of the page before."),
-        ),
-        responses=(ApiResponse(200, {JSON: JobList}),),
-        errors=one,
+    page = (
+        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MOST_LISTED)]),
+        Parameter("after", "The id of the last job of the page before."),
     )
-    yield Operation(
-        method="GET",
-        path="/v1/jobs/{id}",
-        summary="One job, with its answer once it has ended.",
-        caller=CLIENT,
-        responses=(ApiResponse(200, _JOB),),
-        errors=one,
-    )
-    yield Operation(
-        method="DELETE",
-        path="/v1/jobs/{id}",
-        summary="Cancel a job.",
-        caller=CLIENT,
-        responses=(ApiResponse(200, _JOB),),
-        errors=(*one, errors.JobAlreadyEnded),
-    )
-    yield Operation(
-        method="GET",
-        path="/v1/jobs/{id}/events",
-        summary="A job's states and the text of its answer while it is made.",
-        caller=CLIENT,
+    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", JobList, parameters=page, errors=one)
+    yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", EdgeJobView, errors=one)
+    ended = (*one, errors.JobAlreadyEnded)
+    yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", EdgeJobView, errors=ended)
+    yield _operation(
+        "GET",
+        "/v1/jobs/{id}/events",
+        "A job's states and the text of its answer while it is made.",
+        None,
         parameters=(Parameter("Last-Event-ID", "Continue after this event.", "header"),),
         responses=(ApiResponse(200, {EVENTS: None}),),
         errors=(*one, errors.QueueFull),
@@ -228,93 +188,51 @@ def _jobs() -> Iterator[Operation]:
         ("retry", "Run a dead letter again.", JobNotDead),
         ("purge", "Delete a job that has ended.", JobNotEnded),
     ):
-        yield Operation(
-            method="POST",
-            path=f"/v1/jobs/{{id}}/{action}",
-            summary=summary,
-            caller=CLIENT,
-            responses=(ApiResponse(200, _JOB),),
-            errors=(*one, error),
-        )
+        yield _operation("POST", f"/v1/jobs/{{id}}/{action}", summary, EdgeJobView, errors=(*one, error))
 
 
 def _audio() -> Iterator[Operation]:
-    failures = (
-        *(*ANY_REQUEST, *BODY, *_AUTH, errors.ModelNotFound, errors.NoRoute, errors.RateLimited, errors.Draining),
-        *(errors.DeadlineExceeded, errors.EncoderFailed),
-    )
-    yield Operation(
-        method="POST",
-        path="/v1/audio/transcriptions",
-        summary="The words of a sound.",
-        caller=CLIENT,
-        request={FORM: TranscriptionForm},
-        parameters=_ROUTING,
-        responses=(ApiResponse(200, {JSON: TranscriptBody, TEXT: str, EVENTS: None}, headers=_DECIDED),),
-        errors=failures,
-    )
-    yield Operation(
-        method="POST",
-        path="/v1/audio/speech",
-        summary="Speak a text.",
-        caller=CLIENT,
+    yield transcription_operation(CLIENT, _ROUTING, _DECIDED, (*_AUTH, errors.NoRoute))
+    yield _operation(
+        "POST",
+        "/v1/audio/speech",
+        "Speak a text.",
+        None,
         request={JSON: WireSpeech},
         parameters=_ROUTING,
         responses=(ApiResponse(200, {"audio/wav": None, "audio/pcm": None}, headers=_DECIDED),),
-        errors=failures,
+        errors=(
+            *(*ANY_REQUEST, *BODY, *_AUTH, errors.ModelNotFound, errors.NoRoute, errors.RateLimited, errors.Draining),
+            *(errors.DeadlineExceeded, errors.EncoderFailed),
+        ),
     )
 
 
 def _console() -> Iterator[Operation]:
+    etag = Parameter("If-None-Match", "The ETag of the file that the browser has.", "header")
     for path, file in page_files().items():
-        yield Operation(
-            method="GET",
-            path=path,
-            summary="A file of the console, the same for everyone.",
-            parameters=(Parameter("If-None-Match", "The ETag of the file that the browser has.", "header"),),
-            responses=(ApiResponse(200, {media_type(file): None}), ApiResponse(304, meaning="It has not changed.")),
-            errors=ANY_REQUEST,
+        yield _open(
+            path,
+            "A file of the console, the same for everyone.",
+            ApiResponse(200, {media_type(file): None}),
+            ApiResponse(304, meaning="It has not changed."),
+            parameters=(etag,),
         )
-    yield Operation(
-        method="GET",
-        path="/console/state",
-        summary="The box at this moment.",
-        caller=CLIENT,
-        responses=(ApiResponse(200, {JSON: dict[str, object]}),),
-        errors=(*ANY_REQUEST, *_AUTH),
-    )
-    yield Operation(
-        method="POST",
-        path="/console/what-if",
-        summary="Decide a recorded request anew, with other signals; nothing is run.",
-        caller=CLIENT,
+    yield _operation("GET", "/console/state", "The box at this moment.", dict[str, object])
+    yield _operation(
+        "POST",
+        "/console/what-if",
+        "Decide a recorded request anew, with other signals; nothing is run.",
+        dict[str, object],
         request={JSON: WhatIfQuestion},
-        responses=(ApiResponse(200, {JSON: dict[str, object]}),),
         errors=(*ANY_REQUEST, *BODY, *_AUTH, errors.NotFound),
     )
 
 
 def _health() -> Iterator[Operation]:
     for path in ("/healthz", "/health"):
-        yield Operation(
-            method="GET",
-            path=path,
-            summary="The daemon routes requests.",
-            responses=(ApiResponse(200, {JSON: HealthReport}),),
-            errors=ANY_REQUEST,
-        )
+        yield _open(path, "The daemon routes requests.", ApiResponse(200, {JSON: HealthReport}))
     ready = {JSON: Readiness}
-    yield Operation(
-        method="GET",
-        path="/readyz",
-        summary="Whether a target can answer.",
-        responses=(ApiResponse(200, ready), ApiResponse(503, ready, "No target can answer.")),
-        errors=ANY_REQUEST,
-    )
-    yield Operation(
-        method="GET",
-        path="/metrics",
-        summary="Metrics for Prometheus.",
-        responses=(ApiResponse(200, {TEXT: None}),),
-        errors=ANY_REQUEST,
-    )
+    unready = ApiResponse(503, ready, "No target can answer.")
+    yield _open("/readyz", "Whether a target can answer.", ApiResponse(200, ready), unready)
+    yield _open("/metrics", "Metrics for Prometheus.", ApiResponse(200, {TEXT: None}))

@@ -7,17 +7,15 @@ begins inside. Only the beginning of an answer can be a thought; the marks are p
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-if TYPE_CHECKING:
-    from .types import Request
+from .types import Effort, Request
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
 Thinking = Literal["", "marked", "open"]
 """How a model thinks: never, or between the marks, of which `open` has the first one in the prompt already."""
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 EFFORT_TOKENS: Final[dict[Effort, int | None]] = {
     "none": 0,
     "minimal": 128,

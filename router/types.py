@@ -11,8 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from .reasoning import Effort
-
 Kind = Literal["chat", "completion", "embedding"]
 SoundKind = Literal["transcription", "speech"]
 """A request that no target answers: this box understands and makes sound itself."""
@@ -22,6 +20,8 @@ Route = Literal["edge", "cloud", "cache", "none"]
 CacheStatus = Literal["hit", "semantic", "stale", "miss", "bypass", "coalesced"]
 Ability = Literal["chat", "completion", "embedding", "tools", "json", "logprobs", "image", "audio", "file"]
 Modality = Literal["text", "image", "audio", "file"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""How much the client lets a model think (`reasoning`)."""
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 Transcripts = Literal["written", "spoken"]
 """How a model reads what was said: as a speech model writes it, or in lower case, without punctuation."""
@@ -467,7 +467,7 @@ class Estimates(msgspec.Struct, frozen=True):
 class AttemptRecord(msgspec.Struct, frozen=True):
     target: str
     at: Location
-    state: str  # the last AttemptState (router/decision/attempts.py)
+    state: str  # the last AttemptState (router/decision/attempt_states.py)
     started_ms: float  # since the request arrived
     ttft_ms: float | None = None  # since the attempt started
     duration_ms: float | None = None

@@ -7,6 +7,7 @@ a busy machine the time of one example says nothing. The models of this account'
 import importlib.util
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,11 @@ _SERVICES = {
 
 
 _SLOW_MODULE = re.compile(rf"^pytestmark = .*\b(slow|engine|{'|'.join(sorted({*_SERVICES.values()}))})\b", re.MULTILINE)
+
+
+def pytest_configure() -> None:
+    """End on SIGTERM (of `timeout`, say) as on Ctrl-C: fixtures stop the servers that they started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

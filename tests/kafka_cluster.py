@@ -1,6 +1,7 @@
 """A broker of Kafka's protocol in a process of its own: librdkafka's mock cluster behind a relay.
 
-    python -m tests.kafka_cluster    # prints its port; then reads commands: `topic NAME PARTITIONS`, `down`, `up`
+    python -m tests.kafka_cluster    # prints its port; then reads commands: `topic NAME PARTITIONS`, `down`, `up`,
+                                     # `full`, `room`
 
 No Kafka server is in the distribution's packages. The mock speaks Kafka's protocol on real sockets, with groups,
 commits and transactions; its data live as long as the process. Clients reach it through a relay, which makes up for
@@ -15,8 +16,8 @@ some of what the mock has otherwise than a server:
 5. A group's leader says who gets what after all others have asked: the mock refuses those that ask later.
 
 `down` is what clients see of a broker that was killed: connections break, also between a request and its answer, and
-nothing listens. What the mock does not have: isolation (readers see what a transaction has written before it ends, and
-what it aborts).
+nothing listens. `full` is what they see of one whose disk is full: it stores nothing (KAFKA_STORAGE_ERROR). What the
+mock does not have: isolation (readers see what a transaction has written before it ends, and what it aborts).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FETCH_WAIT_MS = 20
 REBALANCE_DELAY_MS = 50  # of a new group
 _PRODUCER = 0
 _BROKER = 1
+_PRODUCE, _STORAGE_ERROR, _ERRORS = 0, 56, 10_000
 _FETCH, _LIST_OFFSETS, _SYNC_GROUP, _INIT_PRODUCER, _ADD_PARTITIONS, _END_TRANSACTION = 1, 2, 14, 22, 24, 26
 _EARLIEST = -2
 _SYNC_S = 1.0
@@ -65,6 +67,14 @@ class MockCluster:
     def create_topic(self, name: str, partitions: int) -> None:
         fault = self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1)
         assert fault == 0, f"error {fault}"
+
+    def set_full(self, full: bool) -> None:
+        """Answer what is produced with an error, or store it again."""
+        cluster, kind = self._cluster, ctypes.c_int16(_PRODUCE)
+        self._library.rd_kafka_mock_clear_request_errors(cluster, kind)
+        if full:
+            errors = (ctypes.c_int * _ERRORS)(*[_STORAGE_ERROR] * _ERRORS)
+            self._library.rd_kafka_mock_push_request_errors_array(cluster, kind, ctypes.c_size_t(_ERRORS), errors)
 
 
 def _library() -> ctypes.CDLL:
@@ -226,6 +236,8 @@ async def _main() -> None:
                 relay.down()
             case ["up"]:
                 await relay.up()
+            case ["full" | "room" as state]:
+                cluster.set_full(state == "full")
         print("done", flush=True)
 
 

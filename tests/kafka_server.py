@@ -47,6 +47,10 @@ class KafkaServer:
     def start(self) -> None:
         self._command("up")
 
+    def set_full(self, full: bool) -> None:
+        """Store nothing more, as with a full disk, or store again."""
+        self._command("full" if full else "room")
+
     def pause(self) -> None:
         """Stop the process (SIGSTOP): connections stay open and nothing answers, as in a partition."""
         self._process.send_signal(signal.SIGSTOP)

@@ -6,7 +6,6 @@ from tests.mosquitto import Mosquitto, mosquitto   # in a conftest: the fixture,
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -18,16 +17,17 @@ import pytest
 from edge_node.deploy.prepare.distribution import find_mosquitto
 
 from .ports import free_port
+from .server_process import ServerProcess
 
 PATIENCE_S = 60.0
 
 
-class Mosquitto:
+class Mosquitto(ServerProcess):
     """`start` after `kill` (which is -9) finds the same port, and no sessions. `settings` are lines of its file."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.settings = ["allow_anonymous true"]
 
@@ -50,22 +50,6 @@ class Mosquitto:
                 assert time.monotonic() < ends, "mosquitto does not answer"
                 assert self._process.poll() is None, (self._folder / "mosquitto.log").read_text()
                 time.sleep(0.01)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP): connections stay open and nothing answers, as in a partition."""
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)
-
-    def resume(self) -> None:
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -17,17 +16,18 @@ from pathlib import Path
 import pytest
 
 from .ports import free_port
+from .server_process import ServerProcess
 
 PATIENCE_S = 60.0
 
 
-class NatsServer:
+class NatsServer(ServerProcess):
     """Started at once. `kill` is -9; `start` after it finds the same data under the same port."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
+        super().__init__()
         self._folder = folder
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.start()
 
@@ -58,22 +58,6 @@ class NatsServer:
                 assert time.monotonic() < ends, "nats-server does not answer"
                 assert self._process.poll() is None, "nats-server ended"
                 time.sleep(0.02)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP): connections stay open and nothing answers, as in a partition."""
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitpid(self._process.pid, os.WUNTRACED)  # until its last thread has stopped
-
-    def resume(self) -> None:
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGCONT)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ from .redis_server import PATIENCE_S, RedisServer
 
 MASTER = "causeway"
 _TICK_S = 0.05
+_HELLO_MS = 200  # between what a Sentinel tells the others; Redis takes two seconds and one
 _DOWN_AFTER_MS = 2000  # a master on a busy machine is not taken for dead
 
 
@@ -56,6 +57,7 @@ class SentinelDeployment:
             wait_until(lambda: self._replicas_are_online(replicas), "the replicas do not follow their master")
             for number, port in enumerate(self._sentinel_ports, 1):
                 self._start_sentinel(number, port, self.servers[0].port, 2)
+            wait_until(self._hello_is_quick, "the Sentinels do not answer")
             wait_until(lambda: self._sentinels_agree(replicas), "the Sentinels do not find each other")
         except BaseException:
             self.kill()
@@ -169,6 +171,12 @@ class SentinelDeployment:
                 if (state["port"], state["flags"]) != (master.port, "master"):
                     return False
         return _role(master) == "master"
+
+    def _hello_is_quick(self) -> bool:
+        for port in self._sentinel_ports:
+            with self._sentinel(port) as sentinel:
+                sentinel.execute_command("SENTINEL", "DEBUG", "publish-period", _HELLO_MS, "ask-period", _HELLO_MS)
+        return True
 
     def _sentinels_agree(self, replicas: int) -> bool:
         for port in self._sentinel_ports:

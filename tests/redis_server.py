@@ -6,11 +6,9 @@ from tests.redis_server import RedisServer, redis_server   # in a conftest: the 
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,18 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from .ports import free_port
+from .server_process import ServerProcess
 
 PATIENCE_S = 60.0
 
 
-class RedisServer:
+class RedisServer(ServerProcess):
     """Started at once. `kill` is -9; `start` after it finds the same data under the same port."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
+        super().__init__()
         self._folder = folder
         self._settings = settings
-        self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
         self.start()
 
@@ -58,30 +57,6 @@ class RedisServer:
         more = (*durable, "--loglevel", "warning", *self._settings, *settings)
         self._process = subprocess.Popen(["redis-server", *place, *more], stdout=subprocess.DEVNULL)
         self._wait()
-
-    def pause(self) -> None:
-        """Stop the process (SIGSTOP) until it is killed or `resume` is called."""
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None, "it does not run"
-        self._process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the process (SIGSTOP): connections stay open and nothing answers."""
-        self.pause()
-        try:
-            yield
-        finally:
-            self.resume()
 
     def flush(self) -> None:
         with self.client() as client:

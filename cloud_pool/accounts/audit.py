@@ -33,7 +33,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     token_id: str  # "" for a static token
     policy: str  # name@revision of the edge's policy; "" if the edge sent none
-    route: str  # chat, completion, embedding, response, generate, realtime, job, batch or stream
+    # chat, completion, embedding, response, transcription, generate, realtime, job, batch or stream
+    route: str
     tier: str  # "" if refused before a tier was known
     # ok or an error's code; `accepted` for a job or batch that was acknowledged to its caller; `superseded` for a job's
     # run whose report was not accepted
@@ -42,6 +43,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     micro_usd: int = 0
     cache: str = ""  # hit, stale, miss, coalesced, bypass; "" without a cache
+    parts: str = ""  # what became of sounds, pictures and files, ``audio=ok,image=timeout``; "" without any
 
 
 class _PendingRecord(NamedTuple):

@@ -27,7 +27,7 @@ class LedgerEntry:
     """One request. The owner fills it in as facts become known and calls `Ledger.close` exactly once."""
 
     def __init__(self, route: str, policy: str = "") -> None:
-        self.route = route  # chat, completion, embedding, response, generate, realtime, job or stream
+        self.route = route  # chat, completion, embedding, response, transcription, generate, realtime, job or stream
         self.policy = policy
         self.id = ""
         self.principal: Principal | None = None
@@ -157,6 +157,7 @@ class Ledger:
                 completion_tokens=usage.completion_tokens,
                 micro_usd=0 if charge is None else charge.micro_usd,
                 cache=entry.cache,
+                parts=entry.response_headers.get("x-causeway-modalities", ""),
             )
         )
 

@@ -135,7 +135,7 @@ class AdmissionController:
             lost_s: Total time that this process lost itself (`observability.event_loop_lag`).
         """
         self.lost_s = lost_s
-        self.wants_more = True  # a worker's: jobs wait for more permits, as far as its last claim tells
+        self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
         self._clock = clock
         self._chance = chance
         self._on_admitted = on_admitted

@@ -24,6 +24,7 @@ of it at once, and a little more with each heartbeat in which that is over (AIMD
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from typing import Literal
@@ -45,7 +46,7 @@ class PeerState(msgspec.Struct, frozen=True):
 
     kind: PeerKind
     demand: float  # permits that it could use
-    running: int = 0  # requests or jobs that run or wait in it now
+    running: int = 0  # requests that run or wait in a gateway, jobs and messages that run in a worker
     lacks_capacity: bool = False  # requests wait, or first tokens are late
     part: int = 0  # of a worker: permits that its jobs may hold from its next heartbeat on
 
@@ -105,16 +106,24 @@ def reserved_for_jobs(parts: Mapping[str, int], peers: Peers) -> dict[str, int]:
     return divide_permits(min(jobs, sum(parts.values())), parts)
 
 
-def worker_permits(permits: int, peers: Peers) -> dict[str, int]:
-    """Return each worker's part of the jobs' permits: one at least where there are enough, for a first job.
+def worker_permits(permits: int, peers: Peers, turn: int = 0) -> dict[str, int]:
+    """Return each worker's part of the jobs' permits: one more than its jobs at least where there are enough.
+
+    Of too few, those without work get none: a pipeline that stands by has none as long as another one receives. The
+    others take turns.
 
     Jobs may be long: a worker that still runs more than its part starts none, and until they have ended the others
     divide what it leaves.
+
+    Args:
+        turn: the same number for all peers; another one after a while
     """
     workers = {name: peer for name, peer in peers.items() if peer.kind == "worker"}
+    order = {name: (peer.demand <= 0.0, _chance(turn, name), name) for name, peer in workers.items()}
     parts: dict[str, int] = {}
     while workers:
-        divided = divide_permits(permits, {name: max(1.0, peer.demand) for name, peer in workers.items()})
+        wanted = {name: 1.0 + peer.demand for name, peer in workers.items()}
+        divided = divide_permits(permits, wanted, order)
         over = [name for name, part in divided.items() if workers[name].running > part]
         if not over:
             return parts | divided
@@ -124,19 +133,30 @@ def worker_permits(permits: int, peers: Peers) -> dict[str, int]:
     return parts
 
 
-def divide_permits(permits: int, wanted: Mapping[str, float]) -> dict[str, int]:
-    """Return parts that add up to `permits`: max-min fair by what each wants, and the rest divided evenly."""
+def divide_permits(
+    permits: int, wanted: Mapping[str, float], order: Mapping[str, tuple[object, ...]] | None = None
+) -> dict[str, int]:
+    """Return parts that add up to `permits`: max-min fair by what each wants, and the rest divided evenly.
+
+    Args:
+        order: of those that have the same claim to one permit; None: by name
+    """
     left, parts = float(permits), {}
     for at, name in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
         parts[name] = min(wanted[name], left / (len(wanted) - at))
         left -= parts[name]
-    return _rounded({name: part + left / len(parts) for name, part in parts.items()}, permits)
+    return _rounded({name: part + left / len(parts) for name, part in parts.items()}, permits, order or {})
 
 
-def _rounded(parts: Mapping[str, float], permits: int) -> dict[str, int]:
-    """Round down and give the rest to the largest remainders, of equals by name: all peers get the same result."""
+def _rounded(parts: Mapping[str, float], permits: int, order: Mapping[str, tuple[object, ...]]) -> dict[str, int]:
+    """Round down and give the rest to the largest remainders, of equals by `order`: all peers get the same result."""
     whole = {name: int(part) for name, part in parts.items()}
-    order = sorted(parts, key=lambda name: (round(whole[name] - parts[name], 6), name))
-    for name in order[: permits - sum(whole.values())]:
+    first = sorted(parts, key=lambda name: (round(whole[name] - parts[name], 6), order.get(name, (name,))))
+    for name in first[: permits - sum(whole.values())]:
         whole[name] += 1
     return whole
+
+
+def _chance(turn: int, name: str) -> bytes:
+    """Return what is the same in all processes, and different for each turn."""
+    return hashlib.blake2b(f"{turn} {name}".encode(), digest_size=8).digest()

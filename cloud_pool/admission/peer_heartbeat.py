@@ -37,6 +37,7 @@ EVERY_S = 0.5
 ALIVE_S = 2.5
 _TIMEOUT_S = 1.0
 _ALL = 1e6  # permits
+_TURN_S = 16  # of a worker that gets a single permit: four of the times when one job may start
 _DEMAND_DECAY = 0.8  # per heartbeat: a demand of a moment ago may be back in the next
 _log = logging.getLogger("causeway.cloud.admission")
 _peer_state = msgspec.json.Decoder(PeerState)
@@ -69,6 +70,7 @@ class _TierShare:
         self.part = 0.0 if kind == "worker" else math.inf
         self.announced = 0.0  # a worker's part in its last heartbeat
         self.endpoints = math.inf
+        self.turn = 0
         self.jobs = JobShare()
 
 
@@ -123,10 +125,13 @@ class PeerHeartbeat:
                 for tier in self._tiers:
                     await self._exchange(tier)
         except (RedisError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            reason = str(error) or type(error).__name__
             if not self.fault:
-                _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", error)
-            self.fault = str(error) or type(error).__name__
+                _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", reason)
+            self.fault = reason
         else:
+            if self.fault:
+                _log.info("the heartbeat between gateways and workers works again")
             self.fault = ""
         for tier in self._tiers:
             self._apply(tier)
@@ -134,12 +139,14 @@ class PeerHeartbeat:
     def _measure(self, tier: _TierShare) -> None:
         """Note this process's state: without Redis it is the only one that is known to be true."""
         admission = tier.shared.admission
+        running, part = admission.demand, 0
         if self._kind == "gateway":
-            tier.demand = max(float(admission.demand), _DEMAND_DECAY * tier.demand)
+            tier.demand = max(float(running), _DEMAND_DECAY * tier.demand)
         else:
-            tier.demand = _ALL if admission.wants_more else float(admission.demand)
-        part = int(tier.part) if self._kind == "worker" else 0
-        own = PeerState(self._kind, round(tier.demand, 2), admission.demand, admission.lacks_capacity, part)
+            tier.demand = _ALL if admission.wants_more else float(running)
+            # Messages wait in admission, and hold no permit: other workers may have what this one leaves.
+            running, part = running - admission.waiting, int(tier.part)
+        own = PeerState(self._kind, round(tier.demand, 2), running, admission.lacks_capacity, part)
         tier.peers = {**tier.peers, self._name: own}
 
     async def _exchange(self, tier: _TierShare) -> None:
@@ -151,7 +158,8 @@ class PeerHeartbeat:
             await self._redis.hdel(tier.key, self._name)  # The configuration was reloaded.
         tier.key = key
         reply = await self._script(keys=[key], args=[self._name, msgspec.json.encode(tier.peers[self._name]), ALIVE_S])
-        fields = [each.encode() if isinstance(each, str) else each for each in reply]
+        tier.turn = reply[0] // _TURN_S
+        fields = [each.encode() if isinstance(each, str) else each for each in reply[1:]]
         tier.peers = {
             name.decode(): _peer_state.decode(state) for name, state in zip(fields[::2], fields[1::2], strict=True)
         }
@@ -171,7 +179,7 @@ class PeerHeartbeat:
             parts = gateway_permits(permits, tier.peers)
             return parts.get(self._name, permits), reserved_for_jobs(parts, tier.peers).get(self._name, 0)
         jobs = tier.jobs.permits(permits, tier.peers, self._clock(), endpoints)
-        return (1 if self.fault else worker_permits(jobs, tier.peers).get(self._name, 0)), 0
+        return (1 if self.fault else worker_permits(jobs, tier.peers, tier.turn).get(self._name, 0)), 0
 
     async def _leave(self) -> None:
         try:

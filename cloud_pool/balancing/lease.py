@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from router.errors import CausewayError
 
 from ..upstreams.triton.client import TritonClient
 
-if TYPE_CHECKING:
-    from .pool import Pool
+
+class LeaseListener(Protocol):
+    """Learns what becomes of a lease: `pool.Pool`."""
+
+    def is_slow(self, lease: Lease) -> bool: ...
+
+    def on_first_token(self, lease: Lease, seconds: float) -> None: ...
+
+    def on_success(self, lease: Lease) -> None: ...
+
+    def on_error(self, lease: Lease, error: CausewayError) -> None: ...
+
+    def on_close(self, lease: Lease) -> None: ...
 
 
 class Lease:
@@ -20,42 +31,42 @@ class Lease:
     neither. Later reports of the same kind are ignored.
     """
 
-    def __init__(self, pool: Pool, endpoint: str, triton: TritonClient, now: float) -> None:
+    def __init__(self, listener: LeaseListener, endpoint: str, triton: TritonClient, now: float) -> None:
         self.endpoint = endpoint
         self.triton = triton
         self.began_at = now
         self.has_first_token = False
         self.has_outcome = False
-        self._pool = pool
+        self._listener = listener
         self._closed = False
 
     @property
     def is_slow(self) -> bool:
         """Whether its endpoint is slow, by what is known now."""
-        return self._pool.is_slow(self)
+        return self._listener.is_slow(self)
 
     def first_token(self, seconds: float) -> None:
         """Report the first token, `seconds` after the call started on this endpoint."""
         if not (self.has_first_token or self._closed):
             self.has_first_token = True
-            self._pool.on_first_token(self, seconds)
+            self._listener.on_first_token(self, seconds)
 
     def succeeded(self) -> None:
         """Report that the whole answer came."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
-            self._pool.on_success(self)
+            self._listener.on_success(self)
 
     def failed(self, error: CausewayError) -> None:
         """Report any error of the call; the pool decides whether it counts against the endpoint."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
-            self._pool.on_error(self, error)
+            self._listener.on_error(self, error)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._pool.on_close(self)
+            self._listener.on_close(self)
 
     def __enter__(self) -> Self:
         return self

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections.abc import Callable, Iterable, Mapping
 
 import anyio
@@ -54,8 +52,6 @@ class Pools:
         clients: TritonClients,
         *,
         resolve: Resolver = resolve_dns,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
         ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
         self._clients = clients
@@ -75,8 +71,6 @@ class Pools:
                 load_balancing=tier.config.load_balancing,
                 only_embeds=tier.only_embeds,
                 zone=config.server.zone,
-                clock=clock,
-                chance=chance,
                 ejected=ejected,
             )
 

@@ -28,7 +28,7 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
         return "off"
     if request.kind == "embedding":
         return "embeddings"
-    if NO_STORE in request.hints.tags or not set(config.private_tags).isdisjoint(request.hints.tags):
+    if is_private(request, config):
         return "private"
     if request.echo:
         return "echo"
@@ -41,6 +41,11 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
     ):
         return "sampled"
     return ""
+
+
+def is_private(request: Request, config: CacheConfig) -> bool:
+    """Whether nothing of the request may be kept."""
+    return NO_STORE in request.hints.tags or not set(config.private_tags).isdisjoint(request.hints.tags)
 
 
 class CacheKeys:

@@ -33,7 +33,6 @@ class SharedCache:
         tiers: by name and alias.
         registry: for the cache's metrics.
         secret: see `cache.secret_file`.
-        gateway_id: identifies this gateway to the others; "": a random id.
         clock: monotonic time in seconds.
         now_ms: replaces Redis's clock in tests; negative: use Redis's.
 
@@ -49,7 +48,6 @@ class SharedCache:
         registry: CollectorRegistry,
         *,
         secret: bytes = b"",
-        gateway_id: str = "",
         clock: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = lambda: -1,
     ) -> None:
@@ -58,9 +56,8 @@ class SharedCache:
         self.codec = EntryCodec(
             secret, compress_above_bytes=config.compress_above_bytes, max_entry_bytes=config.max_entry_bytes
         )
-        gateway_id = gateway_id or secrets.token_hex(8)
         self.store = AnswerStore(
-            address, config, self.codec, self.metrics, gateway_id=gateway_id, clock=clock, now_ms=now_ms
+            address, config, self.codec, self.metrics, gateway_id=secrets.token_hex(8), clock=clock, now_ms=now_ms
         )
         self._keys = CacheKeys(config, secret)
         self._tiers = tiers

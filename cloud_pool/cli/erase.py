@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 import click
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import RedisError
 
 from router.errors import ConfigError
@@ -75,25 +76,31 @@ def erase(
         click.echo(f"valid: {receipt.subject.name}, finished {receipt.finished}")
         return
     subject = ErasureSubject.parse(tenant, device, user)
+    key = None if dry_run else _signing_key(private)
     config = load_config(path, Flags(redis=redis))
     counts = asyncio.run(_count(config, subject, keep_cache))
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)
-    if dry_run:
+    if key is None:
         return
-    if private is None:
-        raise ConfigError(
-            "name the key that signs the receipt, a private one of `causeway-cloud keys new`", where="--sign"
-        )
-    key = read_private(private)
     if not yes:
         click.confirm(f"Erase {subject.name} for good?", abort=True, err=True)
+    if file is not None:
+        file.open("ab").close()  # where no receipt can be written, nothing is erased
     document = sign(asyncio.run(_erase(config, subject, keep_cache)), key)
     if file is None:
         click.echo(document.decode(), nl=False)
     else:
         file.write_bytes(document)
     asyncio.run(_forget(config, subject))
+
+
+def _signing_key(path: Path | None) -> Ed25519PrivateKey:
+    if path is None:
+        raise ConfigError(
+            "name the key that signs the receipt, a private one of `causeway-cloud keys new`", where="--sign"
+        )
+    return read_private(path)
 
 
 async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> dict[str, int]:

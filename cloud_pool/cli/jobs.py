@@ -17,9 +17,9 @@ from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
-from ..observability.logs import log_crashes, start_log
 from ..redis.config import shown_address
-from .process import LogLevel, refuse, until_stopped
+from .background import BackgroundProcess, background_command
+from .process import refuse, until_stopped
 
 if TYPE_CHECKING:
     from ..jobs.stores import JobStores
@@ -38,45 +38,13 @@ class _Source(NamedTuple):
 
 
 @click.command(context_settings=_HELP)
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file; flags win over it.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
-@click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
-@click.option("--tier", "tiers", multiple=True, help="A tier to work for; repeatable.")
-@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
-@click.option(
-    "--operator-port",
-    type=click.IntRange(0, 65535),
-    help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
-)
-@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.")
-def worker(
-    path: Path | None,
-    redis: str | None,
-    triton: str | None,
-    tiers: tuple[str, ...],
-    model_dirs: tuple[Path, ...],
-    operator_port: int | None,
-    log: LogLevel | None,
-) -> None:
+@background_command
+def worker(process: BackgroundProcess) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
     from ..jobs.worker.app import run
 
-    flags = Flags(
-        redis=redis,
-        operator_port=operator_port,
-        triton=triton,
-        tiers=tiers,
-        model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
-        log=log,
-    )
-    try:
-        config = load_config(path, flags)
-        start_log(config.log, config.log_format)
-        log_crashes()
-        serves = operator_port is not None
-        until_stopped(lambda stop: run(config, stop, lambda: load_config(path, flags), serves_operators=serves))
-    except ConfigError as error:
-        refuse(error.message)
+    config, reread, serves_operators = process
+    until_stopped(lambda stop: run(config, stop, reread, serves_operators=serves_operators))
 
 
 @click.group(context_settings=_HELP)
@@ -174,6 +142,8 @@ def _for_each_job(
         return [(job, await act(store, job)) for job in names]
 
     results = _run_with_store(source, act_on_all)
+    if not results:
+        click.echo("no dead letters", err=True)
     for job, succeeded in results:
         click.echo(f"{job}\t{done if succeeded else 'left: not a dead letter, or already counted by its batch'}")
     if not all(succeeded for _, succeeded in results):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,15 +12,13 @@ from router.errors import ConfigError
 from ..accounts.identity.principal import ClaimName
 from ..brokers.address import parse_topic
 from ..brokers.ranges import parse_range
-from ..config.loader import Flags, load_config
 from ..config.schema import Config
-from ..observability.logs import log_crashes, start_log
-from .process import LogLevel, poll_grpc_in_one_thread, refuse, run_fast, until_stopped
+from .background import BackgroundProcess, background_command
+from .process import poll_grpc_in_one_thread, run_fast, until_stopped
 
 if TYPE_CHECKING:
     from ..streams.app import StreamTopics
 
-_PATH = click.Path(path_type=Path)
 _DEAD = ".dead"
 
 
@@ -42,53 +38,22 @@ _DEAD = ".dead"
 )
 @click.option("--audit", help="Topic of a replay's outcomes, in place of stdout.")
 @click.option("--name", default="stream", show_default=True, help="Of the pipeline: its processes share its progress.")
-@click.option("--config", "path", type=_PATH, help="The gateways' YAML file; flags win over it.")
-@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
-@click.option("--triton", help="host:port of Triton's gRPC, for every tier.")
-@click.option("--tier", "tiers", multiple=True, help="A tier to work for; repeatable.")
-@click.option("--model-dir", "model_dirs", multiple=True, type=_PATH, help="Searched for artifacts first; repeatable.")
-@click.option(
-    "--operator-port",
-    type=click.IntRange(0, 65535),
-    help="Serve metrics and operators on this port of operator.host; 0: any free one; without it: not at all.",
-)
-@click.option("--log", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.")
+@background_command
 def stream(
+    process: BackgroundProcess,
     source: str,
     sink: str | None,
     dead: str | None,
     replay: str | None,
     audit: str | None,
     name: str,
-    path: Path | None,
-    redis: str | None,
-    triton: str | None,
-    tiers: tuple[str, ...],
-    model_dirs: tuple[Path, ...],
-    operator_port: int | None,
-    log: LogLevel | None,
 ) -> None:
     """Answer the messages of a topic on the tiers. Prints `ready stream=…` on stdout; SIGTERM drains."""
     poll_grpc_in_one_thread()
-    flags = Flags(
-        redis=redis,
-        operator_port=operator_port,
-        triton=triton,
-        tiers=tiers,
-        model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
-        log=log,
-    )
-    try:
-        config = load_config(path, flags)
-        start_log(config.log, config.log_format)
-        log_crashes()
-        if replay is None:
-            topics = _topics(name, source, sink, dead, audit)
-            _work(config, topics, lambda: load_config(path, flags), serves_operators=operator_port is not None)
-        else:
-            _replay(config, name, source, sink or dead, replay, audit)
-    except ConfigError as error:
-        refuse(error.message)
+    if replay is None:
+        _work(process, _topics(name, source, sink, dead, audit))
+    else:
+        _replay(process.config, name, source, sink or dead, replay, audit)
 
 
 def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: str | None) -> StreamTopics:
@@ -108,10 +73,11 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
     )
 
 
-def _work(config: Config, topics: StreamTopics, reread: Callable[[], Config], *, serves_operators: bool) -> None:
+def _work(process: BackgroundProcess, topics: StreamTopics) -> None:
     """Raises ConfigError."""
     from ..streams.app import run
 
+    config, reread, serves_operators = process
     until_stopped(lambda stop: run(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 

@@ -13,6 +13,7 @@ from models.chat.template import MARK, thinking_of
 from router.errors import ConfigError
 from router.reasoning import Thinking
 from router.tool_calls.formats import PLAIN, ToolFormat, tool_format
+from router.types import Transcripts
 
 _GUARDED = (2, 3)  # tokenizer.ggml.token_type of the tokens that a caller's text must not spell: unknown, control
 
@@ -35,6 +36,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
     tools: ToolFormat = PLAIN
     thinking: Thinking = ""
+    transcripts: Transcripts = "written"  # how the model reads what was said
     weights: str = ""  # version of the artifact, part of the cache key; "": no artifact
 
 

@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.types import Modality
+
 from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
 from ..admission.config import AdmissionConfig, AdmissionSettings
@@ -19,6 +21,7 @@ from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
 from ..dispatch.config import HedgeConfig, RetryBudgetConfig
 from ..jobs.config import JobsConfig
+from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
 from ..streams.config import StreamsConfig
 from ..upstreams.triton.sampling_parameters import GuidedKey
@@ -29,7 +32,9 @@ Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 Pause = Annotated[float, Meta(ge=0)]
-TierAbility = Literal["chat", "completion", "embedding"]
+TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
+PARTS: tuple[Modality, ...] = ("audio", "image", "file")
+"""What an encoder reads."""
 DEFAULT_TIER = "assistant-large"
 OPERATOR_PORT_OFFSET = 100
 """From `server.port` to the operators' port, unless that is configured."""
@@ -41,7 +46,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
     token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
-    # bodies above 64 KiB in memory at once, of which one tenant may have half; beyond: 503, 429 for the tenant
+    # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant may have half; beyond: 503, or 429
     max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
     read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
     drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
@@ -70,7 +75,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # `least_loaded`, or `prefix_affinity`: a conversation also returns to the endpoint that cached its prefix
     load_balancing: LoadBalancing = "least_loaded"
     model: str = ""  # the model's name in Triton; empty: the tier's name
-    # what clients may ask of it: `chat`, `completion`, `embedding`; a tier of `[embedding]` needs no template
+    # what clients may ask of it: `chat`, `completion`, `embedding`; or what it reads, being an encoder: `audio`,
+    # `image`, `file`; a tier of `[embedding]` and an encoder need no template
     can: Annotated[tuple[TierAbility, ...], Meta(min_length=1)] = ("chat", "completion")
     # LoRA adapter of the model that the tier's requests use, `lora_name` in Triton's vLLM backend; empty: none
     adapter: str = ""
@@ -99,11 +105,17 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     guided_key: GuidedKey = "guided_decoding"
 
     @property
+    def is_encoder(self) -> bool:
+        """Whether it reads parts of requests, and generates nothing."""
+        return set(self.can).issubset(PARTS)
+
+    @property
     def admission_settings(self) -> AdmissionSettings:
         """Those of a gateway that starts, before it knows how many endpoints take requests."""
         return AdmissionSettings(
             permits=self.concurrency * len(self.endpoint_addresses),
-            min_permits=self.min_concurrency,
+            # What an encoder takes says nothing about how many wait inside: it depends on the part.
+            min_permits=0 if self.is_encoder else self.min_concurrency,
             max_queued=self.max_queued,
             ttft_objective_s=self.ttft_objective_s,
             config=self.admission,
@@ -123,6 +135,8 @@ class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # size of a session's conversation; a client's event may have twice as much
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
     replay_bytes: Count = 256 * 1024  # sent events that are kept for a connection that is cut
+    # sounds of a session's conversation together, and of the one that is being sent; a second takes 64 kB
+    max_audio_s: Seconds = 30.0
     # how long a session whose connection was cut can be resumed, its running answer going on; 0: it ends at once
     resume_s: Pause = 30.0
     idle_s: Seconds = 900.0  # a session without an event of its client and without an answer ends after this time
@@ -158,6 +172,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: StreamsConfig = StreamsConfig()
     cache: CacheConfig = CacheConfig()
     realtime: RealtimeConfig = RealtimeConfig()
+    parts: PartsConfig = PartsConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()
     audit_file: str = ""  # file of audit records, one per request and without content; `-`: stdout; empty: none

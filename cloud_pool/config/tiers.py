@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -13,15 +13,23 @@ from router.errors import ConfigError, UnsupportedFeature
 from router.reasoning import closed_thought, thinks
 from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
-from router.types import Request
+from router.types import Modality, Request
 
 from ..accounts.tenants.config import too_many_sequences
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
-from .schema import Config, TierAbility, TierConfig
+from .schema import PARTS, Config, TierAbility, TierConfig
 
 InferencePrompt = str | tuple[int, ...]
 """Text, or token ids."""
 _DEFAULT_MAX_TOKENS = 1024
+_WORK: Mapping[TierAbility, str] = {
+    "chat": "chats",
+    "completion": "completions",
+    "embedding": "embeddings",
+    "audio": "sounds",
+    "image": "pictures",
+    "file": "files",
+}
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -57,10 +65,9 @@ class Tier(msgspec.Struct, frozen=True):
     def check_ability(self, ability: TierAbility) -> None:
         """Raises UnsupportedFeature."""
         if ability not in self.config.can:
-            raise UnsupportedFeature(
-                f"The tier {self.name!r} can {', '.join(self.config.can)}, not {ability}. Name another model.",
-                param="model",
-            )
+            able = " and ".join(_WORK[one] for one in self.config.can)
+            message = f"The tier {self.name!r} is for {able}, not for {_WORK[ability]}. Name another model."
+            raise UnsupportedFeature(message, param="model")
 
     def check_sequences(self, request: Request) -> None:
         """Raises InvalidRequest if the request has more sequences than the tier takes in one; lists to embed may."""
@@ -120,6 +127,16 @@ def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
     return {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
 
 
+def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
+    """Return the name of the tier that reads each kind of part; of several, the first one does."""
+    found: dict[Modality, str] = {}
+    for tier in tiers:
+        for kind in PARTS:
+            if kind in tier.config.can:
+                found.setdefault(kind, tier.name)
+    return found
+
+
 def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatFormat:
     if tier.adapter and "embedding" in tier.can:
         raise ConfigError("embeddings are made without an adapter: take `embedding` out of `can`", where=f"{where}.can")
@@ -137,6 +154,10 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
             tools=tool_format(template),
             thinking=thinking_of(template),
         )
+    if tier.is_encoder:
+        return ChatFormat("")
+    if not set(PARTS).isdisjoint(tier.can):
+        raise ConfigError("an encoder generates nothing: give it a tier of its own", where=f"{where}.can")
     try:
         artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
     except ArtifactError as error:
@@ -155,4 +176,5 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
         answer_tokens=manifest.answer_tokens,
         answers=manifest.answers if tier.restrict_tool_arguments else "text",
         weights=artifact.version,
+        transcripts=manifest.transcripts,
     )

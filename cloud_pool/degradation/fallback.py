@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from router.decision.breaker import Breaker
-from router.decision.latency import Ewma
 from router.errors import BackendError, CausewayError, CloudRejected
+from router.trackers.breaker import Breaker
+from router.trackers.latency import Ewma
 
 from ..admission import RANK, Priority
 from .config import DegradationConfig
@@ -58,9 +58,9 @@ class TierSignals(msgspec.Struct, frozen=True):
 
 
 class _Tier:
-    def __init__(self, signals: TierSignals, breaker: Breaker) -> None:
+    def __init__(self, signals: TierSignals) -> None:
         self.signals = signals
-        self.breaker = breaker
+        self.breaker = Breaker()
         self.ttft = Ewma(_HALF_LIFE_S)
         self.arrived_at = dict.fromkeys(RANK, -math.inf)  # the last request of each priority
         self.arrivals = {priority: ArrivalRate() for priority in RANK}
@@ -80,11 +80,10 @@ class TierFallback:
         signals: Mapping[str, TierSignals],
         *,
         clock: Callable[[], float] = time.monotonic,
-        breaker: Callable[[], Breaker] = Breaker,
     ) -> None:
         self.config = config
         self._clock = clock
-        self._tiers = {name: _Tier(each, breaker()) for name, each in signals.items()}
+        self._tiers = {name: _Tier(each) for name, each in signals.items()}
         self._chains = {name: _from(config.tiers, name) for name in signals}
         # By priority: many bulk requests say nothing about the more urgent ones, which are admitted before them.
         self._tier_healths: dict[Priority, dict[str, TierHealth]] = {priority: {} for priority in RANK}

@@ -7,7 +7,7 @@ time must not make a tier look slow: until a warm-up succeeds, times to first to
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import anyio
@@ -38,7 +38,6 @@ class TierWarmer:
         idle_s: float,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         """Create the warmer.
 
@@ -52,7 +51,6 @@ class TierWarmer:
         self._models = models
         self._idle_s = idle_s
         self._clock = clock
-        self._sleep = sleep
         self._not_before = dict.fromkeys(pools, 0.0)
         self._busy: set[str] = set()
         if idle_s:
@@ -73,7 +71,7 @@ class TierWarmer:
         async with anyio.create_task_group() as tasks:
             while True:
                 self.start_due(tasks)
-                await self._sleep(_TICK_S)
+                await anyio.sleep(_TICK_S)
 
     def start_due(self, tasks: TaskGroup) -> None:
         """Start the warm-ups that are due."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from router.decision.latency import Window
+from router.trackers.latency import Window
 
 _HEDGE_WINDOW_S = 60.0
 _FASTEST_WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over

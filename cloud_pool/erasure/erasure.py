@@ -7,7 +7,7 @@ receipt has the counts of both. A kill may leave a few uncounted (32 at most), a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -42,14 +42,11 @@ class Erasure:
         """Return how many of each kind there are, and change nothing."""
         return {kind.name: len({name async for name in kind.find(subject)}) for kind in self._kinds}
 
-    async def erase(
-        self, subject: ErasureSubject, left: Sequence[Remainder], done: Callable[[str, int], None] = lambda *_: None
-    ) -> Receipt:
+    async def erase(self, subject: ErasureSubject, left: Sequence[Remainder]) -> Receipt:
         """Erase everything and return the receipt, whose counts are kept until `forget`.
 
         Args:
             left: what is not erased here
-            done: gets each kind and how many were erased in a pass
 
         Raises:
             StillAtWork: it still gets new data; what was there is erased
@@ -59,7 +56,7 @@ class Erasure:
         is_new = as_int(await self._db.command("HSETNX", progress, _STARTED, await self._now_ms()))
         await self._db.command("PEXPIRE", progress, _PROGRESS_TTL_MS)
         for _ in range(_PASSES):
-            if not await self._pass(subject, progress, done):
+            if not await self._pass(subject, progress):
                 break
         else:
             raise StillAtWork(f"{subject.name} still gets new data: revoke its tokens, then erase again")
@@ -78,7 +75,7 @@ class Erasure:
         """Forget the progress of an erasure whose receipt is kept."""
         await self._db.command("UNLINK", self._db.key("erasure", subject.digest))
 
-    async def _pass(self, subject: ErasureSubject, progress: str, done: Callable[[str, int], None]) -> int:
+    async def _pass(self, subject: ErasureSubject, progress: str) -> int:
         """Erase what is found, and return how much it was."""
         total = 0
         for kind in self._kinds:
@@ -89,8 +86,6 @@ class Erasure:
                     erased += await self._erase(kind, names, progress)
                     names.clear()
             erased += await self._erase(kind, names, progress)
-            if erased:
-                done(kind.name, erased)
             total += erased
         return total
 

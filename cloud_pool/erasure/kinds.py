@@ -10,6 +10,7 @@ from typing import Protocol, cast
 
 import redis.asyncio
 
+from ..accounts.tenants.redis_keys import SUBMISSIONS
 from ..jobs.batches.batch_store import output_file_id
 from ..jobs.store.redis_client import Reply, as_list, as_text
 from ..jobs.stores import JobStores
@@ -210,8 +211,11 @@ class TenantUsage(_SharedKeys):
     """A tenant's usage by day, rates, reservations: they are no device's and no user's."""
 
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        if not (subject.device or subject.user):
-            async for key in self._scan(f"causeway:tenant:{{{subject.tenant.translate(_GLOB)}}}:*"):
+        if subject.device or subject.user:
+            return
+        tenant = subject.tenant.translate(_GLOB)
+        for bucket in (tenant, tenant + SUBMISSIONS):
+            async for key in self._scan(f"causeway:tenant:{{{bucket}}}:*"):
                 yield key
 
 

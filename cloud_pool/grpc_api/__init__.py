@@ -3,6 +3,7 @@
     generation.proto   the service, published; `generation.binpb` is made from it by `python -m tests.check.protos`
     messages           the message classes
     request_input      InputChunks → the body of an HTTP request → Request
+    added_parts        text, sounds and pictures that come in chunks of their own
     answer_output      Chunks → OutputChunks, and their delivery
     outbox             the messages on their way to one client, which may read slowly
     statuses           errors → status codes and trailing metadata

@@ -11,7 +11,6 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf import struct_pb2 as struct_pb2  # its file is imported by ours
 
-PROTO = "generation.proto"
 COMPILED = "generation.binpb"
 SERVICE = "causeway.v1.Generation"
 

@@ -13,6 +13,7 @@ from router.errors import InvalidRequest, MissingField
 from router.openai import parse_chat, parse_completion
 
 from ..http.request_admission import Parse
+from .added_parts import AddedParts
 
 _JSON = dict[str, Any]
 _NOT_A_PARAMETER = {
@@ -29,18 +30,19 @@ class RequestInput:
 
     def __init__(self) -> None:
         self._request: Any = None
-        self._texts: list[str] = []
+        self._added = AddedParts()
 
     def add(self, chunk: Any) -> None:
         """Take an InputChunk. Raises InvalidRequest."""
         kind = chunk.WhichOneof("input")
         if kind == "request" and self._request is None:
             self._request = chunk.request
-        elif kind == "text" and self._request is not None:
-            self._texts.append(chunk.text)
+        elif kind not in (None, "request") and self._request is not None:
+            self._added.add(kind, getattr(chunk, kind))
         else:
             raise InvalidRequest(
-                "The first InputChunk of a call has `request`, every further one `text`.", param=kind or "input"
+                "The first InputChunk of a call has `request`, every further one `text`, `audio` or `image`.",
+                param=kind or "input",
             )
 
     def body(self) -> tuple[bytes, Parse]:
@@ -53,23 +55,9 @@ class RequestInput:
         body = _object(self._request, "parameters", "")
         if "prompt" in body and "messages" in body:
             raise InvalidRequest("`messages` make a chat and `prompt` a completion. Send one of them.", param="prompt")
-        _append(body, "".join(self._texts))
+        self._added.add_to(body)
         parse = parse_completion if "prompt" in body else parse_chat
         return _encode({**body, "stream": True}), partial(parse, resumes=True)
-
-
-def _append(body: _JSON, text: str) -> None:
-    """Append the text of further chunks to the prompt, or to the last message. Raises InvalidRequest."""
-    if not text:
-        return
-    messages = body.get("messages")
-    holder, name = (messages[-1], "content") if messages else (body, "prompt")
-    begun = holder.get(name, "" if messages else None)
-    if not isinstance(begun, str):
-        raise InvalidRequest(
-            "`text` continues the last message's `content` or `prompt`, if that is text.", param="text"
-        )
-    holder[name] = begun + text
 
 
 def _object(message: Any, struct: str, path: str) -> _JSON:

@@ -1,4 +1,4 @@
-"""Bound of the request bodies that are in memory at once.
+"""Bound of the request bodies, and of the sounds of live sessions, that are in memory at once.
 
 A body counts until its request ends, since the parsed request holds most of it. Bodies of up to FREE_BYTES do not
 count: the number of connections bounds these, and a flood of large bodies does not keep small requests out. A chunked
@@ -25,7 +25,11 @@ class BodyMemory:
         self._by_tenant: dict[str, int] = {}
         self._by_request: dict[int, tuple[str, int]] = {}
         if registry is not None:
-            gauge = Gauge("causeway_cloud_body_bytes", "Request bodies above 64 KiB in memory.", registry=registry)
+            gauge = Gauge(
+                "causeway_cloud_body_bytes",
+                "Request bodies above 64 KiB, and sounds of sessions, in memory.",
+                registry=registry,
+            )
             gauge.set_function(lambda: self.held_bytes)
 
     def check_largest(self, largest: int) -> None:
@@ -47,8 +51,8 @@ class BodyMemory:
         mine = self._by_tenant.get(tenant, 0) + size - before
         if mine > self.max_bytes // 2:
             raise RateLimited(
-                f"Your tenant's request bodies would have {mine} bytes at once, and may have {self.max_bytes // 2} "
-                "(half of server.max_body_memory_bytes). Send fewer large requests at a time.",
+                f"Your tenant's request bodies and sounds would have {mine} bytes at once, and may have "
+                f"{self.max_bytes // 2} (half of server.max_body_memory_bytes). Send fewer large requests at a time.",
                 retry_after_s=_RETRY_AFTER_S,
             )
         if self.held_bytes + size - before > self.max_bytes:

@@ -5,6 +5,7 @@
 3. One connection too many: the one that has been silent longest makes room, before those that wait between two
    requests. If every connection has a request in progress, the new one is closed.
 4. A client that disconnects: its handler is cancelled, and with it the work in Triton.
+5. Requests that outlast the drain: they are cancelled while their clients are still there, and end with an error.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from typing import Any
 import anyio
 from aiohttp import web
 
-from router.errors import CausewayError, ConfigError, InvalidRequest
+from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import has_response_begun, is_between_requests
-from .responses import error_response
+from .responses import STOPPED, error_response
 
 MAX_CONNECTIONS = 4096
 """Fewer where the kernel allows the process few files: half of those."""
@@ -157,7 +158,8 @@ class Listener:
         self._socket: asyncio.AbstractServer | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._active = 0
+        self._active: set[asyncio.Task[object]] = set()
+        self._closing = False
         self.port = config.port
 
     async def start(self) -> None:
@@ -196,21 +198,32 @@ class Listener:
 
     async def close(self) -> None:
         """Cancel the requests in progress, and return when their handlers have ended."""
+        self._closing = True
         if self._socket is not None:
             self._socket.close()
+        for task in self._active:
+            task.cancel()  # (5)
+        await self.drain(_CANCEL_S)
         if self._http is not None:
             await self._http.shutdown(timeout=0.25)
         await self.drain(_CANCEL_S)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        task = asyncio.current_task()
         assert self._http is not None
-        self._active += 1
+        assert task is not None
+        self._active.add(task)
         self._idle.clear()
         self._http.begin_request(http.protocol)
         try:
             return await self._handle(http)
+        except asyncio.CancelledError:
+            if not self._closing or has_response_begun(http):
+                raise
+            task.uncancel()
+            return error_response(Draining(STOPPED))  # (5)
         finally:
             self._http.end_request(http.protocol)
-            self._active -= 1
+            self._active.discard(task)
             if not self._active:
                 self._idle.set()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
+from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -87,12 +88,16 @@ class RequestAdmission:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         return principal
 
+    async def read(self, http: web.BaseRequest, principal: Principal, *, form: bool = False) -> bytes:
+        """Return the whole body: JSON, or a multipart form. Raises as `read_body`."""
+        max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
+        return await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant, form=form)
+
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
         principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry)
         inbound = read_headers(http.headers, entry.id)
-        max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
-        body = await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant)
+        body = await self.read(http, principal)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 
@@ -125,6 +130,7 @@ class RequestAdmission:
         request = limits.bounded(parsed)
         entry.tier = tier.name
         tier.check_sequences(request)
+        size_bytes = text_bytes(request, size_bytes)  # the model gets a part as some words
         deadline_s = self._deadline_s(request)
         await self._ledger.admit(
             entry, principal, request, size_bytes, max_tokens=tier.max_tokens, lifetime_s=deadline_s

@@ -15,6 +15,7 @@ from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_header_names, check_media_type
+from router.openai.audio.form import check_form
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
@@ -65,11 +66,14 @@ def read_headers(headers: Mapping[str, str], request_id: str = "") -> RequestHea
     )
 
 
-async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str) -> bytes:
-    """Read the whole body, which its headers must say is plain JSON.
+async def read_body(
+    http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str, *, form: bool = False
+) -> bytes:
+    """Read the whole body, which its headers must say is plain JSON, or a multipart form.
 
     Args:
         memory: counts a large body, before it is read if its size is known; the caller releases it.
+        form: it is a form.
 
     Raises:
         UnsupportedMediaType: its headers say that it is something else, or compressed.
@@ -79,7 +83,10 @@ async def read_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, mem
         RateLimited: the tenant has too much in memory.
         Shed: all tenants have.
     """
-    check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+    content_type = http.headers.get(hdrs.CONTENT_TYPE)
+    if form:
+        check_form(content_type or "")
+    check_media_type(None if form else content_type, http.headers.get(hdrs.CONTENT_ENCODING))
     length = http.content_length or 0
     if length > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -28,6 +28,8 @@ from .responses import BrokenStream, OnChunk, embedding_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Delivered = TypeVar("Delivered", covariant=True)
+Respond = Callable[[OnChunk], Awaitable[Delivered]]
+"""Answers a client; gets what is told of each chunk."""
 
 
 class Delivery(Protocol[Delivered]):
@@ -126,17 +128,30 @@ class RequestRunner:
 
     async def embed(self, entry: LedgerEntry, context: RequestContext, arrived_at: float) -> web.StreamResponse:
         """Answer an admitted request for embeddings. Raises CausewayError."""
+
+        async def respond(on_chunk: OnChunk) -> web.StreamResponse:
+            head, embeddings = await self._service.embed(context)
+            on_chunk(Chunk(usage=embeddings.usage))
+            entry.response_headers = dict(head.headers)
+            headers = {"x-request-id": context.id, **entry.response_headers}
+            return embedding_response(context.request, embeddings, head.tier, headers)
+
+        return await self.respond(entry, context, arrived_at, respond)
+
+    async def respond(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Delivered]
+    ) -> Delivered | web.StreamResponse:
+        """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
         reply = Reply(measured.first_token, "")
         outcome = ClientGone.code  # if the handler is cancelled
         try:
-            head, embeddings = await self._service.embed(context)
-            measured.on_chunk(reply, Chunk(usage=embeddings.usage))
-            entry.response_headers = dict(head.headers)
-            headers = {"x-request-id": context.id, **entry.response_headers}
-            response = embedding_response(context.request, embeddings, head.tier, headers)
+            response = await respond(partial(measured.on_chunk, reply))
             outcome = "ok"
             return response
+        except BrokenStream as broken:
+            outcome = broken.error.code
+            return broken.response
         except CausewayError as error:
             outcome = error.code
             raise

@@ -7,10 +7,11 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Protocol
 
 from aiohttp import web
 
-from router.errors import CausewayError, ClientGone
+from router.errors import CausewayError, ClientGone, Draining
 from router.openai import (
     AnswerEncoder,
     ResponseEncoder,
@@ -29,10 +30,26 @@ _log = logging.getLogger("causeway.cloud.responses")
 JSON = "application/json"
 STALLED_S = 30.0
 """A client that reads nothing for this long counts as gone, so that its permit becomes free."""
+STOPPED = "The gateway has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
 _READY_BYTES = 16 * 1024  # events that wait for each other
 
 Encoder = AnswerEncoder | ResponseEncoder
+
+
+class StreamEncoder(Protocol):
+    """Encodes the events of a stream. `finished`: the client has all that it asked for, whatever follows."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    def start(self) -> bytes: ...
+
+    def chunk(self, chunk: Chunk) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+
 OnChunk = Callable[[Chunk], None]
 """Gets each chunk before it is sent."""
 
@@ -68,7 +85,7 @@ async def stream_response(
     http: web.BaseRequest,
     chunks: AsyncGenerator[Chunk, None],
     on_chunk: OnChunk,
-    encoder: Encoder,
+    encoder: StreamEncoder,
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
     """Send the chunks as server-sent events. The stream has one end: a fault after every choice's end changes nothing.
@@ -96,6 +113,12 @@ async def stream_response(
                 await events.write(data)
     except ClientGone:
         raise
+    except asyncio.CancelledError:
+        if encoder.finished or http.transport is None or http.transport.is_closing():
+            raise
+        stopped = Draining(STOPPED)  # the client is there: the listener closes
+        await events.end(error_event(stopped))
+        raise BrokenStream(stopped, response) from None
     except Exception as fault:
         if not encoder.finished:
             # A second response would land inside this one.

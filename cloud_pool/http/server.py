@@ -10,10 +10,11 @@ from aiohttp import hdrs, web
 from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
-from router.errors import CausewayError, MethodNotAllowed, NotFound
+from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
 
 from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted
+from ..parts.config import NO_SOUND
 from ..sessions.sessions import Sessions
 from .body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
@@ -35,6 +36,7 @@ class Server:
         info: models and health.
         bodies: bounds the bodies in memory.
         sessions: live sessions.
+        transcription: understands sounds; None: no tier does.
         jobs: the routes of jobs; None: this gateway has none.
         on_drain: called when draining begins.
     """
@@ -47,6 +49,7 @@ class Server:
         bodies: BodyMemory,
         sessions: Sessions,
         *,
+        transcription: Handler | None = None,
         jobs: JobApi | None = None,
         on_drain: Callable[[], object] | None = None,
     ) -> None:
@@ -62,6 +65,7 @@ class Server:
             "/v1/completions": (hdrs.METH_POST, generations.completion),
             "/v1/embeddings": (hdrs.METH_POST, generations.embedding),
             "/v1/responses": (hdrs.METH_POST, generations.response),
+            "/v1/audio/transcriptions": (hdrs.METH_POST, transcription or self._no_transcription),
             "/v1/models": (hdrs.METH_GET, self._models),
             "/v1/realtime": (hdrs.METH_GET, sessions.connect),
             "/healthz": (hdrs.METH_GET, info.healthz),
@@ -113,10 +117,22 @@ class Server:
         if handler is None and self._jobs is not None and (job := self._jobs.handler(http)) is not None:
             return job
         if handler is None:
-            raise NotFound(f"There is nothing at {http.path[:128]}.")
+            raise NotFound(f"There is nothing at {http.path[:128]}.{self._advice(http.path)}")
         if http.method != method:
             raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {method}.", allow=method)
         return handler
+
+    def _advice(self, path: str) -> str:
+        """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
+        if path in ("/", "/v1", "/v1/"):
+            return f" The API is under /v1: see {OPENAPI_PATH}."
+        paths = self.paths
+        near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in paths), "")
+        return f" Did you mean {near}?" if near else ""
+
+    async def _no_transcription(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._admission.principal(http)
+        raise UnsupportedFeature(NO_SOUND)
 
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         return self._info.models(self._admission.allowed(self._admission.principal(http)))

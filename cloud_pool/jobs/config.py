@@ -110,6 +110,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dead_letter_ttl_s: Seconds = 7 * _DAY_S  # how long a dead letter is kept
     max_attempts: Positive = 5  # then the job is a dead letter
     attempt_timeout_s: Seconds = 300.0  # of one run
+    max_revise_s: Seconds = 120.0  # longest time in which late parts may revise a job's answer (`revise_within_ms`)
     lease_s: Seconds = 15.0  # a worker that does not renew its lease for so long is taken for dead
     lease_check_s: Seconds = 0.4  # how soon a worker notices that a job was cancelled
     reclaim_interval_s: Seconds = 1.0  # how often a worker looks for late jobs and for jobs of dead workers
@@ -133,6 +134,10 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """No record of a job, batch or file lives longer after its acceptance."""
         longest_s = self.max_deadline_s + self.result_ttl_s + self.dead_letter_ttl_s + self.batches.file_ttl_s
         return int(longest_s * 1000)
+
+    def price_share(self, window: str) -> float:
+        """Return the share of the tier's price that a job of this window costs."""
+        return self.off_peak.price_share if window else 1.0
 
     def check(self) -> None:
         """Raises ConfigError for a Redis where jobs cannot be."""

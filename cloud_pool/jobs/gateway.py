@@ -90,18 +90,21 @@ class JobsGateway:
         )
 
     async def watch(self) -> None:
-        """Update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
+        """Check the store and update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
         while True:
             try:
-                await self._stores.durability.ensure()
+                await self._stores.durability.ensure(again=True)
                 depths = await self._stores.jobs.depths()
                 self._metrics.set_depths(depths, depths.now_ms)
                 self._metrics.set_file_bytes(await self._stores.files.stored_bytes())
+                if self.refused:
+                    _log.info("jobs are accepted again")
                 self.refused = ""
             except JobStoreUnavailable as error:
                 if error.message != self.refused:
                     _log.warning("jobs are refused: %s", error.message)
                 self.refused = error.message
+            self._metrics.set_refused(bool(self.refused))
             await anyio.sleep(_GAUGES_S)
 
     async def close(self) -> None:

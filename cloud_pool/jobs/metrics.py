@@ -22,10 +22,23 @@ class JobMetrics:
             ("tier", "outcome"),
             registry=registry,
         )
+        self._revisions = Counter(
+            "causeway_jobs_revisions",
+            "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
+            "failed (the part could not be read, the run failed, or its workers were lost), no_room (too many answers "
+            "wait for late parts), superseded (the job was cancelled or erased, or is another worker's now).",
+            ("outcome",),
+            registry=registry,
+        )
         self._deliveries = Counter(
             "causeway_jobs_webhook_deliveries",
             "Webhook deliveries attempted, by outcome: delivered, retried, failed (given up), disabled (410 Gone).",
             ("outcome",),
+            registry=registry,
+        )
+        self._refused = Gauge(
+            "causeway_jobs_refused",
+            "1 while this gateway accepts no jobs: its log and the operators' /readyz say why.",
             registry=registry,
         )
         self._queued = Gauge("causeway_jobs_queued", "Queued jobs, without parked ones.", _QUEUE, registry=registry)
@@ -64,8 +77,15 @@ class JobMetrics:
     def count_run(self, tier: str, outcome: str) -> None:
         self._runs.labels(tier, outcome).inc()
 
+    def count_revisions(self, outcome: str, count: int = 1) -> None:
+        if count:
+            self._revisions.labels(outcome).inc(count)
+
     def count_delivery(self, outcome: str) -> None:
         self._deliveries.labels(outcome).inc()
+
+    def set_refused(self, refused: bool) -> None:
+        self._refused.set(refused)
 
     def set_file_bytes(self, by_store: Mapping[str, int]) -> None:
         for store, size in by_store.items():

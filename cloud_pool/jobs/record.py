@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
 from router.jobs.states import FINAL_STATES, JobState
 from router.jobs.submission import Endpoint, Priority
 from router.jobs.view import JobView
+from router.types import Modality
 
 from .errors import RecordUnreadable
 
@@ -40,7 +41,9 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     user: str = ""  # digest of the request's `user`, by which its jobs can be erased
     token_id: str = ""  # of the signed token that submits it; "": a static one, or none
     token_issued: float = 0.0  # unix, s
+    not_before: int = 0  # unix, ms: it waits until then; 0: it is queued at once
     window: Window = ""  # when it may start
+    revise_ms: int = 0  # from the start of a run, its answer may be revised; 0: it is not
     ttl_ms: int = 0  # time to live after its end; 0: the configured one
 
 
@@ -70,8 +73,14 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""
     token_issued: float = 0.0  # unix, s
     cache: str = ""  # outcome of the shared cache for the answer
+    not_before: int = 0  # 0: it was queued at once
     window: Window = ""  # when it may start
     followed: int = 0  # 1: a client follows its events; only a claim knows
+    revise: int = 0  # from the start of a run, its answer may be revised, ms; 0: it is not
+    revision: int = 0  # of the answer
+    late: str = ""  # kinds of part, separated by commas, that may still revise the answer: the request is kept as long
+    late_until: int = 0  # when that ends
+    late_error: bytes = b""  # JSON: why no further revision came
 
     @property
     def ended(self) -> bool:
@@ -79,11 +88,17 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in FINAL_STATES
 
     @property
+    def late_kinds(self) -> tuple[Modality, ...]:
+        """`late` as a tuple."""
+        return cast("tuple[Modality, ...]", tuple(self.late.split(",")) if self.late else ())
+
+    @property
     def tag_list(self) -> tuple[str, ...]:
         """`tags` as a tuple."""
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
+_BYTES: Final = ("body", "error", "late_error")
 LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if name != "body")
 """All but the request, which may be large and which only a worker needs."""
 
@@ -91,12 +106,12 @@ LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if nam
 def parse_record(fields: dict[str, bytes]) -> JobRecord:
     """Parse a Redis hash. Raises RecordUnreadable."""
     try:
-        plain = {name: value.decode() for name, value in fields.items() if name not in ("body", "error")}
+        plain = {name: value.decode() for name, value in fields.items() if name not in _BYTES}
         record = msgspec.convert(plain, JobRecord, strict=False)
     except (msgspec.ValidationError, UnicodeDecodeError) as error:
         reason = str(error) if isinstance(error, msgspec.ValidationError) else "it is not UTF-8"
         raise RecordUnreadable(f"The job's record is damaged or of another version: {reason}") from None
-    return msgspec.structs.replace(record, body=fields.get("body", b""), error=fields.get("error", b""))
+    return msgspec.structs.replace(record, **{name: fields[name] for name in _BYTES if name in fields})
 
 
 def tenant_of(owner: str) -> str:
@@ -134,10 +149,14 @@ def job_view(record: JobRecord, result: bytes = b"") -> JobView:
         started_at=None if record.started is None else record.started // 1000,
         finished_at=None if record.finished is None else record.finished // 1000,
         deadline_at=record.deadline // 1000,
+        not_before_at=record.not_before // 1000 if record.not_before and not record.ended else None,
         attempts=record.attempts,
         cache=record.cache or None,
         error=msgspec.Raw(record.error or b"null"),
         result=msgspec.Raw(result or b"null"),
         webhook=record.webhook or None,
         webhook_status=record.webhook_status or None,
+        revision=record.revision,
+        late_parts=record.late_kinds,
+        late_error=msgspec.Raw(record.late_error or b"null"),
     )

@@ -1,6 +1,6 @@
-"""A caller's body -> a new job: an OpenAI request with `priority`, `deadline_ms`, `webhook` and `endpoint` beside it.
+"""A caller's body -> a new job: an OpenAI request with fields of ours beside it (`priority`, `deadline_ms` and others).
 
-These four fields are removed before the request is stored, so that a plain OpenAI request is left.
+These fields are removed before the request is stored, so that a plain OpenAI request is left.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 
 from router.errors import InvalidRequest
 from router.jobs.submission import Endpoint, JobFields, key_digest, parse_job_request, split_body
+from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.principal import Principal
@@ -21,7 +22,7 @@ from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
-from ..config.tiers import Tier
+from ..config.tiers import Tier, encoders_of
 from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
 from .off_peak import OffPeakHours, no_off_peak_hours
@@ -86,18 +87,17 @@ class SubmissionParser:
             message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
             raise InvalidRequest(message, param="stream")
         principal.grants.require_modalities(request)
-        check_parts(request)
+        self.check_parts(request)
         limits.check_request(request)
         tier = self._tiers[request.model]
-        self._check_cost(principal.tenant, tier.name, limits.bounded(request), len(body), tier.max_tokens)
+        body_bytes = text_bytes(request, len(body))
+        self._check_cost(principal.tenant, tier.name, limits.bounded(request), body_bytes, tier.max_tokens)
         deadline_ms = submission.deadline_ms if extensions.deadline_ms is None else extensions.deadline_ms
         if deadline_ms is not None and deadline_ms <= 0:
             raise InvalidRequest("`deadline_ms` is the time left, more than 0", param="deadline_ms")
         window = self.window(extensions.window or "", limits)
-        wait_ms = self._off_peak.wait_ms(now_ms) if window else 0
-        if deadline_ms is not None and deadline_ms <= wait_ms:
-            message = f"`deadline_ms` passes before the off-peak hours, which begin in {wait_ms} ms"
-            raise InvalidRequest(message, param="deadline_ms")
+        not_before_ms = extensions.not_before_ms
+        time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)
         if len(extensions.webhook) > MAX_URL:
             raise InvalidRequest(f"`webhook` is longer than {MAX_URL} characters", param="webhook")
         if extensions.webhook:
@@ -112,15 +112,21 @@ class SubmissionParser:
             priority=principal.grants.bounded_priority(extensions.priority or submission.priority),
             endpoint=extensions.endpoint,
             body=body,
-            deadline_ms=now_ms + self._time_ms(deadline_ms, wait_ms),
+            deadline_ms=now_ms + time_ms,
+            not_before=now_ms + not_before_ms if not_before_ms else 0,
             tokens=self.tokens(request, body),
             webhook=extensions.webhook,
             idempotency=key_digest(submission.key),
             digest=_digest(submission),
             tags=submission.tags,
             window=window,
+            revise_ms=min(extensions.revise_within_ms, int(self._config.max_revise_s * 1000)),
             user=user_digest(principal.tenant, request.user or ""),
         )
+
+    def check_parts(self, request: Request) -> None:
+        """Raise UnsupportedFeature for a sound, a picture or a file that no tier reads."""
+        check_parts(request, encoders_of(self._tiers.values()))
 
     def validate(
         self,
@@ -147,7 +153,8 @@ class SubmissionParser:
     def tokens(self, request: Request, body: bytes) -> float:
         """Return how many tokens a request may use, estimated before it is tokenised."""
         answers = request.n * max(1, len(request.prompts))
-        return len(body) / BYTES_PER_TOKEN + answers * (request.max_tokens or self._tiers[request.model].max_tokens)
+        max_tokens = request.max_tokens or self._tiers[request.model].max_tokens
+        return text_bytes(request, len(body)) / BYTES_PER_TOKEN + answers * max_tokens
 
     def window(self, asked: Window, limits: TenantLimits) -> Window:
         """Return when a job may start. Raises InvalidRequest for off-peak hours that do not exist here."""
@@ -155,10 +162,20 @@ class SubmissionParser:
             raise no_off_peak_hours()
         return "off_peak" if asked or (limits.off_peak and self._off_peak) else ""
 
-    def _time_ms(self, deadline_ms: int | None, wait_ms: int) -> int:
+    def _time_ms(self, deadline_ms: int | None, not_before_ms: int, window: Window, now_ms: int) -> int:
+        """Return how long the job has, the time included in which it may not start. Raises InvalidRequest."""
+        longest_ms = int(self._config.max_deadline_s * 1000)
+        bound_ms = longest_ms if deadline_ms is None else min(deadline_ms, longest_ms)
+        if not_before_ms >= bound_ms:
+            message = f"`not_before_ms` must be less than the deadline, which is in {bound_ms} ms"
+            raise InvalidRequest(message, param="not_before_ms")
+        wait_ms = not_before_ms + (self._off_peak.wait_ms(now_ms + not_before_ms) if window else 0)
         if deadline_ms is None:
             deadline_ms = wait_ms + int(self._config.default_deadline_s * 1000)
-        return min(deadline_ms, int(self._config.max_deadline_s * 1000))
+        if deadline_ms <= wait_ms:
+            message = f"`deadline_ms` passes before the off-peak hours, which begin in {wait_ms} ms"
+            raise InvalidRequest(message, param="deadline_ms")
+        return min(deadline_ms, longest_ms)
 
 
 def _digest(submission: JobSubmission) -> str:

@@ -20,6 +20,8 @@ from router.errors import ConfigError
 from .capacity import ThroughputPoint
 
 _WORDS = "time light music door alarm kitchen volume timer lamp weather window heating".split()
+_LONG_WORDS, _LONG_ANSWER_TOKENS = 160, 64
+_ROUNDS = 3
 _MIN_TOKEN_S = 1e-9  # no machine is faster
 _TIMEOUT = aiohttp.ClientTimeout(total=300)
 
@@ -114,12 +116,10 @@ class MeasuredEndpoint:
             raise ConfigError(str(error) or type(error).__name__, where=self._url) from error
 
 
-async def measure(
-    endpoint: MeasuredEndpoint, sequences: Sequence[int], *, words: int = 160, answer_tokens: int = 64, rounds: int = 3
-) -> ReplicaMeasurement:
+async def measure(endpoint: MeasuredEndpoint, sequences: Sequence[int]) -> ReplicaMeasurement:
     """Measure the rates of a replica whose slots are full, for each number of sequences.
 
-    Three mixes are run in turn, `rounds` times, so that other work on the machine affects all of them: (a) short
+    Three mixes are run in turn, three times, so that other work on the machine affects all of them: (a) short
     prompts and short answers, (b) long prompts, (c) long answers. The medians of their times a request are
 
         time = overhead + prompt tokens / prefill rate + answer tokens / decode rate
@@ -130,12 +130,12 @@ async def measure(
         ConfigError: The endpoint does not answer, or the times do not grow with the lengths.
     """
     await endpoint.run(1, 1, words=1, answer_tokens=1)  # The first request ever pays for loading.
-    short, brief = max(1, words // 4), max(1, answer_tokens // 4)
+    short, brief = _LONG_WORDS // 4, _LONG_ANSWER_TOKENS // 4
     fits = []
     for count in sequences:
-        mixes = ((short, brief), (words, brief), (short, answer_tokens))
+        mixes = ((short, brief), (_LONG_WORDS, brief), (short, _LONG_ANSWER_TOKENS))
         runs: list[list[LoadRun]] = [[] for _ in mixes]
-        for _ in range(rounds):
+        for _ in range(_ROUNDS):
             for mix_runs, (long, answer) in zip(runs, mixes, strict=True):
                 mix_runs.append(await endpoint.run(count, 3 * count, words=long, answer_tokens=answer))
         fits.append(_fitted(count, *(_cost(each) for each in runs)))

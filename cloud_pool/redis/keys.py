@@ -72,6 +72,7 @@ _JOBS = _keys(
     ("tags:<tier>:<priority>", "zset", "ttl", "an hour", "tags of tenants that take no turns"),
     ("leases:<tier>:<priority>", "zset", "ends", "running jobs", "jobs by the end of their lease"),
     ("wake:<tier>", "list", "fixed", "64 tokens", "wakes workers that wait for jobs"),
+    ("late", "zset", "ends", "answers that wait for late parts", "jobs by the end of the lease of that"),
     ("waiting", "zset", "ends", _OPEN, "jobs by the time of their next attempt"),
     ("deadlines", "zset", "ends", _OPEN, "jobs by their deadline"),
     ("blocked", "zset", "ends", "the reset of their limit", "tenants over a rate or budget"),
@@ -159,11 +160,6 @@ REDIS_KEYS: Final = (*_JOBS, *_WEBHOOKS, *_BATCHES, *_STREAMS, *_SHARED, *_IDENT
 """All keys, by owner."""
 
 
-def declared(key: str, *, jobs: str = "causeway:jobs", cache: str = "causeway:cache") -> tuple[RedisKey, ...]:
-    """Return the declarations that a key matches: exactly one for each key that we write.
-
-    Args:
-        jobs: `jobs.key_prefix`
-        cache: `cache.key_prefix`
-    """
-    return tuple(each for each in REDIS_KEYS if each.matches(key, jobs=jobs, cache=cache))
+def declared(key: str) -> tuple[RedisKey, ...]:
+    """Return the declarations that a key with the default prefixes matches: exactly one for each key that we write."""
+    return tuple(each for each in REDIS_KEYS if each.matches(key, jobs="causeway:jobs", cache="causeway:cache"))

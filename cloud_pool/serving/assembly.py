@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 import redis.asyncio
@@ -11,8 +13,9 @@ from ..admission import AdmissionController, AdmissionSettings
 from ..admission.division import PeerKind
 from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from ..balancing.pools import Pools
+from ..cache.rules import is_private
 from ..config.schema import Config
-from ..config.tiers import Tier
+from ..config.tiers import Tier, encoders_of
 from ..degradation.continue_token import load_continue_tokens
 from ..degradation.fallback import TierFallback, TierSignals
 from ..degradation.metrics import DegradationMetrics
@@ -23,6 +26,9 @@ from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
 from .service import FindStale, Service, nothing_stale
 from .tier_attempt import TierRuntime
+
+if TYPE_CHECKING:
+    from ..parts.request_parts import RequestParts
 
 
 class ReloadListeners:
@@ -44,6 +50,7 @@ class ServingRuntime(msgspec.Struct, frozen=True):
     warmer: TierWarmer
     lag: EventLoopLag
     heartbeat: PeerHeartbeat
+    parts: RequestParts | None  # None: no tier is an encoder
 
 
 def build_serving(
@@ -98,14 +105,28 @@ def build_serving(
     degradation_metrics = DegradationMetrics(metrics.registry)
     degradation_metrics.watch(fallback)
     continue_tokens = load_continue_tokens(degradation.continue_key_file, degradation.continue_ttl_s)
+    parts = _build_parts(config, runtimes, fallback) if encoders_of(tiers) else None
     service = Service(
-        runtimes, fallback, continue_tokens=continue_tokens, find_stale=find_stale, metrics=degradation_metrics
+        runtimes,
+        fallback,
+        continue_tokens=continue_tokens,
+        find_stale=find_stale,
+        parts=parts,
+        metrics=degradation_metrics,
     )
     models = {tier.name: tier.model for tier in tiers}
     warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
     shared = [_shared_tier(runtime, pools) for runtime in runtimes.values()]
     admissions = {name: runtime.admission for name, runtime in runtimes.items()}
-    return ServingRuntime(service, admissions, warmer, lag, PeerHeartbeat(client, shared, kind=kind))
+    return ServingRuntime(service, admissions, warmer, lag, PeerHeartbeat(client, shared, kind=kind), parts)
+
+
+def _build_parts(config: Config, runtimes: Mapping[str, TierRuntime], fallback: TierFallback) -> RequestParts:
+    from ..parts.encoders import EncoderTiers  # imported where a tier is an encoder
+    from ..parts.request_parts import RequestParts
+
+    encoders = EncoderTiers(runtimes, fallback, config.parts)
+    return RequestParts(encoders, config.parts, partial(is_private, config=config.cache))
 
 
 def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:

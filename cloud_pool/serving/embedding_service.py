@@ -17,11 +17,11 @@ from router.types import Embeddings, Request, Usage
 
 from ..config.tiers import InferencePrompt
 from ..degradation.fallback import TierFallback
-from ..degradation.fallback_plan import REQUESTED, FallbackRequest
+from ..degradation.fallback_plan import REQUESTED
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .request_context import AnswerHead, RequestContext, answer_head
-from .tier_attempt import TierAttempt, TierFailed, TierRuntime
+from .tier_attempt import TierFailed, TierRuntime, sole_attempt
 
 Vector = tuple[float, ...]
 _read_vector = msgspec.json.Decoder(Vector).decode
@@ -65,7 +65,7 @@ class EmbeddingService:
         """Return each input's first delta, which has its vector. Raises CausewayError."""
         requests = [_inference_request(context, prompt) for prompt in context.request.prompts]
         async with AsyncExitStack() as resources:
-            attempt = self._attempt(context)
+            attempt = sole_attempt(context, self._runtimes, self._fallback, self._clock)
             try:
                 index, delta = await attempt.begin(resources, context, lambda: requests, b"")
             except TierFailed as failure:
@@ -79,13 +79,6 @@ class EmbeddingService:
                 async for index, delta in attempt.merged:
                     found.setdefault(index, delta)
         return [found[index] for index in range(len(requests))]
-
-    def _attempt(self, context: RequestContext) -> TierAttempt:
-        name, left_s = context.tier.name, context.deadline - self._clock()
-        only = FallbackRequest(name, left_s, critical=True)
-        (step,) = self._fallback.fallback_steps(only, context.priority)
-        runtime = self._runtimes[name]
-        return TierAttempt(self._fallback, step, runtime, self._clock)
 
 
 def _inference_request(context: RequestContext, prompt: InferencePrompt) -> InferenceRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,9 +13,14 @@ from ..admission import Priority
 from ..config.tiers import Tier
 from ..observability.tracing import Trace
 
+if TYPE_CHECKING:
+    from models.modalities.graph.memory import Memory
+
+    from ..parts.late import LateReading
+
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
-_DEGRADED_HEADER = "x-causeway-degraded"
+DEGRADED = ("x-causeway-degraded", "true")
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,8 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     tokens: float = 1.0  # estimated cost of a sequence, prompt and answer together
     critical: bool = False  # only the named tier's full answer will do: no fallback, no truncation, no stale answer
     allowed_tiers: frozenset[str] | None = None  # that its caller may use, fallback included; None: all
+    memory: Memory | None = None  # of parts, a live session's own; None: the tenant's, or none if it is private
+    late: LateReading | None = None  # reads the parts of a job whose answer may be revised
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -70,4 +78,4 @@ def answer_head(
 ) -> AnswerHead:
     """Build the head of an answer by `tier`; a degraded answer is never kept."""
     headers = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
-    return AnswerHead((*headers, (_DEGRADED_HEADER, "true")) if degraded else headers, keep and not degraded, stale_s)
+    return AnswerHead((*headers, DEGRADED) if degraded else headers, keep and not degraded, stale_s)

@@ -1,5 +1,6 @@
 """One request through the tiers: Request → fallback steps → prompts → Triton → Chunks, the hops after parsing:
 
+parts       sounds, pictures and files → text in the prompt     parts.request_parts.RequestParts.read
 fallback    which tiers to try, in order, each with its reason  degradation.fallback.TierFallback
 prompt      the chat template of the tier's model               config.tiers.Tier.prompts
 admission   a permit for each sequence, or a bounded wait       admission.AdmissionController
@@ -16,9 +17,10 @@ Chunks      text → text and tool calls; usage at the end        answer_builder
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,7 +28,7 @@ from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
 from router.parts.reading import first_part
 from router.tool_calls.formats import NO_FRAME
 from router.tool_calls.schema import answer_schema, call_frame
-from router.types import Embeddings, Request
+from router.types import Embeddings, Modality, Request
 
 from ..balancing.prefix_affinity import prefix_key
 from ..config.tiers import InferencePrompt, Tier
@@ -41,6 +43,9 @@ from .answer_builder import AnswerBuilder
 from .embedding_service import EmbeddingService
 from .request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from .tier_attempt import TierAttempt, TierFailed, TierRuntime
+
+if TYPE_CHECKING:
+    from ..parts.request_parts import ReadParts, RequestParts
 
 FindStale = Callable[[Request, str], Awaitable[CachedAnswer | None]]
 """Request and tenant → a stale answer to the same question. Never raises."""
@@ -58,6 +63,7 @@ class Service:
         fallback: decides which tiers are tried.
         continue_tokens: issues and reads the tokens of truncated answers; None: no answer is truncated.
         find_stale: looks up a stale answer when every tier has failed.
+        parts: reads sounds, pictures and files; None: no tier is an encoder.
         metrics: counts fallback and degraded answers.
         clock: monotonic time in seconds.
     """
@@ -69,6 +75,7 @@ class Service:
         *,
         continue_tokens: ContinueTokens | None = None,
         find_stale: FindStale = nothing_stale,
+        parts: RequestParts | None = None,
         metrics: DegradationMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -76,6 +83,7 @@ class Service:
         self._fallback = fallback
         self._continue_tokens = continue_tokens
         self._find_stale = find_stale
+        self._parts = parts
         self._metrics = metrics
         self._clock = clock
         self._embeddings = EmbeddingService(runtimes, fallback, clock=clock)
@@ -91,7 +99,7 @@ class Service:
             CausewayError: no tier answered, or the answer broke.
         """
         check_supported(context.request)
-        check_parts(context.request)
+        parts = await self._read_parts(context)
         partial_answer = self._partial_answer(context)
         key = prefix_key(context.request)
         fallback_request = self._fallback_request(context, partial_answer, key)
@@ -103,13 +111,16 @@ class Service:
             attempt = TierAttempt(self._fallback, step, runtime, self._clock)
             async with AsyncExitStack() as resources:
                 try:
-                    requests = partial(self._inference_requests, context, runtime.tier, partial_answer, truncator)
+                    requests = partial(
+                        self._inference_requests, context, parts, runtime.tier, partial_answer, truncator
+                    )
                     sequence, delta = await attempt.begin(resources, context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
                     continue
-                yield self._head(context, step, stress, partial_answer, truncator)  # (1)
+                head = self._head(context, step, stress, partial_answer, truncator)
+                yield head if parts is None else parts.mark(head)  # (1)
                 builder = AnswerBuilder(context.request, runtime.tier.chat_format.thinking)
                 for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
@@ -134,6 +145,13 @@ class Service:
         yield self._stale_head(context, stale, stress)  # (4)
         for chunk in stale.chunks:
             yield chunk
+
+    async def _read_parts(self, context: RequestContext) -> ReadParts | None:
+        """Read sounds, pictures and files; None: there are none. Raises CausewayError."""
+        if not first_part(context.request)[0]:
+            return None
+        check_parts(context.request, () if self._parts is None else self._parts.kinds)
+        return None if self._parts is None else await self._parts.read(context)
 
     def _partial_answer(self, context: RequestContext) -> PartialAnswer | None:
         """Read the continue token: the part of the answer that the client already has. Raises CausewayError."""
@@ -168,12 +186,14 @@ class Service:
     def _inference_requests(
         self,
         context: RequestContext,
+        parts: ReadParts | None,
         tier: Tier,
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
     ) -> list[InferenceRequest]:
         """Render the request for `tier`: for each prompt n sequences. Raises InvalidRequest."""
-        request, chat_format = context.request, tier.chat_format
+        chat_format = tier.chat_format
+        request = context.request if parts is None else parts.for_model(chat_format.transcripts)
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
@@ -250,12 +270,13 @@ def check_supported(request: Request) -> None:
         )
 
 
-def check_parts(request: Request) -> None:
-    """Raise UnsupportedFeature for a sound, a picture or a file: tiers take text, and the gateway decodes nothing."""
-    path = first_part(request)
+def check_parts(request: Request, kinds: Collection[Modality]) -> None:
+    """Raise UnsupportedFeature for a part that no tier reads. `kinds`: those that are read."""
+    path, kind = first_part(request, kinds)
     if path:
         raise UnsupportedFeature(
-            f"`{path}`: the tiers take text only. Send what is in it as text; an edge daemon with encoders does that.",
+            f"`{path}`: no tier here reads it. Send what is in it as text, or have the gateway's operator configure an"
+            f" encoder (a tier that `can: [{kind}]`).",
             param=path,
         )
 

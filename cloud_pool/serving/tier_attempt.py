@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Protocol
@@ -23,7 +23,7 @@ from router.errors import (
 from ..admission import AdmissionController, Permit, Preempted, Priority
 from ..config.tiers import Tier
 from ..degradation.fallback import TierFallback
-from ..degradation.fallback_plan import FallbackStep
+from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.tier_health import Stress
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .request_context import RequestContext
@@ -55,6 +55,19 @@ class TierFailed(Exception):
         super().__init__(error.code)
         self.error = error
         self.stress = stress
+
+
+def sole_attempt(
+    context: RequestContext,
+    runtimes: Mapping[str, TierRuntime],
+    fallback: TierFallback,
+    clock: Callable[[], float],
+) -> TierAttempt:
+    """Return the attempt at the requested tier, for requests that no other tier may answer."""
+    name = context.tier.name
+    only = FallbackRequest(name, context.deadline - clock(), critical=True)
+    (step,) = fallback.fallback_steps(only, context.priority)
+    return TierAttempt(fallback, step, runtimes[name], clock)
 
 
 class TierAttempt:

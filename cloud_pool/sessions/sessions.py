@@ -6,45 +6,31 @@
    of the same tenant only. Where it still has a connection, that one is closed: the second takes over.
 4. Without an event or an answer for `idle_s` it ends.
 5. While the gateway drains, sessions end as soon as they have no running answer.
-6. A token is verified at each response: one that has expired or was revoked gets no more answers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from functools import partial
 from urllib.parse import urlsplit
 
 import anyio
-import msgspec
 from aiohttp import hdrs, web
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from router.errors import (
-    CausewayError,
-    Draining,
-    InvalidRequest,
-    MissingField,
-    NotFound,
-    PermissionDenied,
-    QueueFull,
-)
+from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, PermissionDenied, QueueFull
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
 from router.types import RoutingHints
 
-from ..accounts.identity.authenticator import Authenticator
 from ..accounts.identity.principal import ANYONE, Principal
 from ..config.schema import RealtimeConfig
-from ..http.request_admission import RequestAdmission
-from ..http.request_reader import RequestHeaders, read_headers
-from ..http.request_runner import RequestRunner
-from ..observability.logs import REQUEST, redacted
-from .delivery import SessionDelivery
-from .live import Answer, LiveSession
+from ..http.request_reader import read_headers
+from ..observability.logs import REQUEST
+from .live import LiveSession
 from .metrics import SessionMetrics
+from .requests import SessionCaller, SessionRequests, SessionServices
 from .socket import RealtimeSocket
 
 STALLED_S = 30.0
@@ -53,7 +39,6 @@ _SWEEP_S = 1.0
 _STOP_S = 2.0  # for cancelled answers to end
 _RETRY_S = 5.0
 _DIGITS = 15
-_log = logging.getLogger("causeway.cloud.sessions")
 
 
 class SessionUnknown(NotFound):
@@ -66,9 +51,7 @@ class Sessions:
     """Owns the sessions.
 
     Args:
-        authenticator: authenticates clients, at connecting and for each response.
-        admission: admits responses as requests.
-        runner: answers them.
+        services: answers their requests.
         registry: of the process's metrics.
         stalled_s: a peer that reads nothing for so long is disconnected.
     """
@@ -76,23 +59,19 @@ class Sessions:
     def __init__(
         self,
         config: RealtimeConfig,
-        authenticator: Authenticator,
-        admission: RequestAdmission,
-        runner: RequestRunner,
+        services: SessionServices,
         registry: CollectorRegistry,
         *,
         stalled_s: float = STALLED_S,
     ) -> None:
         self._config = config
-        self._limits = SessionLimits(config.max_items, config.max_bytes, config.replay_bytes)
-        self._authenticator = authenticator
-        self._admission = admission
-        self._runner = runner
+        self._services = services
         self._metrics = SessionMetrics(registry, lambda: self.open)
         self._stalled_s = stalled_s
-        self._clock = runner.clock
+        self._clock = services.runner.clock
         self._tasks: TaskGroup | None = None
         self._sessions: dict[str, LiveSession] = {}
+        self._requests: dict[str, SessionRequests] = {}  # by session
         self._running = 0  # answers
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,10 +121,10 @@ class Sessions:
         socket = RealtimeSocket(
             http, self._tasks, max_frame_bytes=2 * self._config.max_bytes, ping_s=self._config.ping_s
         )
-        answer = partial(self._answer, authorization, inbound, http.headers.get("x-causeway-policy", ""))
+        caller = SessionCaller(authorization, principal, inbound, http.headers.get("x-causeway-policy", ""))
         resumed = http.query.get("session_id")
         if resumed is None:
-            live = self._open(http.query.get("model", ""), principal, hints, answer)
+            live = self._open(http.query.get("model", ""), caller, hints)
             try:
                 await socket.open()
             except BaseException:
@@ -154,7 +133,7 @@ class Sessions:
         else:
             await socket.open()
             try:
-                live = self._resume(resumed, http.query.get("after", "0"), principal, hints, answer)
+                live = self._resume(resumed, http.query.get("after", "0"), caller, hints)
             except InvalidRequest as error:
                 await socket.refuse(error)
                 return socket.response
@@ -175,7 +154,7 @@ class Sessions:
 
     def _principal(self, authorization: str, http: web.BaseRequest) -> Principal:
         """Raises AuthenticationFailed, IdentityUnavailable or PermissionDenied."""
-        principal = self._authenticator.principal(authorization)
+        principal = self._services.authenticator.principal(authorization)
         principal.require("chat")
         origin = http.headers.get(hdrs.ORIGIN)
         if origin is not None and principal is ANYONE and urlsplit(origin).netloc != http.headers.get(hdrs.HOST):
@@ -194,72 +173,67 @@ class Sessions:
             raise QueueFull(message, retry_after_s=_RETRY_S)
         self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
 
-    def _open(self, model: str, principal: Principal, hints: RoutingHints, answer: Answer) -> LiveSession:
+    def _open(self, model: str, caller: SessionCaller, hints: RoutingHints) -> LiveSession:
         """Raises MissingField, ModelNotFound or QueueFull."""
         assert self._tasks is not None
         if not model:
             raise MissingField("`model` is missing in the query. Name a tier.", param="model")
-        self._admission.check_model(model, principal)
+        self._services.admission.check_model(model, caller.principal)
         self._make_room()
-        session = RealtimeSession(
-            f"sess_{secrets.token_hex(16)}", model, hints, self._limits, lambda: secrets.token_hex(8)
+        config, no_sound = self._config, self._services.no_sound(caller.principal)
+        limits = SessionLimits(
+            config.max_items,
+            config.max_bytes,
+            config.replay_bytes,
+            max_audio_s=0.0 if no_sound else config.max_audio_s,
+            max_sounds=self._services.max_sounds,
+            detects_turns=self._services.detect is not None,
         )
+        requests = SessionRequests(self._services, model, caller)
+        session = RealtimeSession(
+            f"sess_{secrets.token_hex(16)}",
+            model,
+            hints,
+            limits,
+            lambda: secrets.token_hex(8),
+            no_sound,
+            requests.hold_sound,
+        )
+        self._requests[session.id] = requests
         live = self._sessions[session.id] = LiveSession(
             session,
-            principal.owner,
+            caller.principal.owner,
             self._tasks,
-            answer,
+            partial(self._answer, requests),
             self._answered,
+            requests.hear,
+            detect=self._services.detect,
             stalled_s=self._stalled_s,
             now=self._clock,
         )
         self._metrics.opened()
         return live
 
-    def _resume(
-        self, session_id: str, after: str, principal: Principal, hints: RoutingHints, answer: Answer
-    ) -> LiveSession:
+    def _resume(self, session_id: str, after: str, caller: SessionCaller, hints: RoutingHints) -> LiveSession:
         """(3) Raises SessionUnknown, EventsLost or InvalidRequest."""
         live = self._sessions.get(session_id)
-        if live is None or live.client != principal.owner:
+        if live is None or live.client != caller.principal.owner:
             raise SessionUnknown("There is no such session; it may have ended. Start a new one.", param="session_id")
         if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
             raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
         live.session.narrow(hints)
         live.session.log.rewind(int(after))
-        live.answer_with(answer)
+        self._requests[session_id].caller = caller
         self._metrics.resumed()
         return live
 
     # --- answers and ends --------------------------------------------------------------------------------------------
 
-    async def _answer(
-        self, authorization: str, inbound: RequestHeaders, policy: str, live: LiveSession, start: StartResponse
-    ) -> None:
+    async def _answer(self, requests: SessionRequests, live: LiveSession, start: StartResponse) -> None:
         """One response as a request of the gateway. Raises CausewayError."""
         self._running += 1
         self._idle.clear()
-        REQUEST.set(start.id)
-        arrived_at, headers = self._clock(), msgspec.structs.replace(inbound, id=start.id)
-        try:
-            with self._runner.ledger_entry("realtime", start.id, {"x-causeway-policy": policy}) as entry:
-                try:
-                    principal = entry.principal = self._authenticator.principal(authorization)  # (6)
-                    principal.require("chat")
-                    context = await self._admission.admit_parsed(
-                        start.request, headers, start.size_bytes, principal, arrived_at, entry
-                    )
-                except CausewayError as error:
-                    self._runner.refuse(entry, error)
-                    raise
-                await self._runner.run(
-                    entry, context, arrived_at, SessionDelivery(start.response, live.flush, start.id)
-                )
-        except CausewayError:
-            raise
-        except Exception as failure:
-            _log.error("a response failed unexpectedly: %s", redacted(failure))
-            raise CausewayError("The gateway failed.") from failure
+        await requests.answer(live, start)
 
     def _answered(self, live: LiveSession) -> None:
         self._running -= 1
@@ -272,6 +246,7 @@ class Sessions:
         if self._sessions.pop(live.session.id, None) is not None:
             self._metrics.ended(reason)
             live.end(code, error)
+            self._requests.pop(live.session.id).close()
 
     async def _sweep(self) -> None:
         while True:

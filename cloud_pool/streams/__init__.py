@@ -7,7 +7,6 @@ settlement    one message: run, record, publish in order by key, acknowledge
 insistence    steps that are repeated until Redis and the broker answer
 attempts      one message -> its answer or its error, on the jobs' own runner
 outcome       what is published about a message: an answer, its expiry, a dead letter
-cloud_event   CloudEvents in JSON and MessagePack
 replay        a range of messages answered again for an audit, and its composition root
 effects       what Redis knows of each message, and which process may receive (lua/)
 config        the section `streams`

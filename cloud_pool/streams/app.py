@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 import msgspec
 from anyio.abc import TaskGroup
-
-from router.errors import ConfigError
 
 from ..assembly import tune_garbage_collector
 from ..brokers.address import TopicAddress
@@ -30,6 +28,7 @@ from ..jobs.store.usage_outbox import UsageOutbox
 from ..jobs.submission import SubmissionParser
 from ..jobs.worker.app import jobs_settings
 from ..jobs.worker.background import BackgroundService, build_background_service
+from ..jobs.worker.lifetime import Closing, open_all, run_with_tasks
 from .attempts import MessageRunner
 from .effects import REPLICATED, STREAM_SCRIPTS, EffectStore
 from .insistence import Insistence
@@ -39,7 +38,6 @@ from .pipeline import StreamPipeline
 from .settlement import MessageSettler
 
 _FLUSH_S = 3.0
-Closing = Callable[[], Awaitable[None]]
 
 
 class StreamTopics(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,23 +67,7 @@ async def run(
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         await _work(config, topics, stop, serves_operators, tasks, closing, reread)
 
-    await run_with_tasks(work)
-
-
-async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:
-    """Give `work` a group for background tasks, and a list of what to close afterwards. Raises ConfigError."""
-    errors = []
-    closing: list[Closing] = []
-    async with anyio.create_task_group() as tasks:
-        try:
-            await work(tasks, closing)
-        except ConfigError as error:
-            errors.append(error)  # Raised below: a task group would wrap it.
-        tasks.cancel_scope.cancel()
-    for close in closing:
-        await close()  # (4)
-    for config_error in errors:
-        raise config_error
+    await run_with_tasks(work)  # (4)
 
 
 async def _work(
@@ -192,25 +174,3 @@ def build_message_runner(
         accounts.ledger.limits,
         metrics,
     )
-
-
-async def open_all(stop: asyncio.Event, *steps: Callable[[], Awaitable[None]]) -> bool:
-    """Take the steps. Returns False if `stop` came first. Raises ConfigError."""
-    errors: list[ConfigError] = []
-    async with anyio.create_task_group() as tasks:
-
-        async def take() -> None:
-            try:
-                for step in steps:
-                    await step()
-            except ConfigError as error:
-                errors.append(error)  # Raised below: a task group would wrap it.
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(take)
-        await stop.wait()
-        tasks.cancel_scope.cancel()
-        return False
-    for error in errors:
-        raise error
-    return True

@@ -1,16 +1,17 @@
-"""One message -> its answer, or the error for which it has none, on the service that runs jobs."""
+"""One message -> its answer or its error, on the service that runs jobs."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
 import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
+from router.jobs.cloud_event import CloudEvent
 from router.jobs.states import JobState
 
 from ..accounts.identity.principal import Grants, Principal
@@ -22,7 +23,6 @@ from ..jobs.submission import JobSubmission, SubmissionParser
 from ..jobs.worker.execution import JobResult, execute
 from ..jobs.worker.failure_policy import classify_failure
 from ..jobs.worker.runner import JobRunner, RunReceipt
-from .cloud_event import CloudEvent
 from .config import StreamsConfig
 from .metrics import StreamMetrics
 from .outcome import StreamMessage
@@ -30,6 +30,13 @@ from .outcome import StreamMessage
 AUTHORIZATION = "authorization"
 """Header of a message with a token: the message is then that device's."""
 _DEVICE = "stream"
+_JOB_ONLY: Mapping[str, str] = {
+    "webhook": "its answer is published",
+    "deadline_ms": "its event has `expirytime`",
+    "not_before_ms": "it runs as soon as it can",
+    "window": "it runs as soon as it can",
+    "revise_within_ms": "it is answered once",
+}
 ReportFailure = Callable[[RunBill | None], Awaitable[None]]
 """A run has failed and another one may follow; it is billed. Raises JobStoreUnavailable."""
 
@@ -41,11 +48,6 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     receipt: RunReceipt
     expired: bool = False
-
-
-class _JobOnlyFields(msgspec.Struct, frozen=True):
-    webhook: object = None
-    deadline_ms: object = None
 
 
 class MessageRunner:
@@ -192,11 +194,10 @@ class MessageRunner:
 def _refuse_job_fields(body: bytes) -> None:
     """Refuse what a job has and a message has in another place. Raises InvalidRequest."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # the parser says what is wrong
-        fields = msgspec.json.decode(body, type=_JobOnlyFields)
-        if fields.webhook is not None:
-            raise InvalidRequest("A message has no `webhook`: its answer is published.", param="webhook")
-        if fields.deadline_ms is not None:
-            raise InvalidRequest("A message has no `deadline_ms`: its event has `expirytime`.", param="deadline_ms")
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        for name, reason in _JOB_ONLY.items():
+            if bytes(fields.get(name, b"null")) != b"null":
+                raise InvalidRequest(f"A message has no `{name}`: {reason}.", param=name)
 
 
 async def _report_nothing(_progress: bytes) -> None:

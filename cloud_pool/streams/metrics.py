@@ -31,7 +31,8 @@ class StreamMetrics:
         )
         self._lag = Gauge(
             "causeway_cloud_stream_lag",
-            "Messages of the topic that are not acknowledged, those in progress included: scale on this.",
+            "Messages that are not acknowledged, those in progress included, of what this process receives; 0 while it "
+            "stands by. Scale on the sum.",
             registry=registry,
         )
         self._in_flight = Gauge(
@@ -67,12 +68,20 @@ class StreamMetrics:
     def count_recovered(self) -> None:
         self._recovered.inc()
 
-    def set_lag(self, lag: TopicLag) -> None:
+    def receives(self, lag: TopicLag) -> None:
+        """Messages are received, and so many are left."""
+        self._active.set(1)
         self._lag.set(lag.waiting + lag.unacknowledged)
+
+    def waits_for_broker(self) -> None:
+        """The lag is unknown: the last one stays."""
+        self._active.set(0)
+
+    def stand_by(self) -> None:
+        """Another process has what is left, and shows it."""
+        for gauge in (self._active, self._lag, self._in_flight, self._oldest):
+            gauge.set(0)
 
     def set_work(self, in_flight: int, oldest_s: float) -> None:
         self._in_flight.set(in_flight)
         self._oldest.set(max(0.0, oldest_s))
-
-    def set_active(self, active: bool) -> None:
-        self._active.set(active)

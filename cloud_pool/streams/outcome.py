@@ -11,10 +11,18 @@ from urllib.parse import quote
 import msgspec
 
 from router.errors import CausewayError
+from router.jobs.cloud_event import (
+    CONTENT_TYPE,
+    AnswerEvent,
+    CloudEvent,
+    EventFormat,
+    encode_event,
+    event_format,
+    parse_event,
+)
 from router.jobs.view import encode_job_error
 
 from ..brokers.port import IncomingMessage, OutgoingMessage
-from .cloud_event import CONTENT_TYPE, AnswerEvent, CloudEvent, EventFormat, encode_event, event_format, parse_event
 
 OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."
@@ -41,7 +49,7 @@ class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published; Redis keeps it until it is."""
+    """What is published about a message; Redis keeps it until the broker has it."""
 
     kind: OutcomeKind
     message: OutgoingMessage
@@ -122,6 +130,7 @@ class OutcomeWriter:
         if event is not None:  # ids are unique within a source only
             source = f"{source}?source={quote(event.source, safe='')}"
         written = AnswerEvent(
+            specversion="1.0",
             id=message.effect if event is None else event.id,
             source=source,
             type=_TYPE + kind,

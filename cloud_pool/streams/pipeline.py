@@ -33,7 +33,6 @@ from .settlement import MessageSettler
 from .work import MessageWork, WorkTable
 
 _WAIT_S = 1.0  # for messages
-_MEASURE_S = 2.0
 _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.streams")
 
@@ -44,6 +43,7 @@ class StreamPipeline:
     Args:
         topic: name of the source's topic, which tells messages without an id apart
         drain_s: on SIGTERM
+        measure_s: between two looks at the lag
         wall_clock: unix time, s
     """
 
@@ -58,6 +58,7 @@ class StreamPipeline:
         insistence: Insistence,
         *,
         drain_s: float,
+        measure_s: float = 2.0,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = topic
@@ -68,6 +69,7 @@ class StreamPipeline:
         self._metrics = metrics
         self._pause = insistence.pause
         self._drain_s = drain_s
+        self._measure_s = measure_s
         self._wall_clock = wall_clock
         self._works = WorkTable()
 
@@ -115,13 +117,12 @@ class StreamPipeline:
                 upkeep.start_soon(self._renew, lost)
             upkeep.start_soon(self._stop_lost_lanes)
             upkeep.start_soon(self._keep)
-            upkeep.start_soon(self._measure)
-            self._metrics.set_active(True)
             async with anyio.create_task_group() as intake:
                 intake.start_soon(self._receive, works, lost)
+                intake.start_soon(self._measure)
                 intake.start_soon(_cancel_after, stopping, intake)
                 intake.start_soon(_cancel_after, lost, intake)
-            self._metrics.set_active(False)
+            self._metrics.stand_by()
             if not lost.is_set():
                 await self._drain(lost)
             works.cancel_scope.cancel()
@@ -212,7 +213,7 @@ class StreamPipeline:
                 await self._uncount(lost)
 
     async def _uncount(self, works: Iterable[MessageWork]) -> None:
-        """What others have to do is no attempt. Raises JobStoreUnavailable."""
+        """Take back the attempts of messages that another process will run. Raises JobStoreUnavailable."""
         for work in works:
             if work.twin is None and not work.published:
                 await self._effects.count(work.message.effect, -1)
@@ -229,9 +230,11 @@ class StreamPipeline:
             now = self._wall_clock()
             oldest = min((work.incoming.published_at for work in self._works.all()), default=now)
             self._metrics.set_work(len(self._works), now - oldest)
-            with contextlib.suppress(BrokerUnavailable):
-                self._metrics.set_lag(await self._source.lag())
-            await anyio.sleep(_MEASURE_S)
+            try:
+                self._metrics.receives(await self._source.lag())
+            except BrokerUnavailable:
+                self._metrics.waits_for_broker()
+            await anyio.sleep(self._measure_s)
 
 
 async def _cancel_after(event: anyio.Event, tasks: TaskGroup) -> None:

@@ -1,6 +1,6 @@
 """A range of messages answered again for an audit: no cursor moves, Redis learns nothing, and no tenant is billed.
 
-What a message's expiry was does not matter: each one is answered by the models of today. An outcome is shown, or
+Expired messages are answered too, each one by today's models. An outcome is shown, or
 published to a topic of audits; never to the pipeline's own.
 """
 
@@ -27,7 +27,8 @@ from ..jobs.record import RunBill
 from ..jobs.worker.app import jobs_settings
 from ..jobs.worker.background import build_background_service
 from ..jobs.worker.execution import JobResult
-from .app import Closing, build_message_runner, open_all, run_with_tasks
+from ..jobs.worker.lifetime import Closing, open_all, run_with_tasks
+from .app import build_message_runner
 from .attempts import AUTHORIZATION, MessageRunner
 from .insistence import Insistence
 from .metrics import StreamMetrics

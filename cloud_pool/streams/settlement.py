@@ -1,6 +1,6 @@
 """One message from its claim to its acknowledgement, with one outcome whatever happens in between.
 
-1. A message that nobody has an outcome for runs, and its outcome is recorded. Another process may be first.
+1. A message without an outcome runs, and its outcome is recorded, unless another process has recorded one first.
 2. A recorded outcome was perhaps published by the process that recorded it.
 3. It is published after the message of its key that came before.
 4. It is marked as published, and only then the message is acknowledged.
@@ -139,14 +139,16 @@ class MessageSettler:
 
     async def _publish(self, work: MessageWork, outcome: StreamOutcome, repeated: bool) -> None:
         """Publish once, trying until the broker answers. `repeated`: it may be in the topic."""
+        told = ""
         while True:
             sink, lane = self._sinks[outcome.kind], work.incoming.lane
             try:
                 await sink.publish(outcome.message, lane, work.position, repeated=repeated)
                 return
             except BrokerUnavailable as error:
-                _log.warning("an outcome waits: %s", error.message)
-                repeated = True
+                if error.message != told:
+                    _log.warning("an outcome waits: %s", error.message)
+                repeated, told = True, error.message
                 await self._pause()
             except MessageTooLarge as error:  # The bound is smaller than when the outcome was made.
                 outcome = self._writer.dead(work.message, work.incoming, error, 0, self._wall_clock(), max_bytes=0)

@@ -2,7 +2,8 @@
 
 <folder>/<model>/config.pbtxt    copied from triton_models/<template>
                  1/model.py
-                 1/model.json    the engine's options (EngineOptions); weights are named by path, never copied
+                 1/model.json    an engine's options (EngineOptions) or an encoder's (EncoderOptions); weights are named
+                                 by path, never copied
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import msgspec
 
 from models.llama_cpp.protocol import EngineOptions
 
+from .encoder_runtime import EncoderOptions
+
 TEMPLATES = Path(__file__).parent / "triton_models"
 
 
@@ -21,8 +24,11 @@ class ServedModel(msgspec.Struct, frozen=True):
     """A model under the name that Triton gives it."""
 
     name: str
-    options: EngineOptions
-    template: str = "llama_cpp"
+    options: EngineOptions | EncoderOptions
+
+    @property
+    def template(self) -> str:
+        return "llama_cpp" if isinstance(self.options, EngineOptions) else "encoder"
 
 
 def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: bool = False) -> None:
@@ -35,7 +41,7 @@ def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: 
     for model in models:
         target = folder / model.name
         shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))
-        if has_gpu and model.options.gpu_layers != 0:
+        if has_gpu and isinstance(model.options, EngineOptions) and model.options.gpu_layers != 0:
             config = target / "config.pbtxt"
             config.write_text(config.read_text().replace("kind: KIND_CPU", "kind: KIND_GPU gpus: [ 0 ]"))
         (target / "1" / "model.json").write_bytes(msgspec.json.encode(model.options))

@@ -22,7 +22,7 @@ from .store import BundleStore, InstalledBundle
 log = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-MAX_BOOTS = 3
+_MAX_BOOTS = 3
 _NOT_ITS_FAULT = (Withdrawn.code, DiskFull.code, BundleAltered.code)  # such a bundle may be tried again
 _UNDONE = (BoxState.ROLLBACK, BoxState.QUARANTINE, BoxState.TRIAL, BoxState.ACTIVATE)
 _ON_TRIAL = (BoxState.ACTIVATE, BoxState.TRIAL)
@@ -37,9 +37,7 @@ class Booted(msgspec.Struct, frozen=True):
     journal: Journal
 
 
-def boot(
-    folder: Path, daemon_version: str, now: float, *, max_boots: int = MAX_BOOTS, disk: Disk | None = None
-) -> Booted:
+def boot(folder: Path, daemon_version: str, now: float, *, disk: Disk | None = None) -> Booted:
     """Choose the bundle to start with, and count this start if a bundle is on trial. Never raises for damaged files.
 
     1. A trial goes on, unless the daemon ended too often during it, or this start cannot be written down.
@@ -57,7 +55,7 @@ def boot(
     write = _Writer(journal)
     row, pointer = journal.last, store.pointer()
     if row.state in _ON_TRIAL and row.bundle is not None and (pointer or ("",))[0] == row.bundle:
-        row = _count(row, now, max_boots, write)  # (1)
+        row = _count(row, now, write)  # (1)
     if row.state is BoxState.ROLLBACK:
         row = rolled_back(row, now)  # (2)
     elif row.state not in _ON_TRIAL or (pointer or ("",))[0] != row.bundle:
@@ -105,17 +103,17 @@ class _Writer:
         return True
 
 
-def _count(row: JournalRow, now: float, max_boots: int, write: Callable[[JournalRow], bool]) -> JournalRow:
+def _count(row: JournalRow, now: float, write: Callable[[JournalRow], bool]) -> JournalRow:
     assert row.bundle is not None
     boots = row.boots + (not row.restarts)
     bundles = tuple(dict.fromkeys((row.bundle, *row.bundles)))
     row = msgspec.structs.replace(
         row, state=BoxState.TRIAL, at=now, boots=boots, restarts=False, bundles=bundles, code="", reason=""
     )
-    if boots <= max_boots and write(row):
+    if boots <= _MAX_BOOTS and write(row):
         return row
     code, reason = DiskFull.code, "the start of a trial cannot be written down, so that it would never end"
-    if boots > max_boots:
+    if boots > _MAX_BOOTS:
         code, reason = BootsFailed.code, f"the daemon ended {boots} times during the trial"
     log.error("bundle %s is rolled back: %s", row.bundle, reason)
     row = msgspec.structs.replace(row, state=BoxState.ROLLBACK, code=code, reason=reason)

@@ -65,11 +65,15 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelFile(msgspec.Struct, frozen=True):
-    """A model of the bundle, and its verified files on this box; `adapters` in the order of the model's."""
+    """A model of the bundle, and its verified files on this box; `adapters` in the order of the model's.
+
+    `projector`: its file, and that of its encoder if it has one of its own.
+    """
 
     model: BundleModel
     path: str
-    adapters: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+    projector: tuple[str, ...] = ()
 
 
 class BundleRequest(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from router.bundle.manifest import BundleManifest, BundleModel
+from router.bundle.manifest import Blob, BundleManifest, BundleModel
 from router.bundle.refusals import DiskFull
 
 from ..clock import Clock
@@ -112,8 +112,12 @@ class Preparation:
         return report
 
     def _model_file(self, model: BundleModel) -> ModelFile:
-        weights, *adapters = (str(self._store.blob(blob)) for blob in model.blobs)
-        return ModelFile(model, weights, tuple(adapters))
+        def paths(blobs: Iterable[Blob]) -> tuple[str, ...]:
+            return tuple(str(self._store.blob(blob)) for blob in blobs)
+
+        adapters = paths(adapter.blob for adapter in model.adapters)
+        projector = () if model.projector is None else paths(model.projector.blobs)
+        return ModelFile(model, str(self._store.blob(model.blob)), adapters, projector)
 
     async def stage(self, bundle: str, manifest: BundleManifest, report: BundleReport) -> InstalledBundle:
         """Build the bundle's folder, then read and hash all of it.

@@ -1,6 +1,6 @@
 """The bundles on this box: files by their content, shared between bundles, and one pointer to what runs.
 
-    blobs/SHA256           a policy, a case file, a model or an adapter; SHA256.partial while it is fetched
+    blobs/SHA256           a policy, a case file, a model, an adapter or a projector; SHA256.partial while it is fetched
     bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs
     active.json            the pointer: the running bundle, then those to return to; after them come the factory's files
 
@@ -17,7 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import MANIFEST, Manifest, adapter_file, load_artifact, sha256_of
+from models.catalog.artifact import (
+    ENCODER_FILE,
+    MANIFEST,
+    MMPROJ_FILE,
+    PROJECTOR_FILE,
+    Manifest,
+    adapter_file,
+    load_artifact,
+    sha256_of,
+)
 from router.bundle.manifest import Blob, BundleManifest, BundleModel, encode_manifest, read_manifest
 from router.bundle.refusals import BundleAltered
 
@@ -157,9 +166,11 @@ class BundleStore:
             if not _has_content(self.blob(blob), blob):
                 raise BundleAltered(f"bundle {bundle}: the file {self.blob(blob)} is damaged or not there")
         for model, artifact in zip(manifest.models, models, strict=True):
+            projector = artifact.manifest.projector
             named = [artifact.manifest.sha256, *(one.sha256 for one in artifact.manifest.adapters.values())]
+            named += () if projector is None else projector.files.values()
             linked = all(_has_link(path, self.blob(blob)) for path, blob in _files(artifact.folder, model))
-            if named != [blob.sha256 for blob in model.blobs] or not linked:
+            if named != [blob.sha256 for blob in model.loaded] or not linked:
                 raise BundleAltered(f"bundle {bundle}: the folder of the model {model.name} is damaged")
         return InstalledBundle(bundle, manifest, self.blob(manifest.policy), folder / "models")
 
@@ -194,6 +205,17 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
     yield folder / _WEIGHTS, model.blob
     for adapter in model.adapters:
         yield folder / adapter_file(adapter.name), adapter.blob
+    if (projector := model.projector) is not None:
+        yield folder / (MMPROJ_FILE if projector.encoder is None else PROJECTOR_FILE), projector.blob
+        if projector.encoder is not None:
+            yield folder / ENCODER_FILE, projector.encoder
+    for picture in model.pictures:
+        yield folder / picture_file(picture), picture
+
+
+def picture_file(picture: Blob) -> str:
+    """Return the name of a golden prompt's picture beside the weights."""
+    return f"picture-{picture.sha256}"
 
 
 def _has_content(path: Path, blob: Blob) -> bool:

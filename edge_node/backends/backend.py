@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from router.errors import BackendError
+from router.jobs.revisions import LateTerms
 from router.jobs.states import JobEvent
 from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 
 
 class UpstreamInfo(msgspec.Struct, frozen=True):
-    """What a cloud's response headers report of its answer: the tier, why that tier, whether it is degraded."""
+    """What a cloud's response headers report of its answer: the tier, why that tier, whether it is degraded.
+
+    `modalities`: what became of the parts that it read itself.
+    """
 
     tier: str
     reason: str
     degraded: bool
+    modalities: str = ""
 
     def __str__(self) -> str:
         return f"answered by tier {self.tier}: {self.reason}" if self.degraded else ""
@@ -37,6 +42,7 @@ class JobTerms(msgspec.Struct, frozen=True):
     key: str  # the cloud's Idempotency-Key
     priority: Priority
     pin: Callable[[str], Awaitable[bool]]
+    late: LateTerms | None = None  # what becomes of parts whose branch is late; None: it ends
 
 
 class CloudJobEnded(BackendError):

@@ -23,8 +23,8 @@ from causeway import (
 )
 from router.checks.explanation import RouteExplanation, explain
 
-ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN = 0, 1, 3, 4, 5
-"""Exit codes; 2 is click's usage error, and 130 is Ctrl-C."""
+ANSWERED, FAILED, UNREACHABLE, TIMED_OUT, BROKEN, INTERRUPTED = 0, 1, 3, 4, 5, 130
+"""Exit codes; 2 is click's usage error. Ctrl-C ends as the shell names a program that SIGINT ended."""
 _DEADLINE = "deadline_exceeded"  # the daemon's code for a request whose deadline passed
 _GATEWAY_TIMEOUT = 504  # no target answered in its time
 
@@ -146,10 +146,12 @@ def run(send: Callable[[], None], console: Console) -> int:
         send()
     except CausewayError as error:
         (first, *rest), code = _describe(error)
-        console.print(Text(first, style="red"))
+        console.print(Text(first, style="red"), soft_wrap=True)
         for line in rest:
-            console.print(Text(line))
+            console.print(Text(line), soft_wrap=True)
         return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return ANSWERED
 
 

@@ -23,7 +23,7 @@ OK, FAILED, USAGE = 0, 1, 2
 def request_settings(flags: Mapping[str, Any]) -> Iterator[str]:
     """Yield the flags of a request as settings of a draft."""
     seconds = flags["deadline_s"]
-    given = {
+    fields = {
         "model": flags["model"],
         "prefer": flags["prefer"],
         "tags": ",".join(flags["tags"]),
@@ -31,7 +31,7 @@ def request_settings(flags: Mapping[str, Any]) -> Iterator[str]:
         "max_tokens": flags["max_tokens"],
         "deadline_ms": None if seconds is None else max(1, int(seconds * 1000)),
     }
-    yield from (f"request.{name}={value}" for name, value in given.items() if value not in (None, ""))
+    yield from (f"request.{name}={value}" for name, value in fields.items() if value not in (None, ""))
 
 
 def route_draft(

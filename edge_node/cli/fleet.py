@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -80,9 +81,13 @@ def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | No
     """
     config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.enrolment import leave as leave_fleet
+    from ..agent.link.identity import FOLDER, read_identity
     from ..storage.state_folder import StateFolderLock
 
-    folder = StateFolderLock(Path(config.state_dir))
+    folder, device = StateFolderLock(Path(config.state_dir)), "DEVICE"
+    with suppress(ConfigError):  # a damaged identity is left as well
+        if (identity := read_identity(Path(config.state_dir) / FOLDER)) is not None:
+            device = identity.device
     try:
         folder.acquire()
         leave_fleet(Path(config.state_dir))
@@ -90,7 +95,7 @@ def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | No
         usage_error(str(error))
     finally:
         folder.release()
-    click.echo("left; revoke the device on the control plane: causeway-fleet revoke")
+    click.echo(f"left; an operator revokes it at the control plane: causeway-fleet revoke {device}")
 
 
 @fleet.command("import")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import click
@@ -11,6 +11,9 @@ import msgspec
 
 from router.errors import ConfigError
 
+from ..agent.boot import JOURNAL
+from ..agent.disk import Disk
+from ..agent.journal import Journal
 from ..agent.link.identity import FOLDER, Identity, read_identity
 from ..agent.link.record import LinkRecord, read_record
 
@@ -28,7 +31,7 @@ def print_status(state_dir: Path, *, as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(_document(identity, record)).decode())
     else:
-        for line in _lines(identity, record):
+        for line in _lines(identity, record, _reasons(state_dir / FOLDER)):
             click.echo(line)
     return WELL if identity is not None and (record is None or not record.problems) else NOT_WELL
 
@@ -40,7 +43,12 @@ def _document(identity: Identity | None, record: LinkRecord | None) -> dict[str,
     return shown | {"joined": True, "joined_at": identity.joined, "link": record}
 
 
-def _lines(identity: Identity | None, record: LinkRecord | None) -> Iterator[str]:
+def _reasons(folder: Path) -> Mapping[str, str]:
+    """Why each quarantined bundle is not tried again, as the agent's journal says."""
+    return Journal(folder / JOURNAL, Disk()).last.quarantined
+
+
+def _lines(identity: Identity | None, record: LinkRecord | None, reasons: Mapping[str, str]) -> Iterator[str]:
     if identity is None:
         yield "this box is in no fleet: causeway-edge fleet join"
         return
@@ -57,7 +65,8 @@ def _lines(identity: Identity | None, record: LinkRecord | None) -> Iterator[str
     if report.code:
         yield f"last       {report.code}: {report.reason}"
     for bundle in report.quarantined:
-        yield f"refused    bundle {bundle} was rolled back and is not tried again"
+        reason = f": {reasons[bundle]}" if bundle in reasons else ""
+        yield f"refused    bundle {bundle} is not tried again{reason}"
     yield f"last seen  {_when(record.last_seen) if record.last_seen else 'never'} or later, boot {record.boot}"
     for problem in record.problems:
         yield f"problem    {problem}"

@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from causeway import CausewayAPIError, CausewayError
+from router.jobs.states import JobState
+
+from .options import connect
+
 if TYPE_CHECKING:
     from causeway import Causeway, Job
 
@@ -35,18 +40,18 @@ def jobs() -> None:
 
 @jobs.command("list")
 @_options
-@click.option("--status", default="", help="Only jobs of this status, such as dead.")
+@click.option("--status", type=click.Choice([state.value for state in JobState]), help="Only jobs of this status.")
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="At most so many, newest first."
 )
-def list_(url: str, api_key: str, as_json: bool, status: str, limit: int) -> None:
+def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int) -> None:
     """Print id, status, attempts and the last error of each job, newest first; never content."""
 
     def run(causeway: Causeway) -> list[Job]:
         found: list[Job] = []
         after = ""
         while len(found) < limit and (page := causeway.jobs(limit=_PAGE, after=after)):
-            found += [job for job in page if status in ("", job.status)]
+            found += [job for job in page if status in (None, job.status)]
             after = page[-1].id
         return found[:limit]
 
@@ -82,10 +87,8 @@ def purge(url: str, api_key: str, as_json: bool, job: str) -> None:
 
 def _ask(url: str, api_key: str, run: Callable[[Causeway], list[Job]]) -> list[Job]:
     """Exits if the daemon refuses or cannot be reached."""
-    from causeway import Causeway, CausewayAPIError, CausewayError
-
     try:
-        with Causeway(url, api_key=api_key) as causeway:
+        with connect(url, api_key) as causeway:
             return run(causeway)
     except CausewayError as error:
         click.echo(f"causeway-edge: {error}", err=True)

@@ -57,19 +57,20 @@ def listen(
     def send() -> None:
         part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}}
         answer = causeway.chat([{"role": "user", "content": [part]}], **arguments)
-        heard, parts = _heard(causeway, sound), _parts(causeway, answer.decision.id)
+        transcript, parts = _transcript(causeway, sound), _parts(causeway, answer.decision.id)
         if as_json:
-            document = {"heard": heard, "parts": parts, **answer_document(answer)}
+            document = {"heard": transcript, "parts": parts, **answer_document(answer)}
             out.write(json.dumps(document, ensure_ascii=False) + "\n")
             return
-        for line in (f"heard  {heard}" if heard else "heard  nothing that this box understands", *map(_line, parts)):
+        words = transcript or "nothing that this box understands"
+        for line in (f"heard  {words}", *map(_line, parts)):
             console.print(Text(line), soft_wrap=True)
         write_answer(answer, out, console)
 
     return run(send, console)
 
 
-def _heard(causeway: Causeway, sound: bytes) -> str:
+def _transcript(causeway: Causeway, sound: bytes) -> str:
     """The words, in the form that people read; "" on a box without an encoder, whose target took the sound itself."""
     try:
         return causeway.transcribe(sound)

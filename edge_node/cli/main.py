@@ -11,7 +11,9 @@ import msgspec
 
 from router.errors import ConfigError, PolicyError
 
-from ..config.schema import MEANING, Config, config_keys, config_variable
+from ..config.loader import config_keys, config_variable
+from ..config.meaning import MEANING
+from ..config.schema import Config
 from ..version import daemon_version
 from .fleet import fleet
 from .jobs import jobs
@@ -20,6 +22,7 @@ from .options import (
     check_policy_or_exit,
     command_line,
     config_options,
+    connect,
     load_config_or_exit,
     read_prompt,
     request_arguments,
@@ -59,16 +62,14 @@ def ask(text: str, url: str, api_key: str, as_json: bool, no_stream: bool, **fla
     """Send a prompt to the running daemon; TEXT `-` reads stdin.
 
     The answer goes to stdout, its route and reason to stderr. Exit codes: 0 answered, 1 rejected or failed, 2 usage
-    error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer.
+    error, 3 daemon unreachable, 4 timed out, 5 the connection broke during the answer, 130 Ctrl-C.
     """
     from rich.console import Console
-
-    from causeway import Causeway
 
     from .ask import ask as run_ask
 
     prompt = read_prompt(text)
-    with Causeway(url, api_key=api_key) as causeway:
+    with connect(url, api_key) as causeway:
         output = {"stream": not no_stream, "as_json": as_json}
         console = Console(stderr=True)
         sys.exit(run_ask(causeway, prompt, request_arguments(flags), **output, out=sys.stdout, console=console))
@@ -101,15 +102,13 @@ def route(
     if policy_path is not None:
         from .draft import request_settings, route_draft
 
-        given = (*request_settings(flags), *settings)
-        sys.exit(route_draft(policy_path, prompt, given, as_json=as_json, out=out, console=console))
+        draft = (*request_settings(flags), *settings)
+        sys.exit(route_draft(policy_path, prompt, draft, as_json=as_json, out=out, console=console))
     if settings:
         usage_error("--set needs --policy: the signals of a running daemon are its own")
-    from causeway import Causeway
-
     from .ask import route as run_route
 
-    with Causeway(url, api_key=api_key) as causeway:
+    with connect(url, api_key) as causeway:
         sys.exit(run_route(causeway, prompt, request_arguments(flags), as_json=as_json, out=out, console=console))
 
 
@@ -130,13 +129,11 @@ def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **
     """
     from rich.console import Console
 
-    from causeway import Causeway
-
     from .listen import listen as run_listen
     from .listen import read_sound
 
     data = read_sound(sound, seconds)
-    with Causeway(url, api_key=api_key) as causeway:
+    with connect(url, api_key) as causeway:
         console = Console(stderr=True)
         arguments = request_arguments(flags)
         sys.exit(run_listen(causeway, data, arguments, as_json=as_json, out=sys.stdout, console=console))

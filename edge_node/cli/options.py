@@ -10,11 +10,12 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import click
 
-from causeway import Prefer, RequestOptions
+from causeway import Causeway, CausewayError, Prefer, RequestOptions
 from router.errors import ConfigError, PolicyError
 from router.policy.compiled import parse_policy
 
-from ..config.schema import Config, load_config
+from ..config.loader import load_config
+from ..config.schema import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
@@ -119,9 +120,21 @@ def request_arguments(flags: Mapping[str, Any]) -> RequestOptions:
     return arguments
 
 
+def connect(url: str, api_key: str) -> Causeway:
+    """Return a client of the running daemon. Exits with status 2 if the URL or the key is malformed."""
+    try:
+        return Causeway(url, api_key=api_key)
+    except CausewayError as error:
+        usage_error(str(error))
+
+
 def read_prompt(text: str) -> str:
-    """Return the prompt; `-` reads it from stdin. Exits with status 2 if it is blank."""
-    text = sys.stdin.read() if text == "-" else text
+    """Return the prompt; `-` reads it from stdin. Exits with status 2 if it is blank, or no text in UTF-8."""
+    try:
+        text = sys.stdin.read() if text == "-" else text
+        text.encode()  # Python hands over bytes that are not UTF-8 as lone surrogates
+    except UnicodeError:
+        usage_error("the prompt is not UTF-8 text")
     if not text.strip():
         usage_error("the prompt is empty")
     return text

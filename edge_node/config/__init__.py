@@ -1,1 +1,3 @@
-"""The daemon's configuration. Read `schema` first (the keys), then `layers` (file, environment, flags) and `values`."""
+"""The daemon's configuration: `schema` (the keys), `meaning` (what they mean), `loader` (file < environment < flag);
+below them `layers` and `values`.
+"""

@@ -1,28 +1,11 @@
-"""The daemon's configuration: frozen, validated at start, unknown keys rejected. File < environment < flag.
-
-The key ``server.port`` is `port:` under `server:` in the file, ``CAUSEWAY_SERVER__PORT`` in the environment and
-``--set server.port=…`` on the command line. Durations may be written ``500ms``, ``30s``, ``10m``, ``7d``; sizes
-``64MiB``, ``1GB``. A relative path in the file is relative to the file, elsewhere to the working directory.
-"""
+"""The keys of the daemon's configuration, with their types, limits and defaults; `meaning` describes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
-
-from router.errors import ConfigError
-
-from .layers import Layer, build, leaves_of, read_environ, read_flags, read_yaml, variable_of
-from .values import Setting, read_list
-
-PREFIX = "CAUSEWAY_"
-_MAX_FILE_BYTES = 1024 * 1024
-_MAX_SECRET_BYTES = 64 * 1024
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -49,6 +32,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: NonNegativeSeconds = 20.0
     keys: tuple[KeyConfig, ...] = ()
     default_deadline_s: Seconds = 120.0
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether other machines may ask without an API key."""
+        return self.host not in ("127.0.0.1", "::1", "localhost") and not self.keys
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +91,8 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cloud_concurrency: Positive = 16
     steady_per_s: Seconds = 5.0
     jitter_s: NonNegativeSeconds = 30.0
+    accept_parts: bool = False
+    max_revise_s: Seconds = 120.0
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,6 +101,7 @@ class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
     replay_bytes: NonNegative = 256 * 1024
     max_audio_s: Seconds = 30.0
+    partial_s: NonNegativeSeconds = 1.0
     resume_s: NonNegativeSeconds = 30.0
     idle_s: Seconds = 900.0
     ping_s: Annotated[float, Meta(ge=1)] = 20.0
@@ -172,7 +163,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All settings of one daemon. `MEANING` describes each key."""
+    """All settings of one daemon."""
 
     policy: str = ""
     state_dir: str = ""
@@ -189,238 +180,3 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fleet: FleetConfig = FleetConfig()
     log: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
-
-
-MEANING: Mapping[str, str] = {
-    "policy": "path of the policy file; empty: the default policy that ships",
-    "state_dir": "folder of the cache, decision records, spending and last good policy; "
-    "empty: `$STATE_DIRECTORY`, else `~/.local/state/causeway`",
-    "server.host": "address to listen on; set `server.keys` for any address other than loopback",
-    "server.port": "TCP port; 0: any free port",
-    "server.socket": "path of a Unix socket to listen on as well; empty: none",
-    "server.max_connections": "maximum open connections over TCP, and as many over the Unix socket; "
-    "one more closes the connection that has been idle longest",
-    "server.max_body_bytes": "maximum request body; a larger one is rejected with 413",
-    "server.read_timeout_s": "maximum time to receive a whole request",
-    "server.drain_s": "on SIGTERM, maximum time for running requests to finish",
-    "server.keys": "API keys: a list of `{name, sha256, tags}`, `sha256` in hex; empty: requests need no key",
-    "server.default_deadline_s": "deadline of a request that sets none",
-    "engine.model_dirs": "folders searched for models before `~/.local/share/causeway/models` and the models that ship",
-    "engine.sequences": "requests decoded together (continuous batching); further requests wait",
-    "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",
-    "engine.context_tokens": "maximum tokens of one request, prompt and answer; "
-    "0: the model's own limit, bounded by memory",
-    "engine.prompt_lookup": "draft tokens from text that repeats, where it pays; answers keep their distribution",
-    "engine.stored_prompts_bytes": "disk for decoded system prompts in `state_dir`, of each model, so that an "
-    "engine knows them after a restart; 0: none",
-    "engine.threads": "CPU threads; 0: found by trying, as many as help",
-    "engine.gpu_layers": "layers offloaded to the GPU; -1: all; `auto`: as many as fit into its free memory",
-    "engine.kv_type": "how keys and values of the context are kept: f16, or q8_0 in about half the memory",
-    "engine.restrict_tool_arguments": "restrict tool-call arguments to words of the user's message, "
-    "for models whose manifest says `answers: calls`",
-    "engine.unload_after_s": "a model without requests for so long leaves memory, and the next request loads it again; "
-    "0: never",
-    "engine.enabled": "run a model on this box; false: every request goes to the cloud",
-    "cloud.url": "base URL of an OpenAI-compatible server, usually ending in `/v1`; empty: no cloud",
-    "cloud.api_key": "bearer token for the cloud; prefer `cloud.api_key_file`",
-    "cloud.api_key_file": "file with the bearer token on one line, read at start",
-    "cloud.connect_timeout_s": "maximum time to connect",
-    "cloud.first_token_timeout_s": "maximum time to the first token, for targets whose policy sets none",
-    "cloud.timeout_s": "maximum time of a whole answer, for targets whose policy sets none",
-    "cloud.max_connections": "maximum open connections to the cloud",
-    "cloud.probe_interval_s": "interval of reachability probes while no requests go to the cloud",
-    "cloud.ca_file": "PEM file of the CA that signed the cloud's certificate; empty: the system's CAs",
-    "cache.memory_bytes": "maximum size of the response cache in memory",
-    "cache.disk_bytes": "maximum size of the response cache on disk; 0: memory only",
-    "decisions.memory_records": "decision records kept in memory, newest first",
-    "decisions.max_age_s": "maximum age of decision records on disk",
-    "decisions.record": "`cheap`: every signal but prompt tokens and quality, which are recorded if the policy names "
-    "them; `all`: these as well, computed for each request that is decided, so that any policy can be replayed",
-    "jobs.max_jobs": "maximum of jobs that have not ended; a job beyond it takes the place of bulk jobs, or is refused",
-    "jobs.max_bytes": "maximum size of all requests and results of jobs on disk",
-    "jobs.bulk_share": "share of both that bulk jobs may fill; the rest is reserved for the others",
-    "jobs.default_deadline_s": "deadline of a job that sets none",
-    "jobs.max_deadline_s": "latest deadline of a job",
-    "jobs.result_ttl_s": "how long a job that ended, and its result, are kept",
-    "jobs.dead_letter_ttl_s": "how long a dead letter is kept",
-    "jobs.max_result_bytes": "maximum size of one result; a job with a larger one fails",
-    "jobs.max_attempts": "runs that may fail before a job is a dead letter; waiting for the cloud is no run",
-    "jobs.device_concurrency": "jobs that run on the device at the same time, beside requests",
-    "jobs.cloud_concurrency": "jobs that are in the cloud at the same time",
-    "jobs.steady_per_s": "jobs per second that this box is expected to send to the cloud; it never sends more than "
-    "three times as many",
-    "jobs.jitter_s": "longest random pause before waiting jobs are sent when the cloud comes back",
-    "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "
-    "Keep it below `server.max_connections`",
-    "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",
-    "realtime.max_bytes": "maximum size of a session's conversation; a client's event may have twice as much",
-    "realtime.replay_bytes": "sent events that are kept for a connection that is cut",
-    "realtime.max_audio_s": "maximum length of the sounds of a session's conversation together, and of the one that is "
-    "being sent; the oldest items give way. A second takes 64 kB",
-    "realtime.resume_s": "how long a session whose connection was cut can be resumed; its running answer goes on so "
-    "long; 0: it ends at once",
-    "realtime.idle_s": "a session without an event of its client and without an answer ends after this time",
-    "realtime.ping_s": "time between two pings; a client that answers none within half of it is gone",
-    "mqtt.url": "broker, `mqtt://HOST[:PORT]` or `mqtts://HOST[:PORT]` (TLS), which speaks MQTT 5; empty: none. "
-    "It needs the extra `mqtt`",
-    "mqtt.username": "name that the broker knows this box by; empty: none",
-    "mqtt.password_file": "file with the password on one line, read at each connect",
-    "mqtt.ca_file": "PEM file of the CA that signed the broker's certificate; empty: the system's CAs",
-    "mqtt.cert_file": "PEM file of this box's certificate, for brokers that ask for one",
-    "mqtt.key_file": "PEM file of its key",
-    "mqtt.client_id": "name of the session at the broker, of this box alone; "
-    "empty: `causeway-` and the outbox's own name",
-    "mqtt.topics": "what is taken: a list of `{filter, form, tags, priority, deadline_s, answer_topic, system}`",
-    "mqtt.response_topics": "filters of the response topics that messages may name; empty: answers go to the "
-    "`answer_topic` alone",
-    "mqtt.state_topic": "topic of the retained `online` or `offline`, the latter also as last will; empty: none",
-    "mqtt.receive_maximum": "messages that may wait here for the outbox; the others wait at the broker",
-    "mqtt.max_message_bytes": "maximum size of a message; a larger one is answered with an error",
-    "mqtt.session_expiry_s": "how long the broker keeps messages for this box while it is away",
-    "mqtt.keepalive_s": "time without a word of the broker after which a ping asks for one",
-    "modalities.enabled": "turn sounds, pictures and files of requests into text for models that take text only; "
-    "sounds need the extra `voice`, pictures `pictures`",
-    "modalities.max_parts": "maximum sounds, pictures and files of one request",
-    "modalities.max_audio_s": "maximum length of a sound; a longer one is rejected before it is decoded",
-    "modalities.max_pixels": "maximum size of a picture, width × height; a larger one is rejected before it is decoded",
-    "modalities.max_text_bytes": "maximum size of a file of text",
-    "modalities.audio_timeout_s": "maximum time to decode and understand a sound, loading the model included; "
-    "after it the request goes on without",
-    "modalities.image_timeout_s": "the same for a picture or a file",
-    "modalities.decoder_memory_bytes": "maximum memory of each process that decodes files",
-    "modalities.language": "what is spoken at this box, ISO 639-1; `en`: short sounds are heard as commands, in a "
-    "fraction of the time; empty: it is detected, which a short command can defeat",
-    "modalities.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
-    "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
-    "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",
-    "fleet.trial_s": "least duration of the trial of a new bundle, in which this box may undo it; "
-    "for a box that joined a fleet, as all of `fleet`",
-    "fleet.trial_requests": "least number of requests of a trial",
-    "fleet.trial_max_s": "maximum duration; a bundle with fewer requests by then is kept as unproven",
-    "fleet.telemetry_s": "mean time between two telemetry messages",
-    "fleet.check_s": "time between two looks for updates, if the control plane wakes nothing",
-    "log": "log level: debug, info, warning or error",
-    "log_format": "text or json; prompts and answers are never logged",
-}
-"""The description of each key, for `causeway-edge config --keys` and the reference in ``edge_node/README.md``."""
-
-_PATHS = (
-    *("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file"),
-    *("mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
-)
-
-
-def config_keys() -> list[str]:
-    """Return every dotted key, in the order of the structs."""
-    return list(leaves_of(Config))
-
-
-def config_variable(key: str) -> str:
-    """Return the environment variable of a key: ``server.port`` is ``CAUSEWAY_SERVER__PORT``."""
-    return variable_of(key, PREFIX)
-
-
-def load_config(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Config:
-    """Load the configuration from a file, the environment and command-line flags, later ones taking precedence.
-
-    Args:
-        path: The YAML file, or None.
-        environ: The environment variables.
-        flags: Values by dotted key; None means that the flag was not set.
-
-    Returns:
-        The configuration with absolute paths; `cloud.api_key` holds the token read from `cloud.api_key_file`.
-
-    Raises:
-        ConfigError: Names the file and line, the variable or the flag, and the key.
-    """
-    leaves = leaves_of(Config)
-    layers: list[Layer] = [
-        read_yaml(_read(path, "config file"), str(path), leaves, path.absolute().parent) if path else {},
-        read_environ(environ, PREFIX, leaves),
-        read_flags(flags, leaves),
-    ]
-    merged = _merge_secrets([_resolve_paths(layer) for layer in layers])
-    _check_url(merged.get("cloud.url"))
-    config = build(Config, [merged])
-    return msgspec.structs.replace(
-        config,
-        state_dir=config.state_dir or _default_state_dir(environ),
-        cloud=_with_secret(config.cloud),
-    )
-
-
-def _read(path: Path, description: str) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(_MAX_FILE_BYTES).decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read the {description}: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"the {description} is not UTF-8 text", where=str(path)) from error
-
-
-def _resolve_paths(layer: Layer) -> dict[str, Setting]:
-    """Make paths absolute, relative to the folder of the file that sets them."""
-    resolved = dict(layer)
-    for key in _PATHS:
-        setting = layer.get(key)
-        if setting and isinstance(setting.value, str) and setting.value:
-            resolved[key] = msgspec.structs.replace(setting, value=_absolute(setting.value, setting.base))
-    dirs = layer.get("engine.model_dirs")
-    listed = read_list(dirs.value) if dirs and isinstance(dirs.value, str) else dirs and dirs.value
-    if dirs and isinstance(listed, list):
-        absolute = [_absolute(item, dirs.base) if isinstance(item, str) else item for item in listed]
-        resolved["engine.model_dirs"] = msgspec.structs.replace(dirs, value=absolute)
-    return resolved
-
-
-def _absolute(path: str, base: Path) -> str:
-    return str((base / Path(path).expanduser()).absolute())
-
-
-def _merge_secrets(layers: list[dict[str, Setting]]) -> dict[str, Setting]:
-    """Merge the layers. A token in a later layer replaces a token file of an earlier one, and the reverse."""
-    merged: dict[str, Setting] = {}
-    for layer in layers:
-        present = {key for key in ("cloud.api_key", "cloud.api_key_file") if key in layer and layer[key].value}
-        if len(present) == 2:
-            where = f"{layer['cloud.api_key'].where}: cloud.api_key"
-            raise ConfigError("set either this or cloud.api_key_file, not both", where=where)
-        if "cloud.api_key" in present:
-            merged.pop("cloud.api_key_file", None)
-        if "cloud.api_key_file" in present:
-            merged.pop("cloud.api_key", None)
-        merged |= layer
-    return merged
-
-
-def _check_url(setting: Setting | None) -> None:
-    if setting is None or not isinstance(setting.value, str) or not setting.value:
-        return
-    parts = urlsplit(setting.value)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        message = f"must be a URL like https://cloud.example/v1, not {setting.value!r}"
-        raise ConfigError(message, where=f"{setting.where}: cloud.url")
-
-
-def _with_secret(cloud: CloudConfig) -> CloudConfig:
-    url = cloud.url.rstrip("/")
-    if not cloud.api_key_file:
-        return msgspec.structs.replace(cloud, url=url)
-    secret = _read(Path(cloud.api_key_file), "key file").strip()
-    if not secret or len(secret) > _MAX_SECRET_BYTES or "\n" in secret:
-        raise ConfigError(
-            "the key file must hold the token on one line", where=f"{cloud.api_key_file}: cloud.api_key_file"
-        )
-    return msgspec.structs.replace(cloud, url=url, api_key=secret)
-
-
-def _default_state_dir(environ: Mapping[str, str]) -> str:
-    # systemd's StateDirectory= may name several folders, separated by colons; the first is the daemon's.
-    if state_dir := environ.get("STATE_DIRECTORY", "").split(":")[0]:
-        return state_dir
-    state_home = environ.get("XDG_STATE_HOME") or str(
-        Path(environ.get("HOME") or "~").expanduser() / ".local" / "state"
-    )
-    return str(Path(state_home) / "causeway")

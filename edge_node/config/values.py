@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,11 @@ from router.documents.quantities import bytes_of, seconds_of
 from router.errors import ConfigError
 
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_PATTERN = re.compile("matching regex '(.*)'")
+_FORMATS = {  # what the patterns of the schema stand for
+    "^[0-9a-f]{64}$": "64 hexadecimal digits, as `printf %s KEY | sha256sum` prints them",
+    "^([a-z]{2,3})?$": "a code of ISO 639-1, such as en",
+}
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -43,8 +49,11 @@ def coerce(setting: Setting, leaf: Leaf, key: str) -> object:
     try:
         result: object = msgspec.convert(value, leaf.annotation)
     except msgspec.ValidationError as error:
-        message = f"must be {_expected(leaf.kind, key)}, not {_display(setting.value, key)}{_path_inside(error)}"
-        raise ConfigError(message, where=f"{setting.where}: {key}") from error
+        reason, inside, path = str(error).partition(" - at `$")
+        message = f"must be {_expected(leaf.kind, key)}, not {_display(setting.value, key)}"
+        if inside:  # a list: what is wrong is one of its values, which may be a secret
+            message = _in_words(reason)
+        raise ConfigError(message, where=f"{setting.where}: {key}{path.rstrip('`')}") from error
     if isinstance(result, float) and not math.isfinite(result):
         raise ConfigError(f"must be {_expected(leaf.kind, key)}, not {result}", where=f"{setting.where}: {key}")
     return result
@@ -117,7 +126,7 @@ def _expected(kind: inspect.Type, key: str) -> str:
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.StrType):
-        return "a string"
+        return _FORMATS.get(kind.pattern or "", "a string")
     if isinstance(kind, inspect.VarTupleType):
         return f"a list of {'mappings' if isinstance(kind.item_type, inspect.StructType) else 'strings'}"
     if isinstance(kind, (inspect.IntType, inspect.FloatType)):
@@ -154,7 +163,7 @@ def _display(value: object, key: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _path_inside(error: msgspec.ValidationError) -> str:
-    """Return msgspec's path of the error inside a list."""
-    _, separator, path = str(error).partition(" - at `$")
-    return f" (at `{path.rstrip('`')}`: {str(error).partition(' - ')[0]})" if separator else ""
+def _in_words(reason: str) -> str:
+    """Return msgspec's reason, with what a pattern stands for."""
+    pattern = _PATTERN.search(reason)
+    return f"must be {_FORMATS[pattern[1]]}" if pattern and pattern[1] in _FORMATS else reason

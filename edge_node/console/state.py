@@ -10,7 +10,7 @@ import msgspec
 from router.types import Snapshot
 
 from ..daemon.components import Components
-from ..http.api import Readiness
+from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ class ConsoleState(msgspec.Struct, frozen=True):
         snapshot: The signals that a decision would read now.
         running: Generations in progress, of `concurrent` at most.
         waiting: Requests in the queue, of `queue` at most.
-        cache_entries: Answers in memory.
-        cache_bytes: Bytes of those answers.
         requests: Requests since the daemon started.
         fleet: The box in its fleet; None for one that joined none.
     """
@@ -41,8 +39,6 @@ class ConsoleState(msgspec.Struct, frozen=True):
     waiting: int
     concurrent: int
     queue: int
-    cache_entries: int
-    cache_bytes: int
     requests: tuple[RequestCount, ...]
     fleet: FleetState | None
 
@@ -50,7 +46,7 @@ class ConsoleState(msgspec.Struct, frozen=True):
 def read_state(parts: Components) -> ConsoleState:
     """Return the state of the daemon with these parts."""
     policy = parts.policies.active
-    admission, cache = parts.admission.stats(), parts.cache.stats()
+    admission = parts.admission.stats()
     return ConsoleState(
         box=platform.node(),
         now=parts.clock.unix(),
@@ -60,8 +56,6 @@ def read_state(parts: Components) -> ConsoleState:
         waiting=admission.waiting,
         concurrent=policy.limits.concurrent,
         queue=policy.limits.queue,
-        cache_entries=cache.entries,
-        cache_bytes=cache.memory_bytes,
         requests=parts.metrics.request_counts(),
         fleet=_read_fleet(parts),
     )

@@ -7,6 +7,7 @@ same process; that is simpler than components that change under a request, and a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,25 +16,24 @@ import anyio
 import msgspec
 import psutil
 
-from models.catalog.artifact import ArtifactError, find_artifact
-from router.bundle.manifest import BundleModel, GoldenPrompt
-from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from models.catalog.projector import find_projector
+from router.bundle.manifest import BundleModel
+from router.bundle.refusals import ModelUnusable, PolicyUnusable, UpdateRefused
 from router.bundle.settings import SettingValue
 from router.errors import CausewayError, PolicyError
 from router.policy.compiled import Policy
-from router.types import Message, Request, Sampling, Target
 
 from ..agent.store import InstalledBundle
-from ..backends.backend import Backend, BackendRequest
+from ..backends.backend import Backend
 from ..config.schema import Config
 from ..observability.traffic import BoxCondition
 from ..storage.policies import DEFAULT_POLICY
 from ..version import daemon_version
 from .components import Components
+from .golden import check_golden, golden_pictures
 
-_GOLDEN_S = 180.0  # of one prompt, loading the model included
-_GOLDEN_TOKENS, _GOLDEN_TRIES = 256, 3
-_PROBE, _PROBE_TOKENS = "hello", 1  # whether an adapter can be used shows with its first request
+_GOLDEN_TRIES = 3
 _LOAD_S = 300.0
 _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
@@ -61,57 +61,6 @@ def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Confi
         else:
             config = msgspec.structs.replace(config, **{name: value})
     return config
-
-
-async def check_golden(engine: Backend, model: BundleModel, tries: int = 1) -> None:
-    """Ask a model and each of its adapters directly, past policy and cache, at temperature 0.
-
-    Args:
-        tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
-
-    Raises:
-        GoldenAnswerDiffers: One of them answers something else.
-        ModelUnusable: One of them does not answer.
-    """
-    await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, tries)
-    for adapter in model.adapters:
-        target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
-        if not adapter.golden:
-            await _answer(engine, target, _PROBE, _PROBE_TOKENS)
-        await _check_answers(engine, target, adapter.golden, tries)
-
-
-async def _check_answers(engine: Backend, target: Target, prompts: Sequence[GoldenPrompt], tries: int) -> None:
-    for golden in prompts:
-        answers: list[str] = []
-        while golden.answer not in answers:
-            if len(answers) == tries:
-                raise GoldenAnswerDiffers(
-                    f"{target.name} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, "
-                    f"not {golden.answer[:80]!r}"
-                )
-            answers.append(await golden_answer(engine, target, golden.prompt))
-
-
-async def golden_answer(engine: Backend, target: Target, prompt: str) -> str:
-    """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable."""
-    return await _answer(engine, target, prompt, _GOLDEN_TOKENS)
-
-
-async def _answer(engine: Backend, target: Target, prompt: str, max_tokens: int) -> str:
-    request = Request(
-        kind="chat",
-        model=target.name,
-        messages=(Message("user", prompt),),
-        sampling=Sampling(temperature=0.0),
-        max_tokens=max_tokens,
-    )
-    deadline = asyncio.get_running_loop().time() + _GOLDEN_S
-    call = BackendRequest(id="golden", request=request, target=target, deadline=deadline)
-    try:
-        return "".join([chunk.text async for chunk in engine.generate(call) if chunk.index == 0])
-    except CausewayError as error:
-        raise ModelUnusable(f"{target.name}: {error.message}") from error
 
 
 class BundleHost:
@@ -185,6 +134,7 @@ class BundleHost:
                 if not must:
                     raise
                 log.error("%s: %s", refusal.code, refusal.message)
+            await asyncio.to_thread(_hash_projectors, policy, tuple(self._model_dirs))
             await self._parts().policies.follow(path)
         except BaseException as error:
             self._model_dirs[:] = before
@@ -195,6 +145,8 @@ class BundleHost:
             if isinstance(error, PolicyError):
                 raise PolicyUnusable(error.message) from error
             raise
+        if (encoders := self._parts().encoders) is not None:
+            await encoders.projectors.drop_unused()
 
     async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
         """Load the models that are new beside those that answer, where memory allows, and ask them their prompts.
@@ -215,14 +167,13 @@ class BundleHost:
             except (ArtifactError, CausewayError) as error:
                 raise ModelUnusable(f"{model}: {error}") from error
             if (brought := models.get(model)) is not None:
-                await check_golden(engine, brought)
+                await self._check_golden(engine, brought)
             self._checked_models.add((model, engines.weights(model)))
 
     def _fits_beside(self, model: str) -> bool:
         try:
             artifact = find_artifact(model, self._model_dirs)
-            adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())
-            need = artifact.path.stat().st_size * _BESIDE_SHARE + adapters + _BESIDE_BYTES
+            need = artifact.path.stat().st_size * _BESIDE_SHARE + _beside_weights(artifact) + _BESIDE_BYTES
         except (ArtifactError, OSError):
             return True  # loading it says what is wrong
         return bool(need < psutil.virtual_memory().available)
@@ -232,7 +183,27 @@ class BundleHost:
         if engines is None:
             raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:
-            await check_golden(engines, model, _GOLDEN_TRIES)
+            await self._check_golden(engines, model, _GOLDEN_TRIES)
+
+    async def _check_golden(self, engine: Backend, model: BundleModel, tries: int = 1) -> None:
+        """Raises GoldenAnswerDiffers, ModelUnusable."""
+        async with golden_pictures(model, self._model_dirs, self._running.modalities) as see:
+            await check_golden(engine, model, see, tries)
 
     def restart(self) -> None:
         self._restart()
+
+
+def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:
+    """Hash the projectors of the policy's models in this thread: the daemon, which needs them next, remembers."""
+    for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
+        with contextlib.suppress(ArtifactError):  # the daemon says so
+            find_projector(model, model_dirs)
+
+
+def _beside_weights(artifact: Artifact) -> int:
+    """The bytes of a model's adapters and of its projector. Raises OSError."""
+    projector = artifact.manifest.projector
+    files = () if projector is None else projector.files
+    adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())
+    return adapters + sum((artifact.folder / name).stat().st_size for name in files)

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from router.types import CloudSignals
+
 from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
-from ..http.api import Readiness
+from ..http.inspection import Reachability, Readiness
 from ..http.listener import ConnectionTable
 from ..jobs.entry import JobEntry
 from ..observability.metrics import Gauge, Metrics
@@ -28,7 +30,7 @@ from ..storage.spend import SpendStore
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.link.connection import FleetConnection
-    from ..modalities.graph import EncoderGraph
+    from ..modalities.part_encoders import PartEncoders
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
 
@@ -55,7 +57,7 @@ class Components:
     sessions: Sessions
     shadows: Shadows
     tracing: RequestTracer | None = None
-    encoders: EncoderGraph | None = None  # of a box that has some
+    encoders: PartEncoders | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
     fleet: FleetConnection | None = None  # the same
     mqtt: MqttBridge | None = None  # of a box that knows a broker
@@ -67,14 +69,15 @@ class Components:
         snapshot = self.signals.snapshot(self.policies.active)
         unusable = snapshot.down | snapshot.absent
         ready = any(target.name not in unusable for target in targets)
-        waiting = () if ready else tuple(f"target {target.name}" for target in targets)
+        awaited = [target for target in targets if target.name not in snapshot.absent] or targets
+        waiting = () if ready else tuple(f"target {target.name}" for target in awaited)
         return Readiness(
             ready=ready,
             waiting_for=waiting,
             problems=self.problems(),
             policy=self.policies.report,
             edge="" if self.engines is None else self.engines.state,
-            cloud="" if self.cloud is None else self.cloud.signals().breaker or "",
+            cloud="" if self.cloud is None else _reachability(self.cloud.signals()),
             uptime_s=round(self.clock.monotonic() - self.started, 3),
         )
 
@@ -107,6 +110,12 @@ class Components:
         )
 
 
+def _reachability(cloud: CloudSignals) -> Reachability:
+    if cloud.breaker == "open" or cloud.reachable is False:
+        return "unreachable"
+    return "unknown" if cloud.reachable is None else "reachable"
+
+
 def read_gauges(parts: Components) -> Iterator[Gauge]:
     """Yield the gauges of `/metrics`, read from the components at each scrape."""
     yield from _admission_gauges(parts)
@@ -114,6 +123,8 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
     yield from _job_gauges(parts.jobs)
+    if parts.encoders is not None:
+        yield from parts.encoders.gauges()
     if parts.mqtt is not None:
         yield from parts.mqtt.gauges()
     yield from _session_gauges(parts.sessions)
@@ -230,6 +241,17 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
     for state, count in stats.ended.items():
         labels = (("state", state),)
         yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
+    for outcome, count in stats.revisions.items():
+        labels = (("outcome", outcome),)
+        yield Gauge(
+            "causeway_edge_jobs_revisions",
+            "Revisions of answers, by outcome: made, too_late (the part was not read in time, or the deadline passed), "
+            "failed (the part could not be read, or the run failed), cancelled, no_room (too many answers wait for "
+            "late parts).",
+            count,
+            labels,
+            is_counter=True,
+        )
 
 
 def _session_gauges(sessions: Sessions) -> Iterator[Gauge]:

@@ -1,5 +1,6 @@
 """HTTP/1.1 in and out. Read in this order:
 
-`listener` (sockets and limits), `api` (paths), `request_reader` (bytes → Request), `responses` (pieces → bytes),
-`aiohttp_internals` (what this package uses of aiohttp that is not its public API).
+`listener` (sockets and limits), `api` (paths and answers), `request_reader` (bytes → Request), `responses` (pieces →
+bytes), `inspection` (models, past decisions, health, metrics), `aiohttp_internals` (what this package uses of aiohttp
+that is not its public API).
 """

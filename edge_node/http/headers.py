@@ -29,7 +29,8 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-policy": "`name@revision` of the active policy",
     "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
     "x-causeway-modalities": "what became of the parts that the target got as text or soft tokens, such as "
-    "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only)",
+    "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only); "
+    "of parts that a cloud target got, what our gateway says",
     "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
     "Preference-Applied": "`respond-async`: the request was taken as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",

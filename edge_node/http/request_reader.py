@@ -258,7 +258,7 @@ def _deadline_ms(text: str | None) -> int | None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
         raise InvalidRequest(
-            "`x-causeway-deadline-ms` must be the time left, a whole number of milliseconds",
+            f"`x-causeway-deadline-ms` must be the time left in milliseconds, from 1 to 999999999, not {text[:32]!r}",
             param="x-causeway-deadline-ms",
         )
     return int(text)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable
 from email.utils import formatdate
 
+import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
@@ -41,6 +42,7 @@ STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
 _TOGETHER_S = 0.001
 _CLOSED = "the client closed the connection"
 _READY_BYTES = 16 * 1024  # events that wait for each other
+_encoder = msgspec.json.Encoder()
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -328,6 +330,16 @@ def error_response(error: CausewayError, headers: dict[str, str] | None = None) 
     """OpenAI's error object with the error's own status."""
     fields = {"Content-Type": JSON, "Server": SERVER, **error_headers(error), **(headers or {})}
     return web.Response(status=error.status, body=encode_error(error), headers=fields)
+
+
+def json_response(value: object, *, status: int = 200) -> web.Response:
+    """Return a value as JSON."""
+    return body_response(_encoder.encode(value), status=status)
+
+
+def body_response(body: bytes, *, status: int = 200) -> web.Response:
+    """Return bytes that are JSON."""
+    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})
 
 
 def _header_lines(head: AnswerHead, media_type: str) -> str:

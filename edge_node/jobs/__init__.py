@@ -4,9 +4,8 @@ entry      the handlers of /v1/jobs; opens the rest with the first job, or if th
 api        /v1/jobs over HTTP, in the gateway's shape
 intake     acceptance of jobs, whichever way they come in
 store      the outbox: one SQLite file, committed before a job is acknowledged
-runner     runs jobs on the service, and bounds what goes to the cloud
 tables     its transactions
-reply      a job's answer, collected
+running    runs jobs on the service
 feed       the text of answers while they are made
 events     a job's events as server-sent events
 box_time   the box's own time, over restarts and reboots

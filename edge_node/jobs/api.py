@@ -20,9 +20,9 @@ from .entry import PATH
 from .events import EventReader, read_last_id
 from .intake import JobIntake, JobKey, priority_of
 from .record import EdgeJob, EdgeJobView, edge_job_view
-from .runner import JobRunner
+from .running.runner import JobRunner
 from .store import JobStore
-from .tables import Accepted
+from .tables.values import Accepted
 
 MOST_LISTED = 100
 _MOST_FOLLOWERS = 64
@@ -152,7 +152,9 @@ class JobApi:
 
     async def purge(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """POST /v1/jobs/{id}/purge"""
-        return self._response(await self._store.purge(job_id, self._reader.caller(http).name))
+        job = await self._store.purge(job_id, self._reader.caller(http).name)
+        self._runner.stop_job(job)
+        return self._response(job)
 
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)

@@ -17,12 +17,12 @@ from router.jobs.submission import Endpoint
 if TYPE_CHECKING:
     from .api import JobApi
     from .intake import JobIntake
-    from .runner import JobRunner
+    from .running.runner import JobRunner
     from .store import JobStore
-    from .tables import OutboxStats
+    from .tables.values import OutboxStats
 
 PATH = "/v1/jobs"
-FILE = "jobs-1.sqlite"
+FILE = "jobs-2.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 

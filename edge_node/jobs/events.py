@@ -1,7 +1,8 @@
 """A job's events as server-sent events: its states, and the text of its answer while it is made.
 
 An event's id is the run and how far it is: `2-17` are 17 characters of run 2, `2-wait` is its end with another run to
-follow, `2-end` the end of the job. A client that reconnects with `Last-Event-ID` gets what comes after it; the text of
+follow, `2-end` the end of the job, `2-r1` the first revision of its answer, which replaces all text before it, and
+`2-last` that no revision follows. A client that reconnects with `Last-Event-ID` gets what comes after it; the text of
 a run that failed is void, and the next run begins at its first character.
 """
 
@@ -15,6 +16,7 @@ import msgspec
 
 from router.errors import InvalidRequest
 from router.jobs.answer_text import answer_text
+from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import JobState
 
 from .feed import JobFeed
@@ -22,18 +24,20 @@ from .record import EdgeJob
 from .store import JobStore
 
 COMMENT: Final = b": still there\n\n"
-_ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end)")
+_ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end|last|r[1-9][0-9]{0,2})")
 _WAIT, _END = 1 << 40, 1 << 41  # positions after all text
-_PLACES = {"wait": _WAIT, "end": _END}
+_LAST = _END + 1000  # after all revisions, which are at `_END` and their number
+_PLACES = {"wait": _WAIT, "end": _END, "last": _LAST}
 _POLL_S = 1.0  # between looks at a job that does not run
 _SILENT_POLLS = 15  # then a comment keeps proxies from closing the connection
 Position = tuple[int, int]
-"""A run, and the characters of its text, or `_WAIT` or `_END`."""
+"""A run, and the characters of its text, or a place after them."""
 
 
 class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
     text: str = ""
+    revision: int = 0
     error: msgspec.Raw | None = None
 
 
@@ -44,8 +48,20 @@ def read_last_id(header: str) -> Position | None:
     match = _ID.fullmatch(header)
     if match is None:
         raise InvalidRequest("`Last-Event-ID` is an id of this stream, or absent")
-    place = _PLACES.get(match[2])
-    return int(match[1]), int(match[2]) if place is None else place
+    return int(match[1]), _read_place(match[2])
+
+
+def _read_place(text: str) -> int:
+    if text.startswith("r"):
+        return _END + int(text[1:])
+    place = _PLACES.get(text)
+    return int(text) if place is None else place
+
+
+def _show_place(place: int) -> str:
+    if _END < place < _LAST:
+        return f"r{place - _END}"
+    return {_WAIT: "wait", _END: "end", _LAST: "last"}.get(place, str(place))
 
 
 class EventReader:
@@ -60,13 +76,13 @@ class EventReader:
 
     async def read(self, stopping: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield events until the one that ends the job, or until `stopping`. Raises NotFound, JobStoreUnavailable."""
-        silent = 0
+        silent = _SILENT_POLLS  # a client that lacks nothing now gets the response's head at once
         while not stopping():
             job, result = await self._store.get(self._job_id, self._owner)
             events = b"".join(self._states(job, result))
             if events:
                 yield events
-            if job.has_ended:
+            if job.has_ended and job.late is None:
                 return
             silent = 0 if events else silent + 1
             if silent >= _SILENT_POLLS:
@@ -92,9 +108,14 @@ class EventReader:
         if job.state is JobState.WAITING and self._last < (run, _WAIT):
             events.append(self._event((run, _WAIT), "waiting", job.error))
         if job.has_ended and self._last < (run, _END):
-            if job.state is JobState.SUCCEEDED:
+            if job.state is JobState.SUCCEEDED and not job.revision:
                 events.append(self._delta(run, answer_text(result)))
             events.append(self._event((run, _END), job.state.value, job.error))
+        if job.revision and self._last < (run, _END + job.revision):
+            place = (run, _END + job.revision)
+            events.append(self._event(place, REVISED, text=answer_text(result), revision=job.revision))
+        if job.late_error and self._last < (run, _LAST):
+            events.append(self._event((run, _LAST), NOT_REVISED, job.late_error, revision=job.revision))
         return events
 
     def _delta(self, run: int, text: str) -> bytes:
@@ -104,9 +125,8 @@ class EventReader:
             return b""
         return self._event((run, len(text)), "delta", text=text[known:])
 
-    def _event(self, position: Position, name: str, error: bytes = b"", *, text: str = "") -> bytes:
+    def _event(self, position: Position, name: str, error: bytes = b"", *, text: str = "", revision: int = 0) -> bytes:
         self._last = position
-        run, at = position
-        place = {_WAIT: "wait", _END: "end"}.get(at, str(at))
-        data = msgspec.json.encode(_EventData(name, text, msgspec.Raw(error) if error else None))
-        return f"id: {run}-{place}\nevent: {name}\ndata: ".encode() + data + b"\n\n"
+        run, place = position
+        data = msgspec.json.encode(_EventData(name, text, revision, msgspec.Raw(error) if error else None))
+        return f"id: {run}-{_show_place(place)}\nevent: {name}\ndata: ".encode() + data + b"\n\n"

@@ -7,18 +7,19 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.decision.attempts import no_route
+from router.decision.no_route import no_route
 from router.errors import InvalidRequest, UnsupportedFeature
-from router.jobs.submission import Endpoint, Priority, parse_job_request, split_body
+from router.jobs.submission import Endpoint, JobFields, Priority, parse_job_request, split_body
+from router.openai.error_body import replace_surrogates
 from router.policy.signals import modalities
 from router.types import RoutingHints
 
 from ..config.schema import JobsConfig
 from ..serving.service import Service
-from .record import EdgeJob, EdgeJobFields
-from .runner import JobRunner
+from .record import EdgeJob
+from .running.runner import JobRunner
 from .store import JobStore
-from .tables import Accepted, ReplyTo
+from .tables.values import Accepted, ReplyTo
 
 _PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 
@@ -75,14 +76,17 @@ class JobIntake:
         self, body: bytes, hints: RoutingHints, priority: Priority | None, key: JobKey, endpoint: Endpoint | None
     ) -> tuple[EdgeJob, bytes]:
         """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute."""
-        fields, plain = split_body(body, EdgeJobFields)
+        fields, plain = split_body(body, JobFields)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
         if fields.webhook:
             raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
         request = parse_job_request(fields.endpoint, plain, hints)
-        if modalities(request) != ["text"]:
-            message = "a job waits on the disk, where sound, pictures and files are never kept: send it plainly"
+        if modalities(request) != ["text"] and not self._config.accept_parts:
+            message = (
+                "this box keeps no sound, pictures or files on its disk, where jobs wait (`jobs.accept_parts`): "
+                "send it as a plain request"
+            )
             raise UnsupportedFeature(message, param="messages")
         if endpoint is not None and request.stream:
             message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"
@@ -92,8 +96,9 @@ class JobIntake:
             raise no_route(decision)
         now = self._store.time.now()
         time_ms = fields.deadline_ms or request.hints.deadline_ms or int(self._config.default_deadline_s * 1000.0)
-        if time_ms <= fields.not_before_ms or fields.not_before_ms < 0 or time_ms < 0:
-            raise InvalidRequest("`not_before_ms` is at least 0 and less than the deadline", param="not_before_ms")
+        if time_ms <= fields.not_before_ms:
+            message = f"`not_before_ms` must be less than the deadline, which is in {time_ms} ms"
+            raise InvalidRequest(message, param="not_before_ms")
         ranked = fields.priority or priority or "standard"
         job = EdgeJob(
             owner=hints.client,
@@ -102,13 +107,14 @@ class JobIntake:
             priority=ranked,
             endpoint=fields.endpoint,
             model=request.model,
-            tags=hints.tags,
+            tags=tuple(replace_surrogates(tag) for tag in hints.tags),  # as signals have them
             prefer=hints.prefer,
             may_leave=not decision.on_device,
             lane=decision.attempts[0].target.at,
             due=now + fields.not_before_ms / 1000.0,
             deadline=now + min(time_ms / 1000.0, self._config.max_deadline_s),
             accepted_unix=self._store.time.unix(),
+            revise_within_s=min(fields.revise_within_ms / 1000.0, self._config.max_revise_s),
         )
         return job, plain
 

@@ -6,19 +6,14 @@ from typing import Literal
 
 import msgspec
 
+from router.jobs.revisions import LateParts
 from router.jobs.states import FINAL_STATES, JobState
-from router.jobs.submission import Endpoint, JobFields, Priority
+from router.jobs.submission import Endpoint, Priority
 from router.jobs.view import JobView
-from router.types import Prefer
+from router.types import PartRecord, Prefer
 
 Lane = Literal["", "edge", "cloud"]
 """Where the policy would run a job now; "": it must be decided anew."""
-
-
-class EdgeJobFields(JobFields, frozen=True):
-    """The fields of ours in a job's body. `not_before_ms`: the time that it shall wait at least."""
-
-    not_before_ms: int = 0
 
 
 class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +49,10 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     decision: str = ""  # id of the last run's
     route: str = ""  # where the answer came from
+    revise_within_s: float = 0.0  # from the start of a run, its answer may be revised; 0: it is not
+    revision: int = 0  # of the answer
+    late: LateParts | None = None  # what the answer may still be revised for; the request is kept as long
+    late_error: bytes = b""  # JSON: why no further revision came
 
     @property
     def cloud_key(self) -> str:
@@ -65,10 +64,24 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in FINAL_STATES
 
 
+class JobAnswer(msgspec.Struct, frozen=True):
+    """The answer of a run, JSON, and how it was made. `parts`: those that the target got as text."""
+
+    result: bytes
+    cache: str
+    route: str
+    decision: str
+    parts: tuple[PartRecord, ...] = ()
+
+    @property
+    def notes(self) -> dict[str, object]:
+        """What the record of the job says of it."""
+        return {"cache": self.cache, "route": self.route, "decision": self.decision}
+
+
 class EdgeJobView(JobView, frozen=True, kw_only=True, omit_defaults=False):
     """The view of a job on a device: the gateway's, and how it was decided."""
 
-    not_before_at: int | None
     route: str | None
     decision: str | None
 
@@ -94,4 +107,7 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
         result=msgspec.Raw(result or b"null"),
         webhook=None,
         webhook_status=None,
+        revision=job.revision,
+        late_parts=() if job.late is None else job.late.kinds,
+        late_error=msgspec.Raw(job.late_error or b"null"),
     )

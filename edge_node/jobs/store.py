@@ -9,31 +9,58 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from router.errors import CausewayError
+from router.jobs.revisions import LateParts
 from router.jobs.states import JobEvent
 from router.jobs.view import encode_job_error
+from router.types import Modality
 
 from ..clock import Clock
 from ..config.schema import JobsConfig
 from ..storage.group_commit import GroupCommit
 from .box_time import BoxTime
 from .entry import FILE
-from .record import EdgeJob, Lane
-from .tables import SCHEMA, Accepted, Claimed, DueReply, OutboxStats, OutboxTables, ReplyTo
+from .record import EdgeJob, JobAnswer, Lane
+from .tables.acceptance import OutboxAcceptance
+from .tables.bodies import PAGE_BYTES
+from .tables.callers import OutboxCallers
+from .tables.revisions import OutboxRevisions
+from .tables.rows import OutboxRows
+from .tables.runs import OutboxRuns
+from .tables.schema import SCHEMA
+from .tables.values import Accepted, Claimed, DueReply, OutboxStats, ReplyTo
 
 
 class JobStore:
-    """The jobs of one device. `start` comes first; times are the box's own, s."""
+    """The jobs of one device. `start` comes first; times are the box's own, s.
 
-    def __init__(self, folder: Path, config: JobsConfig, clock: Clock) -> None:
+    Args:
+        erase_after_s: From a deletion until nothing of it is left in the folder, at least; one second later at most
+            where nobody calls.
+    """
+
+    def __init__(self, folder: Path, config: JobsConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
         self.time = BoxTime(clock)
         self._config = config
-        self._tables = OutboxTables(config, self.time)
-        tables = self._tables
-        self._file = GroupCommit(folder / FILE, SCHEMA, load=tables.load, seal=tables.mark, monotonic=clock.monotonic)
+        self._rows = rows = OutboxRows(self.time)
+        self._replies = rows.replies
+        self._revisions = OutboxRevisions(rows)
+        self._acceptance = OutboxAcceptance(config, rows)
+        self._callers = OutboxCallers(config, rows, self._revisions)
+        self._runs = OutboxRuns(config, rows)
+        self._file = GroupCommit(
+            folder / FILE,
+            SCHEMA,
+            load=rows.load,
+            seal=rows.mark,
+            deletions=lambda: rows.bodies.deletions,
+            monotonic=clock.monotonic,
+            erase_after_s=erase_after_s,
+            page_bytes=PAGE_BYTES,
+        )
 
     @property
     def stats(self) -> OutboxStats:
-        return self._tables.stats
+        return self._rows.stats
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -46,11 +73,7 @@ class JobStore:
     @property
     def name(self) -> str:
         """The file's own name, 12 characters; "" before `open`."""
-        return self._tables.name
-
-    @property
-    def available(self) -> bool:
-        return self._file.available
+        return self._rows.name
 
     def start(self) -> None:
         """Start the thread of the file."""
@@ -62,7 +85,7 @@ class JobStore:
 
     async def recover(self) -> None:
         """Take back the jobs that ran when the daemon ended; once, before the first claim."""
-        await self._file.run(self._tables.recover)
+        await self._file.run(self._runs.recover)
 
     def close(self) -> None:
         """Commit what waits. Blocks."""
@@ -76,81 +99,112 @@ class JobStore:
         Args:
             reply: where its answer is sent; None: it is fetched. That of a known job that has ended is sent again.
         """
-        return await self._file.run(lambda db: self._tables.accept(db, job, body, reply))
+        return await self._file.run(lambda db: self._acceptance.accept(db, job, body, reply))
 
     async def get(self, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
         """Return a job and its result. `owner` None: anybody's. Raises NotFound."""
-        return await self._file.run(lambda db: self._tables.get(db, job_id, owner))
+        return await self._file.run(lambda db: self._callers.get(db, job_id, owner))
 
     async def list_owned(self, owner: str | None, after: str, limit: int) -> list[EdgeJob]:
         """Return jobs, newest first. Raises NotFound for an unknown `after`."""
-        return await self._file.run(lambda db: self._tables.list_owned(db, owner, after, limit))
+        return await self._file.run(lambda db: self._callers.list_owned(db, owner, after, limit))
 
     async def cancel(self, job_id: str, owner: str | None) -> EdgeJob:
-        """Raises NotFound or JobAlreadyEnded."""
-        return await self._file.run(lambda db: self._tables.cancel(db, job_id, owner))
+        """End a job, or what may still revise its answer. Raises NotFound or JobAlreadyEnded."""
+        return await self._file.run(lambda db: self._callers.cancel(db, job_id, owner))
 
     async def retry(self, job_id: str, owner: str | None) -> EdgeJob:
         """Queue a dead letter again, with all attempts and a new deadline. Raises NotFound or JobNotDead."""
-        return await self._file.run(lambda db: self._tables.retry(db, job_id, owner))
+        return await self._file.run(lambda db: self._callers.retry(db, job_id, owner))
 
     async def purge(self, job_id: str, owner: str | None) -> EdgeJob:
         """Delete a job that has ended, with its request and its result. Raises NotFound or JobNotEnded."""
-        return await self._file.run(lambda db: self._tables.purge(db, job_id, owner))
+        return await self._file.run(lambda db: self._callers.purge(db, job_id, owner))
 
     async def due_replies(self, limit: int) -> list[DueReply]:
         """Return the answers that are to be sent now, those that wait longest first."""
-        return await self._file.run(lambda db: self._tables.due_replies(db, limit))
+        return await self._file.run(lambda db: self._replies.due(db, limit))
 
     async def replied(self, reply: DueReply, *, again_s: float | None = None) -> None:
         """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
         until = None if again_s is None else self.time.now() + again_s
-        await self._file.run(lambda db: self._tables.replied(db, reply, until))
+        await self._file.run(lambda db: self._replies.sent(db, reply, until))
 
     # --- the runner --------------------------------------------------------------------------------------------------
 
     async def claim(self, lane: Lane, limit: int) -> list[Claimed]:
         """Move the first jobs of a lane that are due to running."""
-        return await self._file.run(lambda db: self._tables.claim(db, lane, limit))
+        return await self._file.run(lambda db: self._runs.claim(db, lane, limit))
 
     async def unplaced(self, limit: int) -> list[Claimed]:
         """Return the first jobs without a lane."""
-        return await self._file.run(lambda db: self._tables.waiting(db, "", limit))
+        return await self._file.run(lambda db: self._runs.waiting(db, "", limit))
 
     async def place(self, lanes: Sequence[tuple[EdgeJob, Lane]]) -> None:
         """Set the lanes of jobs that still wait."""
-        await self._file.run(lambda db: self._tables.place(db, lanes))
+        await self._file.run(lambda db: self._runs.place(db, lanes))
 
     async def reset_lanes(self) -> None:
         """Let every waiting job be decided anew."""
-        await self._file.run(self._tables.reset_lanes)
+        await self._file.run(self._runs.reset_lanes)
 
     async def pin(self, job: EdgeJob, target: str) -> bool:
         """Note that the request may have been sent to this target from now on; False: it is no longer this run's."""
-        return await self._file.run(lambda db: self._tables.note_target(db, job, target))
+        return await self._file.run(lambda db: self._runs.pin(db, job, target))
 
-    async def succeed(self, job: EdgeJob, result: bytes, *, cache: str, route: str, decision: str) -> bool:
-        """End a run with an answer. False: it is not the job's last run, and the answer is dropped."""
-        notes = {"cache": cache, "route": route, "decision": decision}
-        return await self._file.run(lambda db: self._tables.finish(db, job, JobEvent.SUCCEED, notes, result=result))
+    async def succeed(
+        self, job: EdgeJob, answer: JobAnswer, late: LateParts | None = None, late_error: CausewayError | None = None
+    ) -> bool:
+        """End a run with an answer. False: it is not the job's last run, and the answer is dropped.
+
+        Args:
+            late: what the answer may be revised for; the request is kept for that.
+            late_error: why it is not.
+        """
+        notes: dict[str, object] = answer.notes | {"late": late}
+        if late_error is not None:
+            notes["late_error"] = encode_job_error(late_error)
+        return await self._file.run(
+            lambda db: self._runs.finish(db, job, JobEvent.SUCCEED, notes, result=answer.result)
+        )
 
     async def fail(self, job: EdgeJob, event: JobEvent, error: CausewayError | bytes, *, decision: str = "") -> bool:
         """End a run for good: FAIL, EXHAUST or EXPIRE."""
         body = error if isinstance(error, bytes) else encode_job_error(error)
         notes = {"error": body, "decision": decision, "attempts": job.attempts + 1}
-        return await self._file.run(lambda db: self._tables.finish(db, job, event, notes))
+        return await self._file.run(lambda db: self._runs.finish(db, job, event, notes))
 
     async def postpone(self, job: EdgeJob, until: float, error: CausewayError, *, decision: str) -> bool:
         """End a run that failed: another follows at `until`."""
         notes = {"error": encode_job_error(error), "decision": decision, "attempts": job.attempts + 1, "due": until}
-        return await self._file.run(lambda db: self._tables.move(db, job, JobEvent.POSTPONE, notes))
+        return await self._file.run(lambda db: self._runs.move(db, job, JobEvent.POSTPONE, notes))
 
     async def release(self, job: EdgeJob, *, until: float = 0.0, unpin: bool = False, lane: Lane | None = None) -> bool:
         """Give a run back that could not begin, or was stopped: this is no attempt. `lane` None: as it was."""
         notes: dict[str, object] = {"due": max(job.due, until)} | ({"target": ""} if unpin else {})
         notes |= {} if lane is None else {"lane": lane}
-        return await self._file.run(lambda db: self._tables.move(db, job, JobEvent.RELEASE, notes))
+        return await self._file.run(lambda db: self._runs.move(db, job, JobEvent.RELEASE, notes))
+
+    async def late(self) -> list[Claimed]:
+        """Return the jobs whose answers may still be revised."""
+        return await self._file.run(self._revisions.all)
+
+    async def pin_revision(self, job: EdgeJob, target: str) -> bool:
+        """As `pin`, for the next revision of an answer."""
+        return await self._file.run(lambda db: self._revisions.pin(db, job, target))
+
+    async def revise(self, job: EdgeJob, kinds: Sequence[Modality], answer: JobAnswer) -> EdgeJob | None:
+        """Replace the answer of a job by one that was made with late parts of these kinds.
+
+        Returns:
+            The job as it is now; None: another revision came before, or none is wanted any more.
+        """
+        return await self._file.run(lambda db: self._revisions.revise(db, job, kinds, answer.notes, answer.result))
+
+    async def drop_revision(self, job: EdgeJob, error: CausewayError) -> None:
+        """Note that no further revision comes, and why; the request is deleted."""
+        await self._file.run(lambda db: self._revisions.drop(db, job, error))
 
     async def expire(self) -> int:
         """End jobs whose deadline passed, and delete those that ended long ago. Returns how many of both."""
-        return await self._file.run(self._tables.expire)
+        return await self._file.run(self._runs.expire)

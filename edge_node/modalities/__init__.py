@@ -1,2 +1,2 @@
-"""Sound, pictures and files in requests: which encoders this box has (`boxed`), the graph that runs them (`graph`), and
-what they found (`facts`)."""
+"""Sound, pictures and files in requests: when the encoders of this box run for a generation (`part_encoders`), pictures
+as soft tokens (`projectors`), and `/v1/audio/*` (`api`, `audio`, `speaker`)."""

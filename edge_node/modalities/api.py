@@ -19,10 +19,10 @@ from router.openai.audio import (
     parse_speech,
     parse_transcription,
 )
+from router.openai.audio.form import check_form, parse_form
 from router.policy.compiled import Policy
 
 from ..clock import Clock
-from ..http.form import check_form, read_form
 from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream, error_response
 from ..serving.generation import policy_label
@@ -59,7 +59,7 @@ class AudioApi:
         media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
         check_form(media_type)
         check_media_type(None, http.headers.get(hdrs.CONTENT_ENCODING))
-        request = parse_transcription(await read_form(await self._reader.body(http), media_type))
+        request = parse_transcription(parse_form(await self._reader.body(http), media_type))
         if request.stream:
             return await self._stream(http, call, request)
 
@@ -101,8 +101,8 @@ class AudioApi:
 
         try:
             transcript = await self._service.transcribe(call, request, tell)
-            told = b"" if stream is not None or not transcript.text else encode_delta(transcript.text)
-            last = told + encode_done(transcript)
+            words = b"" if stream is not None or not transcript.text else encode_delta(transcript.text)
+            last = words + encode_done(transcript)
         except ClientGone:
             raise
         except CausewayError as error:

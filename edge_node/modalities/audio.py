@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
 
+from models.modalities.graph.graph import EncoderGraph
+from models.modalities.graph.transcript import transcript_of
+from models.modalities.installed import SPEECH_MODEL
 from models.modalities.process.messages import Refusal
 from models.modalities.process.parent import Tell, WorkerFailed
 from router.decision.decide import features_of
@@ -29,7 +31,7 @@ from router.errors import (
     NoRoute,
     UnsupportedFeature,
 )
-from router.openai.audio import SpeechRequest, Transcript, TranscriptionRequest, TranscriptSegment
+from router.openai.audio import SpeechRequest, Transcript, TranscriptionRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import (
@@ -55,8 +57,7 @@ from ..serving.admission import Admission
 from ..serving.request_context import Status
 from ..signals.collector import SignalCollector
 from ..storage.decisions import DecisionStore
-from .boxed import NO_SPEECH, PROGRAM, SPEECH_MODEL
-from .graph import EncoderGraph
+from .boxed import NO_SPEECH, PROGRAM
 from .speaker import PCM_HZ, Speaker, SpokenText
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,22 @@ class AudioService:
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(sound, AUTO))
 
+    async def overhear(self, hints: RoutingHints, sound: bytes) -> str:
+        """Return the words so far of a sound that is still being sent; "" if unknown, or if other work would wait.
+
+        This is not recorded as a request: the whole sound is one, once it is complete.
+        """
+        if self._graph is None or self._graph.running or hints.prefer == "only_cloud":
+            return ""
+        request = TranscriptionRequest(sound, AUTO)
+        deadline = self._clock.monotonic() + self._time_s(hints)
+        try:
+            found, _, _ = await self._graph.hear(request, deadline, keep=False)
+        except (Refusal, WorkerFailed) as error:
+            log.debug("a part of a sound could not be read: %s", error)
+            return ""
+        return found.fact.text
+
     async def say(self, text: str, voice: str, speed: float) -> bytes:
         """Return the sound of an answer that is being made, as `SpokenText.pcm`: it has a permit and a record already.
 
@@ -155,7 +172,8 @@ class AudioService:
         try:
             found, seconds, known = await self._graph.hear(request, deadline, tell)
         except Refusal as refusal:
-            raise InvalidRequest(f"`file`: {refusal}.", param="file") from None
+            param = refusal.param or "file"
+            raise InvalidRequest(f"`{param}`: {refusal}.", param=param) from None
         except WorkerFailed as error:
             log.warning("a sound could not be read: %s", error)
             raise EncoderFailed(f"the sound could not be read: {error}. Send it again.") from None
@@ -172,11 +190,7 @@ class AudioService:
                 confidence=fact.confidence,
             )
         )
-        segments = tuple(
-            TranscriptSegment(one.text, one.start_s, one.end_s, math.log(max(one.confidence, 1e-9)), one.no_speech)
-            for one in found.segments
-        )
-        return Transcript(fact.text, fact.language, seconds, segments)
+        return transcript_of(found, seconds)
 
     async def _run(
         self,
@@ -186,7 +200,7 @@ class AudioService:
         work: Callable[[float], Awaitable[_T]],
         parts: list[PartRecord],
     ) -> _T:
-        """Do the work within admission and deadline, and record what became of it, with the `parts` that it noted."""
+        """Do the work within admission and deadline, and record its outcome, with the `parts` that the work adds."""
         failure: CausewayError | None = None
         try:
             self._admission.admit(call.hints.client, call.arrived)

@@ -21,7 +21,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class AudioEntry:
-    """What the daemon has of sound.
+    """The way to the service of sound, which is constructed with the first sound.
 
     Args:
         make: constructs the service and its handlers.
@@ -38,6 +38,11 @@ class AudioEntry:
         """Return the words of a sound, as a request of its own. Raises CausewayError."""
         service, _ = self._made
         return await service.hear(decision_id, hints, sound)
+
+    async def overhear(self, hints: RoutingHints, sound: bytes) -> str:
+        """Return the words so far of a sound that is still being sent; "" if unknown, or if other work would wait."""
+        service, _ = self._made
+        return await service.overhear(hints, sound)
 
     async def speak(self, text: str, voice: str, speed: float) -> bytes:
         """Return the sound of an answer, 16-bit PCM at 24 kHz. Raises CausewayError."""

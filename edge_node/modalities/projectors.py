@@ -5,13 +5,13 @@ Each projector has a child, which starts with the first picture for its model. S
 
 from __future__ import annotations
 
-import importlib.util
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
 
 from models.catalog.artifact import ArtifactError, ArtifactNotFound
-from models.catalog.projector import Projector
+from models.catalog.projector import Projector, missing_packages
 from models.llama_cpp.protocol import SoftTokens
 from models.modalities.process.messages import (
     DecodePicture,
@@ -26,8 +26,7 @@ from router.types import Modality
 log = logging.getLogger(__name__)
 
 WORKER = "models.modalities.encoders.projector:PictureProjector"
-_PACKAGES = ("onnxruntime", "PIL")
-_MEMORY_BYTES = 2**30
+VISION_WORKER = "models.modalities.encoders.mmproj:VisionModel"
 
 
 class Projectors:
@@ -37,6 +36,7 @@ class Projectors:
         find: a model's, or None. Raises ArtifactError.
         decoder: of pictures.
         remembered: limit of the pictures whose soft tokens are kept.
+        timeout_s: for each picture.
     """
 
     def __init__(
@@ -44,13 +44,26 @@ class Projectors:
         find: Callable[[str], Projector | None],
         decoder: WorkerProcess,
         remembered: int,
+        timeout_s: float,
     ) -> None:
         self._find = find
         self._decoder = decoder
         self._limit = remembered
+        self._timeout_s = timeout_s
         self._known: dict[str, Projector] = {}  # by model
         self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
+        self._former_starts = 0  # of workers that were dropped
+
+    @property
+    def starts(self) -> int:
+        """Children started so far."""
+        return self._former_starts + sum(worker.starts for worker in self._workers.values())
+
+    @property
+    def running(self) -> int:
+        """Children that are there: one that was killed counts until the next picture needs it."""
+        return sum(worker.pid is not None for worker in self._workers.values())
 
     def kinds(self, model: str) -> tuple[Modality, ...]:
         """Read the model's manifest anew; return the kinds of parts that it takes as soft tokens."""
@@ -61,10 +74,15 @@ class Projectors:
             if not isinstance(error, ArtifactNotFound):
                 log.error("%s takes no pictures as soft tokens: %s", model, error)
             return ()
-        if projector is None or not all(importlib.util.find_spec(package) for package in _PACKAGES):
+        if projector is None or missing_packages(has_encoder=projector.encoder is not None):
             return ()
         self._known[model] = projector
         return ("image",)
+
+    def digest(self, model: str) -> str:
+        """Return what tells the projector of a model apart; "" if it has none."""
+        projector = self._known.get(model)
+        return "" if projector is None else projector.digest
 
     def remembered(self, model: str, sha256: str) -> SoftTokens | None:
         """Return the soft tokens of an equal picture, if they are known."""
@@ -75,7 +93,7 @@ class Projectors:
         """Return the soft tokens of a picture.
 
         Args:
-            deadline: the loop's time.
+            deadline: the loop's time; the picture also has its own.
 
         Raises:
             Refusal: the picture is invalid.
@@ -84,11 +102,12 @@ class Projectors:
         projector = self._known.get(model)
         if projector is None:
             raise WorkerFailed(f"{model} has no projector any more")
+        deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
         decoded = await self._decoder.run(DecodePicture(picture), deadline)
         assert isinstance(decoded, Picture)
         found = await (await self._worker_of(projector)).run(ProjectPicture(decoded), deadline)
         assert isinstance(found, Projected)
-        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors)
+        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors, found.runs)
         if len(self._remembered) > self._limit:
             self._remembered.popitem(last=False)
         return soft
@@ -101,10 +120,23 @@ class Projectors:
     async def _worker_of(self, projector: Projector) -> WorkerProcess:
         worker = self._workers.get(projector.digest)
         if worker is None:
-            options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
-            worker = WorkerProcess(WorkerSpec(WORKER, options=options, memory_bytes=_MEMORY_BYTES))
+            worker = WorkerProcess(_worker_spec(projector))
             self._workers[projector.digest] = worker
-            used = {one.digest for one in self._known.values()}
-            for digest in [one for one in self._workers if one not in used]:  # another version took its place
-                await self._workers.pop(digest).close()
+            await self.drop_unused()
         return worker
+
+    async def drop_unused(self) -> None:
+        """End the children of projectors whose place another version took, or that no model has any more."""
+        used = {one.digest for one in self._known.values()}
+        for digest in [one for one in self._workers if one not in used]:
+            worker = self._workers.pop(digest)
+            self._former_starts += worker.starts
+            await worker.close()
+
+
+def _worker_spec(projector: Projector) -> WorkerSpec:
+    if projector.encoder is None:
+        options = {"mmproj": str(projector.path), "model": str(projector.model)}
+        return WorkerSpec(VISION_WORKER, options=options, memory_bytes=2 * projector.memory_bytes)
+    options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
+    return WorkerSpec(WORKER, options=options, memory_bytes=projector.memory_bytes)

@@ -2,6 +2,8 @@
 
 topics      which messages are taken, and where answers may go
 messages    a message as a job, and a job's answer as a message
+envelope    both as they are on the wire
+events      CloudEvents in structured mode
 connection  one connection to a broker: MQTT 5 by paho, on the event loop
 handshake   what it begins with: secrets, certificates, a thread
 packets     what packets hold, in paho's words and in ours

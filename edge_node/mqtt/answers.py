@@ -12,7 +12,7 @@ from router.errors import JobStoreUnavailable
 from ..jobs.errors import ResultTooLarge
 from ..jobs.feed import JobFeed
 from ..jobs.store import JobStore
-from ..jobs.tables import DueReply
+from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
 from .connection import Connection
 from .errors import AnswerTooLarge, BrokerError, PublishRefused

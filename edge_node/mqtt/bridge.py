@@ -33,7 +33,7 @@ _ONLINE, _OFFLINE = "online", "offline"
 
 
 class MqttBridge:
-    """What the daemon has of MQTT.
+    """Keeps one connection to the broker after the other.
 
     Args:
         config: with an address.
@@ -67,10 +67,10 @@ class MqttBridge:
     @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
-        own = tuple(fault.problem for fault in (self._away, self._refused, self._denied) if fault.problem)
+        link = tuple(fault.problem for fault in (self._away, self._refused, self._denied) if fault.problem)
         intake = () if self._intake is None else self._intake.problems
         answers = () if self._answers is None else self._answers.problems
-        return (*own, *intake, *answers)
+        return (*link, *intake, *answers)
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
@@ -87,6 +87,7 @@ class MqttBridge:
             self._service.admit,
             self._metrics.request_rejected,
             self.stats,
+            parts.store.time.unix,
         )
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
         pause_s, short = _SHORTEST_S, 0

@@ -20,9 +20,9 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from ..config.schema import MqttConfig
+from .envelope import Message, OutgoingAnswer
 from .errors import AnswerTooLarge, BrokerError, PublishRefused
 from .handshake import in_thread, read_password, tls_context
-from .messages import Message, OutgoingAnswer
 from .packets import message_of, properties_of
 from .topics import BrokerUrl
 
@@ -129,7 +129,7 @@ class Connection:
         properties = properties_of(
             PacketTypes.PUBLISH,
             ContentType=answer.content_type,
-            PayloadFormatIndicator=1,
+            PayloadFormatIndicator=int(answer.is_text),
             UserProperty=list(answer.properties) or None,
             CorrelationData=answer.correlation or None,
         )
@@ -140,7 +140,7 @@ class Connection:
         await self._publish(topic, state.encode(), retain=True)
 
     def acknowledge(self, message: Message) -> None:
-        """The message need not come again."""
+        """Tell the broker that it need not deliver the message again."""
         if message.qos and not self._lost.is_set():
             self._client.ack(message.mid, message.qos)
 

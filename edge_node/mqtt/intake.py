@@ -28,12 +28,14 @@ from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
 from ..jobs.errors import OutboxFull
 from ..jobs.intake import JobIntake, priority_of
-from ..jobs.tables import ReplyTo
+from ..jobs.tables.values import ReplyTo
 from ..observability.faults import Fault
 from ..observability.logs import redacted
 from .connection import Connection
+from .envelope import Message
 from .errors import AnswerTooLarge, BrokerError, PublishRefused
-from .messages import AnswerAddress, Message, Submission, address_of, read_message, refusal
+from .events import in_binary_mode
+from .messages import AnswerAddress, Submission, address_of, check_message, read_message, refusal
 from .topics import Topics
 
 log = logging.getLogger(__name__)
@@ -73,6 +75,7 @@ class MessageIntake:
         admit: charges a client's rate. Raises RateLimited or Draining.
         refused: counts a message that is refused, by the error's code.
         stats: counts what is done.
+        unix: wall clock, s.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class MessageIntake:
         admit: Callable[[str], None],
         refused: Callable[[str], None],
         stats: MqttStats,
+        unix: Callable[[], float],
     ) -> None:
         self._config = config
         self._topics = topics
@@ -94,6 +98,7 @@ class MessageIntake:
         self._admit = admit
         self._refused = refused
         self._stats = stats
+        self._unix = unix
         self._unsettled: deque[_Delivery] = deque()
         self._arrived: asyncio.Queue[_Delivery] = asyncio.Queue()
         self._waiting = Fault(log, logging.WARNING)
@@ -145,7 +150,10 @@ class MessageIntake:
         try:
             topic = self._topics.answer_topic(config, message.topic, message.response_topic)
             address = msgspec.structs.replace(address, topic=topic)
-            submission = read_message(message, config, self._config.max_message_bytes)
+            check_message(message, self._config.max_message_bytes)
+            message = in_binary_mode(message, config.form)
+            address = address_of(message, config, topic, self._client_id)
+            submission = read_message(message, config, self._unix())
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))

@@ -1,8 +1,8 @@
 """A message as a job, and a job's answer as a message.
 
 A message's user properties may be the HTTP API's headers (``x-causeway-tags`` and its like), and its expiry is a
-deadline. What it is known by when it comes again: its correlation data, or a CloudEvent's `source` and `id` (binary
-mode); without either the packet's number, which the broker gives to other messages later.
+deadline. What it is known by when it comes again: its correlation data, or a CloudEvent's `source` and `id`; without
+either the packet's number, which the broker gives to other messages later.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import msgspec
 
 from router.errors import CausewayError, InvalidRequest, JobCancelled
 from router.jobs.answer_text import answer_text
+from router.jobs.cloud_event import EventFormat
+from router.jobs.revisions import REVISED, revision_id
 from router.jobs.states import JobState
 from router.jobs.view import encode_job_error
 from router.openai import encode_error
@@ -22,48 +24,11 @@ from router.openai import encode_error
 from ..config.schema import MqttTopicConfig
 from ..jobs.intake import JobKey
 from ..jobs.record import EdgeJob
-from ..jobs.tables import DueReply
+from ..jobs.tables.values import DueReply
+from .envelope import JSON, TEXT, Message, OutgoingAnswer
+from .events import event_expires_s, event_headers, structured
 
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 _MAX_CORRELATION_BYTES = 1024
-_EVENT = ("specversion", "source", "id")
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it was received. `mid`: the packet's number; `expires_s`: the time that it is still of use."""
-
-    mid: int
-    topic: str
-    payload: bytes
-    qos: int
-    retain: bool
-    dup: bool
-    response_topic: str = ""
-    correlation: bytes = b""
-    expires_s: int | None = None
-    properties: Mapping[str, str] = {}
-
-    @property
-    def event(self) -> tuple[str, str] | None:
-        """`source` and `id` of a CloudEvent."""
-        version, source, event = (self.properties.get(name, "") for name in _EVENT)
-        return (source, event) if version.startswith("1.") and source and event else None
-
-    @property
-    def is_known_by_number(self) -> bool:
-        """It says nothing of its own by which it could be known when it comes again."""
-        return not self.correlation and self.event is None
-
-
-class OutgoingAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is published with QoS 1, and never retained."""
-
-    topic: str
-    payload: bytes
-    content_type: str
-    correlation: bytes = b""
-    properties: tuple[tuple[str, str], ...] = ()
 
 
 class AnswerAddress(msgspec.Struct, frozen=True):
@@ -74,6 +39,7 @@ class AnswerAddress(msgspec.Struct, frozen=True):
     form: Literal["chat", "text"] = "chat"
     event: str = ""  # id of the CloudEvent that the message is
     source: str = ""  # that the answer, a CloudEvent as well, has
+    event_format: EventFormat | None = None  # of a structured event; None: binary mode
 
     def encoded(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -85,7 +51,7 @@ def address_of(message: Message, config: MqttTopicConfig, topic: str, client_id:
     correlation = message.correlation[:_MAX_CORRELATION_BYTES]
     if event is None:
         return AnswerAddress(topic, correlation, config.form)
-    return AnswerAddress(topic, correlation, config.form, event[1], f"/causeway/{client_id}")
+    return AnswerAddress(topic, correlation, config.form, event[1], f"/causeway/{client_id}", message.event_format)
 
 
 # --- a message as a job ----------------------------------------------------------------------------------------------
@@ -101,18 +67,24 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     is_new: bool  # an earlier job with this key is another one
 
 
-def read_message(message: Message, config: MqttTopicConfig, max_bytes: int) -> Submission:
-    """Read a message. Raises InvalidRequest."""
+def check_message(message: Message, max_bytes: int) -> None:
+    """Check a message before it is read. Raises InvalidRequest."""
     if message.retain:
         raise InvalidRequest("a retained message is no request: the broker would send it again and again")
     if len(message.payload) > max_bytes:
         raise InvalidRequest(f"the message is larger than {max_bytes} bytes")
     if len(message.correlation) > _MAX_CORRELATION_BYTES:
         raise InvalidRequest(f"the correlation data are longer than {_MAX_CORRELATION_BYTES} bytes")
+
+
+def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Submission:
+    """Read a message. `unix`: now. Raises InvalidRequest, or DeadlineExceeded for an event that has expired."""
     body = message.payload if config.form == "chat" else _chat_of(message.payload, config.system)
     key = _key_of(message)
-    headers = {name.lower(): value for name, value in message.properties.items()}
-    deadlines_s = [one for one in (config.deadline_s, message.expires_s) if one is not None]
+    is_event = message.event is not None
+    headers = event_headers(message.properties, is_event=is_event)
+    event_s = event_expires_s(message.properties, unix) if is_event else None
+    deadlines_s = [one for one in (config.deadline_s, message.expires_s, event_s) if one is not None]
     deadline_ms = max(1, int(min(deadlines_s) * 1000.0)) if deadlines_s else None
     is_new = message.is_known_by_number and not message.dup
     return Submission(body=body, headers=headers, deadline_ms=deadline_ms, key=JobKey(key, key), is_new=is_new)
@@ -175,14 +147,19 @@ def _outgoing(
     properties = {"x-causeway-status": status}
     if job is not None:
         properties |= {"x-causeway-job": job.id, "x-causeway-decision": job.decision, "x-causeway-route": job.route}
+        properties["x-causeway-revision"] = str(job.revision or "")
     if address.event:
-        name = f"{address.event}.{status}" if job is None else job.id
-        properties |= {"specversion": "1.0", "id": name, "source": address.source, "type": f"causeway.job.{status}"}
+        name = f"{address.event}.{status}" if job is None else revision_id(job.id, job.revision)
+        kind = f"job.{status}" if job is None or not job.revision else REVISED
+        properties |= {"specversion": "1.0", "id": name, "source": address.source, "type": f"causeway.{kind}"}
         properties["subject"] = address.event
-    return OutgoingAnswer(
+    answer = OutgoingAnswer(
         topic=address.topic,
         payload=payload,
         content_type=content_type,
         correlation=address.correlation,
         properties=tuple((name, value) for name, value in properties.items() if value),
     )
+    if address.event_format is None:
+        return answer
+    return structured(answer, address.event_format, None if job is None else job.ended_unix)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.properties import Properties
 
-from .messages import Message
+from .envelope import Message
 
 
 def message_of(message: MQTTMessage) -> Message:
     """Return a message as it was received."""
     properties = message.properties
-    given: dict[str, str] = {}
+    user_properties: dict[str, str] = {}
     for name, value in getattr(properties, "UserProperty", ()):
         # A name that comes twice counts twice: a tag may protect privacy.
-        given[name] = f"{given[name]},{value}" if name in given else value
+        user_properties[name] = f"{user_properties[name]},{value}" if name in user_properties else value
     return Message(
         mid=message.mid,
         topic=message.topic,
@@ -25,7 +25,8 @@ def message_of(message: MQTTMessage) -> Message:
         response_topic=getattr(properties, "ResponseTopic", ""),
         correlation=bytes(getattr(properties, "CorrelationData", b"")),
         expires_s=getattr(properties, "MessageExpiryInterval", None),
-        properties=given,
+        content_type=getattr(properties, "ContentType", ""),
+        properties=user_properties,
     )
 
 

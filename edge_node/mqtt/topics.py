@@ -102,9 +102,9 @@ class Topics:
             topic: of the message.
             response_topic: which the message names; "": none.
         """
-        own = self.own_answer_topic(config, topic)
-        if own and response_topic in ("", own):
-            return own
+        configured = self.own_answer_topic(config, topic)
+        if configured and response_topic in ("", configured):
+            return configured
         if not response_topic:
             raise InvalidRequest("the message names no response topic, and this topic has no answer_topic")
         problem = self._problem(response_topic)

@@ -106,6 +106,11 @@ class Metrics:
             "Shadow requests by target and result (agreed, disagreed, failed, interrupted, over_budget, dropped).",
             ("target", "result"),
         )
+        self._semantic_checks = make.counter(
+            "causeway_edge_semantic_checks",
+            "Semantic answers that were made anew and compared, by result (agreed, disagreed).",
+            ("result",),
+        )
         self._policy_loads = make.counter(
             "causeway_edge_policy_loads", "Policy files read, by result (activated, refused).", ("result",)
         )
@@ -155,6 +160,10 @@ class Metrics:
     def shadow_finished(self, target: str, result: str) -> None:
         """Count a shadow request."""
         self._shadows.add((target, result))
+
+    def semantic_checked(self, result: str) -> None:
+        """Count a semantic answer that was compared with a new one."""
+        self._semantic_checks.add((result,))
 
     def shadow_paid(self, target: str, usd: float) -> None:
         """Count the cost of a shadow request, US dollars."""

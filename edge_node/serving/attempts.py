@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from router.decision.attempts import Attempt, AttemptState, no_route
+from router.decision.attempt_states import AttemptState
+from router.decision.attempts import Attempt
+from router.decision.failure import final_error
+from router.decision.no_route import no_route
 from router.errors import (
     BackendError,
     CausewayError,
@@ -42,7 +45,7 @@ from .reply import Piece, Sink
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens
 
-    from ..modalities.graph import EncoderGraph
+    from ..modalities.part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +80,7 @@ class AttemptRunner:
         backends: Mapping[Location, Backend],
         timeouts: Mapping[Location, Timeouts],
         calibrate: ConfidenceCalibrator | None = None,
-        encoders: EncoderGraph | None = None,
+        encoders: PartEncoders | None = None,
     ) -> None:
         self._backends = backends
         self._timeouts = timeouts
@@ -99,7 +102,7 @@ class AttemptRunner:
                 error = _as_causeway_error(failure, attempt.plan.target)
                 _fail(attempt, error)
                 if generation.sequence.next_step(error) == "raise":
-                    raise generation.sequence.final_error(error) from failure
+                    raise final_error(generation.sequence.attempts, error) from failure
         raise no_route(generation.decision)
 
     async def _run_attempt(self, generation: Generation, attempt: Attempt, sink: Sink) -> None:
@@ -160,8 +163,8 @@ class AttemptRunner:
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
                         generation.raw_confidence = chunk.confidence
-                        quality, heard = generation.estimates.quality, generation.heard
-                        chunk = self._calibrate(call, chunk, quality, heard)  # noqa: PLW2901
+                        quality, spoken = generation.estimates.quality, generation.transcript_confidence
+                        chunk = self._calibrate(call, chunk, quality, spoken)  # noqa: PLW2901
                     for piece in attempt.receive(chunk, now()):
                         if not generation.committed:
                             await _commit(generation, sink)

@@ -43,10 +43,11 @@ from ..observability.logs import redacted
 from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
+    from models.modalities.graph.facts import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText
 
-    from ..modalities.facts import RequestFacts, RequestSoftTokens
     from ..observability.tracing import RequestTrace
+    from .semantic_checks import SemanticCheck
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Generation:
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.semantic_question: ComparedText | None = None  # set if the semantic cache was searched
         self.semantic_scope = b""
+        self.semantic_check: SemanticCheck | None = None  # the answer is made anew, to be compared with a cached one
         self.estimates = Estimates()
         self.unrecorded = COSTLY  # those of the costly signals that were not computed
         self.decision: Decision | None = None
@@ -132,7 +134,7 @@ class Generation:
         return tuple(one for one in self.parts if one.modality in (plan.soft if one.soft else plan.facts))
 
     @property
-    def heard(self) -> float | None:
+    def transcript_confidence(self) -> float | None:
         """Confidence of the transcript, if the last message is one sound; None: it was typed."""
         if self.facts is None:
             return None
@@ -179,11 +181,12 @@ class Generation:
         )
 
     def _modalities(self) -> str:
+        elsewhere = "" if self.upstream is None else self.upstream.modalities
         if not (used := self.used_parts):
-            return ""
-        from ..modalities.facts import summary  # imported when there was such a part
+            return elsewhere
+        from models.modalities.graph.facts import summary  # imported when there was such a part
 
-        return summary(used)
+        return ",".join(filter(None, (summary(used), elsewhere)))
 
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.upstream = info

@@ -4,7 +4,7 @@
     admission            `admission`: a rate limit per client; a bounded queue in front of bounded concurrency
     cache                `storage.cache`: the policy's cache rule, an exact answer; `semantic`: the answer to a question
                          that means the same; `generation`: identical requests in progress share one answer
-    Request → Decision   `router.decision.decide`: pure
+    Request → Decision   `router.decision.decide`: pure; `costly_signals`: what it reads, where the policy names it
     Decision → Chunks    `attempts`: run targets in order; after the first byte no other target may answer
     Chunks → Outcome     `request_context`: exactly one per request: metrics, trace, decision record
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from router.decision.attempts import AttemptSequence
 from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass
-from router.decision.patience import until_first_cloud, without_down
+from router.decision.job_decision import until_first_cloud, without_down
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -31,7 +30,6 @@ from router.errors import (
     ClientGone,
     DeadlineExceeded,
     Draining,
-    EncoderFailed,
     QueueFull,
 )
 from router.openai import CachedAnswer
@@ -45,27 +43,24 @@ from ..observability.logs import redacted
 from ..observability.metrics import FinishedGeneration, Metrics
 from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
-from ..signals.estimators import QUALITY
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from ..storage.decisions import DecisionStore
 from ..storage.spend import SpendStore
 from .admission import Admission
 from .attempts import AttemptRunner
+from .costly_signals import CostlySignals
 from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
 from .reply import Sink
 from .request_context import RequestContext
+from .semantic_checks import SemanticCheck, SemanticChecks
 
 if TYPE_CHECKING:
-    from ..modalities.graph import EncoderGraph
     from .shadow import Shadows
 
 log = logging.getLogger(__name__)
 
-TokenCounter = Callable[[Request], Awaitable[int | None]]
-QualityEstimator = Callable[[Policy, Request], float | None]
-_COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens; after it the signal is absent
-_TOKENS = "request.prompt_tokens"
+_PREVIEW_S = 1.0  # for the costly signals of a job's decision
 _COSTLY = frozenset(COSTLY)
 
 
@@ -97,14 +92,12 @@ class Service:
     """Answers requests under the policy that `use` activated last.
 
     Args:
-        count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
-        estimate_quality: the signal `edge.quality`; None on a box without an engine.
+        costly: computes the signals that are computed only where the policy names them.
         default_deadline_s: time of a request that names no deadline.
         semantic: finds answers to questions that mean the same; used only by policies with `semantic` rules.
         record_all: compute the costly signals of every request that is decided, for its record.
-        encoders: turn sounds and pictures into text, so that the costly signals are those of this text; None: this box
-            has none.
         shadows: ask the other side too, after an answer; used only by policies with `shadow`.
+        checks: compares some semantic answers with new ones; used only by policies with `shadow`.
     """
 
     def __init__(
@@ -119,13 +112,12 @@ class Service:
         decisions: DecisionStore,
         metrics: Metrics,
         clock: Clock,
-        count_tokens: TokenCounter | None = None,
-        estimate_quality: QualityEstimator | None = None,
+        costly: CostlySignals,
         default_deadline_s: float = 120.0,
         semantic: SemanticAnswers | None = None,
         record_all: bool = False,
-        encoders: EncoderGraph | None = None,
         shadows: Shadows | None = None,
+        checks: SemanticChecks | None = None,
     ) -> None:
         self._admission = admission
         self._cache = cache
@@ -136,14 +128,13 @@ class Service:
         self._decisions = decisions
         self._metrics = metrics
         self._clock = clock
-        self._count_tokens = count_tokens
-        self._estimate_quality = estimate_quality
+        self._costly = costly
         self._planner = CachePlanner()
         self._semantic = semantic
         self._default_deadline_s = default_deadline_s
         self._record_all = record_all
-        self._encoders = encoders
         self._shadows = shadows
+        self._checks = checks
         self._policy: Policy
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
@@ -239,7 +230,7 @@ class Service:
         """The decision for a job now, without running it. Raises InvalidRequest or ModelNotFound."""
         now, policy = self._clock.monotonic(), self._policy
         generation = Generation(
-            "", request, policy, self._signals.snapshot(policy), arrived=now, deadline=now + _COUNT_TIMEOUT_S, job=_JOB
+            "", request, policy, self._signals.snapshot(policy), arrived=now, deadline=now + _PREVIEW_S, job=_JOB
         )
         return await self._decide(generation)
 
@@ -284,7 +275,8 @@ class Service:
             await context.replay(found)
             return
         if generation.cache_plan.semantic is not None:
-            similar = await self._find_similar(generation)
+            share = 0.0 if self._checks is None else self._checks.share(generation)
+            similar = await self._find_similar(generation, share)
             if similar is not None:
                 await context.replay(similar)
                 return
@@ -309,7 +301,7 @@ class Service:
             generation.cache_plan = CachePlan(bypass=bypass)
             return None
         if not _COSTLY.isdisjoint(policy.cache_needs.signals):
-            await self._estimate(generation, policy.cache_needs.signals)
+            await self._costly.compute(generation, policy.cache_needs.signals)
             planned = self._planner.plan(policy, request, generation.snapshot, generation.estimates)
         else:
             planned = self._planner.plan_memoized(policy, request, generation.snapshot, memo)
@@ -321,8 +313,8 @@ class Service:
             found = await self._cache.lookup_disk(generation.cache_key, request)
         return found
 
-    async def _find_similar(self, generation: Generation) -> CacheHit | None:
-        """Cache: a fresh answer to a question of the same client that means the same."""
+    async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
+        """Cache: a fresh answer to a question of the same client that means the same; `check_share` are made anew."""
         plan, semantic = generation.cache_plan, self._semantic
         if plan.semantic is None or semantic is None:
             return None
@@ -331,6 +323,8 @@ class Service:
         if question is None:
             return None
         scope = generation.semantic_scope = self._planner.semantic_scope(generation.policy, request, plan)
+        if check_share:
+            semantic.look_up(check_share)
         match = semantic.find(scope, question, plan.semantic.max_error)
         if match is None:
             return None
@@ -341,14 +335,17 @@ class Service:
             semantic.forget(match.key)
         if found is None or found.age_s >= plan.semantic.ttl_s:
             return None
+        if check_share and self._checks is not None and self._checks.draw(check_share):
+            generation.semantic_check = SemanticCheck(match.log_odds, found.answer)
+            return None
         return msgspec.structs.replace(found, similarity=match.similarity)
 
     async def _share(self, context: RequestContext, key: bytes) -> None:
         """Single-flight: identical requests in progress share one generation."""
-        own = context.generation
+        own_generation = context.generation
         key += b"stream" if context.request.stream else b"whole"
         while True:
-            with self._shared_generations.join(key, own, self._generate_shared) as (subscriber, started):
+            with self._shared_generations.join(key, own_generation, self._generate_shared) as (subscriber, started):
                 context.follow(subscriber.shared.generation, shared=not started)
                 try:
                     await _forward(subscriber, context)
@@ -357,7 +354,7 @@ class Service:
                     # The request that started it may have had an earlier deadline: start a generation of our own.
                     if started or context.committed or self._clock.monotonic() >= context.deadline:
                         raise
-            context.follow(own)
+            context.follow(own_generation)
 
     async def _generate_shared(self, shared: SharedGeneration) -> None:
         await self._generate(shared.generation, shared)
@@ -386,9 +383,9 @@ class Service:
         policy, request = generation.policy, generation.request
         needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
         if self._record_all:
-            await self._estimate(generation, _COSTLY)
+            await self._costly.compute(generation, _COSTLY)
         elif not _COSTLY.isdisjoint(needs.signals):
-            await self._estimate(generation, needs.signals)
+            await self._costly.compute(generation, needs.signals)
         snapshot = generation.snapshot if generation.job is None else without_down(generation.snapshot)
         decision = decide(policy, request, snapshot, generation.estimates)
         if generation.job is not None:
@@ -401,40 +398,6 @@ class Service:
         if log.isEnabledFor(logging.DEBUG) and generation.id:
             log_decision(generation.id, decision)
         return decision
-
-    async def _estimate(self, generation: Generation, signals: frozenset[str]) -> None:
-        """Compute the costly signals among `signals`. One that cannot be computed stays absent."""
-        generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
-        if self._encoders is not None and self._encoders.concerns(generation.request):
-            await self._encoders.estimate(generation, signals)
-        if QUALITY not in signals and _TOKENS not in signals:
-            return
-        request = await self._as_text(generation)
-        estimates = generation.estimates
-        if QUALITY in signals and self._estimate_quality is not None and estimates.quality is None:
-            try:
-                quality = self._estimate_quality(generation.policy, request)
-                generation.estimates = msgspec.structs.replace(estimates, quality=quality)
-            except Exception as failure:
-                log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
-        if _TOKENS not in signals or self._count_tokens is None or generation.estimates.prompt_tokens is not None:
-            return
-        try:
-            async with asyncio.timeout_at(min(generation.deadline, self._clock.monotonic() + _COUNT_TIMEOUT_S)):
-                tokens = await self._count_tokens(request)
-                generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
-        except Exception as failure:
-            log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
-
-    async def _as_text(self, generation: Generation) -> Request:
-        """The request as a model reads it that takes text only: what it says, not how it was sent."""
-        if self._encoders is None or not self._encoders.concerns(generation.request):
-            return generation.request
-        try:
-            model = next((target.model for target in generation.policy.targets if target.at == "edge"), "")
-            return await self._encoders.fuse(generation, self._encoders.kinds, model)
-        except EncoderFailed:
-            return generation.request  # a target that takes the parts themselves may still answer
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -454,6 +417,8 @@ class Service:
             if any(chunk.finish_reason == "content_filter" for chunk in chunks):
                 return
             answer = StoredAnswer(target.name, target.model, CachedAnswer(generation.request, target.model, chunks))
+        if self._checks is not None and generation.semantic_check is not None:
+            self._checks.compare(generation, generation.semantic_check, answer)
         self._cache.put(generation.cache_key, answer, durable=not generation.on_device)
         if self._semantic is not None and generation.semantic_question is not None:
             self._semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)

@@ -18,20 +18,19 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import anyio
-import msgspec
 
 from models.catalog.artifact import ArtifactError
 from router.decision.shadow import other_target
 from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
-from router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
+from router.types import Location, Target
 
-from ..backends.backend import Backend, BackendRequest, UpstreamInfo
+from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
 from ..observability.logs import redacted
 from ..observability.metrics import Gauge, Metrics
@@ -39,9 +38,11 @@ from ..signals.estimators import prompt_text
 from ..storage.background_sqlite import SqliteStats
 from ..storage.spend import SpendStore
 from .admission import Admission
-from .attempts import close_chunks, with_temperature
+from .attempts import close_chunks
 from .generation import Generation, policy_label
-from .reply import AnswerHead, Piece, Sink
+from .reply import Sink
+from .semantic_checks import SemanticChecks
+from .shadow_question import MOST_CHARACTERS, ShadowQuestion, ShadowTap, ShadowText
 
 if TYPE_CHECKING:
     from ..signals.shadow import ShadowObserver
@@ -53,112 +54,8 @@ _MOST_WAITING = 8
 _LONGEST_WAIT_S = 600.0
 _TRIES = 3  # on the device: how often a client's request may interrupt one
 _WHOLE_S = 120.0
-_CONFIDENCE_TOKENS = 24  # where the route has no handoff
-_MOST_CHARACTERS = 32_768  # of a prompt or an answer that is compared
-_LONGER, _MORE_TOKENS = 4, 64  # the other answer may have so many times the tokens, and so many more
-_CHARACTERS_PER_TOKEN = 2  # nearly always more; for the most that a prompt may cost
 
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
-
-
-class ShadowTap:
-    """Passes an answer on to its sink, and keeps its text for the comparison."""
-
-    def __init__(self, generation: Generation, sink: Sink, prompt: str) -> None:
-        self.generation = generation
-        self.prompt = prompt
-        self.answer = _Text()
-        self._sink = sink
-
-    async def commit(self, head: AnswerHead) -> None:
-        await self._sink.commit(head)
-
-    def send(self, piece: Piece) -> Awaitable[None] | None:
-        if isinstance(piece, Chunk):
-            self.answer.add(piece)
-        return self._sink.send(piece)
-
-
-class _Text:
-    """An answer's text, and the confidence of its first tokens."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.confidence: Confidence | None = None
-        self.ended = False  # `confidence` covers all tokens
-        self.usage_tokens = 0
-        self.degraded = False  # another model than the target's answered
-        self._pieces: list[str] = []
-        self._characters = 0
-        self._finish_reason = ""
-
-    @property
-    def text(self) -> str:
-        return "".join(self._pieces)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the model ended it, and it is short enough to be compared."""
-        return self._finish_reason == "stop" and self._characters <= _MOST_CHARACTERS
-
-    def set_upstream(self, info: UpstreamInfo) -> None:
-        self.degraded = info.degraded
-
-    def add(self, chunk: Chunk) -> None:
-        self.tokens += chunk.tokens
-        if chunk.usage is not None:
-            self.usage_tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens
-        if chunk.confidence is not None:
-            self.confidence, self.ended = chunk.confidence, chunk.finish_reason is not None
-        self._finish_reason = chunk.finish_reason or self._finish_reason
-        self._characters += len(chunk.text)
-        if self._characters <= _MOST_CHARACTERS:
-            self._pieces.append(chunk.text)
-
-
-class _ShadowQuestion(msgspec.Struct, frozen=True):
-    """An answer that is complete, and the target that is asked the same. `since`: monotonic seconds."""
-
-    generation: Generation
-    prompt: str
-    answer: _Text
-    answered: Target
-    other: Target
-    since: float
-
-    @property
-    def route(self) -> str:
-        return "" if self.generation.decision is None else self.generation.decision.rule
-
-    @property
-    def after(self) -> int:
-        """The number of tokens that the route's handoff waits for, or would."""
-        decision = self.generation.decision
-        plans = () if decision is None else decision.attempts
-        return next((plan.handoff.after_tokens for plan in plans if plan.handoff is not None), _CONFIDENCE_TOKENS)
-
-    @property
-    def answer_tokens(self) -> int:
-        """The limit of the other answer: one that is much longer does not agree."""
-        return _LONGER * max(self.answer.tokens, self.generation.usage.completion_tokens) + _MORE_TOKENS
-
-    @property
-    def most_usd(self) -> float:
-        """The most that the other answer may cost, US dollars."""
-        request = self.generation.request
-        characters = sum(len(str(message.content or "")) for message in request.messages) + len(self.prompt)
-        prompt_tokens = max(self.generation.usage.prompt_tokens, characters / _CHARACTERS_PER_TOKEN)
-        return (prompt_tokens + self.answer_tokens) / 1000.0 * self.other.usd_per_1k_tokens
-
-    @property
-    def as_shadow(self) -> Request:
-        """The request for the other target: whole, bulk, and with a bound that its price is known by."""
-        request = with_temperature(self.generation.request, self.other)
-        limit = self.answer_tokens if request.max_tokens is None else min(self.answer_tokens, request.max_tokens)
-        hints = RoutingHints(tags=("bulk",))
-        return msgspec.structs.replace(
-            request, stream=False, include_usage=False, logprobs=None, max_tokens=limit, hints=hints
-        )
 
 
 class Shadows:
@@ -172,6 +69,7 @@ class Shadows:
         metrics: Counts their results.
         clock: Monotonic time.
         chance: Draws which answers are followed by one.
+        checks: Of semantic answers, which share the store.
     """
 
     def __init__(
@@ -184,6 +82,7 @@ class Shadows:
         metrics: Metrics,
         clock: Clock,
         chance: random.Random,
+        checks: SemanticChecks,
     ) -> None:
         self._backends = backends
         self._admission = admission
@@ -192,10 +91,11 @@ class Shadows:
         self._metrics = metrics
         self._clock = clock
         self._chance = chance
+        self._checks = checks
         self._policy: Policy | None = None
         self._store: ShadowStore | None = None
         self._observer: ShadowObserver | None = None
-        self._waiting: deque[_ShadowQuestion] = deque()
+        self._waiting: deque[ShadowQuestion] = deque()
         self._wake = asyncio.Event()
         self._scope: anyio.CancelScope | None = None
         self._stopped = False
@@ -229,6 +129,10 @@ class Shadows:
         """Follow another policy; what waits under the former one is dropped."""
         self._drop_waiting()
         self._policy, self._unusable = policy, ""
+        self._follow_policy(policy)
+        self._checks.use(policy, self._store)
+
+    def _follow_policy(self, policy: Policy) -> None:
         if policy.shadow is None:
             return
         if self._store is None:
@@ -250,7 +154,7 @@ class Shadows:
         if generation.on_device or generation.job is not None or request.echo or request.suffix is not None:
             return None
         prompt = prompt_text(request)
-        if prompt is None or len(prompt) > _MOST_CHARACTERS or self._chance.random() >= decision.shadow.share:
+        if prompt is None or len(prompt) > MOST_CHARACTERS or self._chance.random() >= decision.shadow.share:
             return None
         return ShadowTap(generation, sink, prompt)
 
@@ -265,7 +169,7 @@ class Shadows:
             self._count("dropped", other)
             return ""
         now = self._clock.monotonic()
-        self._waiting.append(_ShadowQuestion(generation, tap.prompt, tap.answer, answered, other, now))
+        self._waiting.append(ShadowQuestion(generation, tap.prompt, tap.answer, answered, other, now))
         self._wake.set()
         return other.name
 
@@ -290,10 +194,11 @@ class Shadows:
             if not started and self._store is not None and self._observer is not None:
                 started = True
                 self._observer.add(await self._store.start(self._observer.window), self._max_drift)
+                self._checks.restore(self._store)
             while self._waiting:
                 await self._run_next(self._waiting.popleft())
 
-    async def _run_next(self, question: _ShadowQuestion) -> None:
+    async def _run_next(self, question: ShadowQuestion) -> None:
         result: Result = "interrupted"
         with anyio.CancelScope() as self._scope:
             try:
@@ -307,7 +212,7 @@ class Shadows:
         self._scope = None
         self._count(result, question.other)
 
-    async def _follow(self, question: _ShadowQuestion) -> Result:
+    async def _follow(self, question: ShadowQuestion) -> Result:
         """Ask the other side, compare, and keep what it teaches."""
         on_device = question.other.at == "edge"
         for _ in range(_TRIES if on_device else 1):
@@ -324,9 +229,9 @@ class Shadows:
                 return self._compare(question, text) if text.complete and not text.degraded else "failed"
         return "interrupted"
 
-    async def _ask(self, question: _ShadowQuestion) -> _Text:
+    async def _ask(self, question: ShadowQuestion) -> ShadowText:
         """Return the other side's answer. Whatever ends this, what it may have cost is charged."""
-        text, usd = _Text(), question.most_usd
+        text, usd = ShadowText(), question.most_usd
         chunks = self._backends[question.other.at].generate(self._call(question, text))
         try:
             async with asyncio.timeout(_WHOLE_S):
@@ -342,7 +247,7 @@ class Shadows:
             self._charge(usd, question.other)
         return text
 
-    def _call(self, question: _ShadowQuestion, text: _Text) -> BackendRequest:
+    def _call(self, question: ShadowQuestion, text: ShadowText) -> BackendRequest:
         whole_s = min(_WHOLE_S, question.other.timeout_s or _WHOLE_S)
         deadline = asyncio.get_running_loop().time() + whole_s
         return BackendRequest(
@@ -359,7 +264,7 @@ class Shadows:
             is_shadow=True,
         )
 
-    def _compare(self, question: _ShadowQuestion, text: _Text) -> Result:
+    def _compare(self, question: ShadowQuestion, text: ShadowText) -> Result:
         from ..signals.shadow import ComparedAnswers  # imported only where a policy has shadow requests
 
         assert self._observer is not None
@@ -385,7 +290,7 @@ class Shadows:
         self._observer.add([answer], self._max_drift)
         return "agreed" if answer.agreed else "disagreed"
 
-    def _is_affordable(self, question: _ShadowQuestion) -> bool:
+    def _is_affordable(self, question: ShadowQuestion) -> bool:
         shadow = None if self._policy is None else self._policy.shadow
         if shadow is None or self._store is None:
             return False

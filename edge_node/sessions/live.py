@@ -2,24 +2,39 @@
 
 A cut connection leaves the session without one: the running answer goes on, until its events fill the bound, and waits
 there. Sends never wait for the peer: what it does not read stays in the session's log, and those that produce wait.
+
+`edge_node` and `cloud_pool` have this file each, as they have `socket`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.abc
 
 from router.errors import CausewayError, ClientGone
 from router.openai.audio import Transcript
-from router.realtime import CancelResponse, CloseCode, HearSound, RealtimeSession, StartResponse
+from router.realtime import (
+    CancelResponse,
+    CloseCode,
+    DetectSpeech,
+    Effect,
+    HearPartial,
+    HearSound,
+    RealtimeSession,
+    StartResponse,
+)
 
 from .socket import RealtimeSocket
 
 Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
 Hear = Callable[["LiveSession", HearSound], Awaitable[Transcript]]
+Overhear = Callable[["LiveSession", HearPartial], Awaitable[str]]
+"""Returns what was said so far; "" if it is not known, or to find it out would make others wait."""
+Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
+"""Sound and state → the probability of speech in each window, and the next state. Raises CausewayError."""
 UNSENT_BYTES = 64 * 1024
 """Events that a session holds for a client that is behind, before what makes them waits."""
 
@@ -29,11 +44,13 @@ class LiveSession:
 
     Args:
         session: the state, and the events for the client.
-        client: its name; no other client may resume it.
+        client: whose it is; no other client may resume it.
         tasks: the parent of its tasks, which outlive a connection.
-        answer: answers a response as a request of the service.
+        answer: answers a response as a request like any other.
         on_answered: called after each answer, however it ended.
         hear: finds out what is said in a sound, as a request of its own.
+        overhear: finds out what was said so far; None: the session does not tell it.
+        detect: finds out where somebody speaks; None: sessions here detect no turns.
         stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
     """
@@ -46,6 +63,8 @@ class LiveSession:
         answer: Answer,
         on_answered: Callable[[LiveSession], None],
         hear: Hear,
+        overhear: Overhear | None = None,
+        detect: Detect | None = None,
         *,
         stalled_s: float,
         now: Callable[[], float],
@@ -58,9 +77,12 @@ class LiveSession:
         self._answer = answer
         self._on_answered = on_answered
         self._hear = hear
+        self._overhear = overhear
+        self._detect = detect
         self._hearings: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()
+        self._overhearing = False
         self._stalled_s = stalled_s
         self._now = now
         self._socket: RealtimeSocket | None = None
@@ -98,6 +120,16 @@ class LiveSession:
         """Take one event of the client; waits while it reads too little."""
         self.changed_at = self._now()
         effect = self.session.receive(frame)
+        if isinstance(effect, DetectSpeech):
+            await self._look_for_speech(effect)
+        elif effect is not None:
+            self._do(effect)
+        if not self._overhearing and (partial := self.session.partial()) is not None:
+            self._overhearing = True
+            self._tasks.start_soon(self._hear_partial, partial)
+        await self.flush()
+
+    def _do(self, effect: Effect) -> None:
         if isinstance(effect, StartResponse):
             self._running = anyio.CancelScope()
             self._tasks.start_soon(self._run, effect, self._running)
@@ -108,7 +140,6 @@ class LiveSession:
             self._hearings.add(scope)
             self._understood.clear()
             self._tasks.start_soon(self._understand, effect, scope)
-        await self.flush()
 
     async def flush(self) -> None:
         """Send new events; waits while the client is far behind, or away with many events unsent."""
@@ -144,6 +175,17 @@ class LiveSession:
 
     # --- sound -------------------------------------------------------------------------------------------------------
 
+    async def _look_for_speech(self, sound: DetectSpeech) -> None:
+        """Do what follows from the turns that start and end in a sound. The client's next event waits for it."""
+        assert self._detect is not None
+        try:
+            probabilities, state = await self._detect(sound.pcm, sound.state)
+        except CausewayError as error:
+            self.session.report(error)  # the sound is kept, and looked through with the next one
+            return
+        for effect in self.session.detected(sound, probabilities, state):
+            self._do(effect)
+
     async def understood(self) -> None:
         """Wait until it is known what was said: a response then need not find it out again."""
         await self._understood.wait()
@@ -159,6 +201,15 @@ class LiveSession:
             self._hearings.discard(scope)
             if not self._hearings:
                 self._understood.set()
+            self._send()
+
+    async def _hear_partial(self, partial: HearPartial) -> None:
+        """At most one at a time: what comes meanwhile waits for the next one."""
+        assert self._overhear is not None
+        try:
+            self.session.overheard(partial, await self._overhear(self, partial))
+        finally:
+            self._overhearing = False
             self._send()
 
     # --- the response ------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ import anyio.abc
 import msgspec
 from aiohttp import hdrs, web
 
-from router.decision.decide import model_names
 from router.errors import (
     CausewayError,
     Draining,
@@ -36,6 +35,7 @@ from router.errors import (
 from router.openai.audio import Transcript
 from router.realtime import (
     CloseCode,
+    HearPartial,
     HearSound,
     RealtimeSession,
     SessionLimits,
@@ -51,7 +51,7 @@ from ..modalities.boxed import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
-from .live import LiveSession
+from .live import Detect, LiveSession
 from .reply import SessionReply
 from .socket import RealtimeSocket
 
@@ -62,6 +62,10 @@ PATH = "/v1/realtime"
 STALLED_S = 30.0
 Hear = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
 """Finds out what is said in a sound, as a request of its own with this id and these hints. Raises CausewayError."""
+
+
+Overhear = Callable[[RoutingHints, bytes], Awaitable[str]]
+"""Finds out what was said so far in a sound, if that makes nobody wait; else "". Never raises a CausewayError."""
 
 
 class Speak(Protocol):
@@ -98,6 +102,8 @@ class Sessions:
     Args:
         new_id: makes ids of decisions.
         hear: of a box that understands speech; None: its sessions take no sound.
+        overhear: of a box that understands speech; None: nothing is told before a sound is committed.
+        detect: finds out where somebody speaks; None: its sessions detect no turns.
         max_sounds: of one conversation.
         speak: of a box that speaks; None: its sessions answer with text.
         stalled_s: a peer that reads nothing for so long is disconnected.
@@ -113,6 +119,8 @@ class Sessions:
         clock: Clock,
         new_id: Callable[[], str],
         hear: Hear | None = None,
+        overhear: Overhear | None = None,
+        detect: Detect | None = None,
         max_sounds: int = 0,
         speak: Speak | None = None,
         tracing: RequestTracer | None = None,
@@ -121,9 +129,18 @@ class Sessions:
         self._config = config
         max_audio_s = 0.0 if hear is None else config.max_audio_s
         self._limits = SessionLimits(
-            config.max_items, config.max_bytes, config.replay_bytes, max_audio_s, max_sounds, speak is not None
+            config.max_items,
+            config.max_bytes,
+            config.replay_bytes,
+            max_audio_s,
+            max_sounds,
+            speaks=speak is not None,
+            detects_turns=hear is not None and detect is not None,
+            partial_s=0.0 if overhear is None else config.partial_s,
         )
+        self._overhear_sound = overhear
         self._hear_sound = hear
+        self._detect = detect
         self._speak = speak
         self._service = service
         self._reader = reader
@@ -239,7 +256,7 @@ class Sessions:
     def _open(self, model: str, hints: RoutingHints, traceparent: str) -> LiveSession:
         """Raises ModelNotFound or QueueFull."""
         assert self._tasks is not None
-        if model not in model_names(self._policies.active):
+        if model not in self._policies.active.model_names:
             raise ModelNotFound(f"the model `{model[:100]}` does not exist here", param="model")
         self._make_room()
         session_id = f"sess_{secrets.token_hex(16)}"
@@ -251,6 +268,8 @@ class Sessions:
             partial(self._answer, traceparent),
             self._answered,
             self._hear,
+            self._overhear,
+            self._detect,
             stalled_s=self._stalled_s,
             now=self._clock.monotonic,
         )
@@ -297,7 +316,11 @@ class Sessions:
     async def _hear(self, live: LiveSession, sound: HearSound) -> Transcript:
         """Raises CausewayError."""
         assert self._hear_sound is not None
-        return await self._hear_sound(self._new_id(), live.session.hints, base64.b64decode(sound.wav))
+        return await self._hear_sound(self._new_id(), live.session.request_hints, base64.b64decode(sound.wav))
+
+    async def _overhear(self, live: LiveSession, partial: HearPartial) -> str:
+        assert self._overhear_sound is not None
+        return await self._overhear_sound(live.session.request_hints, partial.wav)
 
     def _answered(self, live: LiveSession) -> None:
         self._running -= 1

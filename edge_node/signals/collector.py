@@ -110,7 +110,7 @@ class SignalCollector:
     def snapshot(self, policy: Policy) -> Snapshot:
         """Return the signals of this moment for a decision of `policy`."""
         if policy is not self._policy:
-            self._prepare(policy)
+            self.use(policy)
         edge = EdgeSignals() if self._edge is None else self._edge.signals()
         cloud = CloudSignals() if self._cloud is None else self._cloud.signals()
         second = int(self._clock.unix())
@@ -126,7 +126,8 @@ class SignalCollector:
             uncalibrated=_NONE if self._learned is None else _uncalibrated(policy, self._learned),
         )
 
-    def _prepare(self, policy: Policy) -> None:
+    def use(self, policy: Policy) -> None:
+        """Read what hangs on the policy and on the models that it names: their projectors."""
         self._policy = policy
         models = dict.fromkeys(target.model for target in policy.targets if target.at == "edge")
         self._setup = msgspec.structs.replace(

@@ -98,7 +98,9 @@ class LearnedEstimators:
         text = prompt_text(request)
         return None if estimator is None or text is None else estimator(text)
 
-    def calibrate(self, call: BackendRequest, chunk: Chunk, quality: float | None, heard: float | None = None) -> Chunk:
+    def calibrate(
+        self, call: BackendRequest, chunk: Chunk, quality: float | None, transcript_confidence: float | None = None
+    ) -> Chunk:
         """Return the chunk with its confidence score as a probability, if the model has a calibrator.
 
         With an adapter it has none: signals are those of the weights alone.
@@ -107,7 +109,7 @@ class LearnedEstimators:
             call: The attempt's request, which names the model.
             chunk: A chunk of the answer's first tokens.
             quality: The request's `edge.quality`, if known.
-            heard: Confidence of the transcript that the request consists of; None: it was typed.
+            transcript_confidence: Of the transcript that the request consists of; None: it was typed.
         """
         confidence, after, ended = chunk.confidence, call.confidence_tokens, chunk.finish_reason is not None
         pair, calibrator = self._pair(call.target.model), self._calibrators.get(call.target.model)
@@ -116,7 +118,7 @@ class LearnedEstimators:
         if pair is not None and (text := prompt_text(call.request)) is not None:
             score = pair(confidence, after, text, pair.quality(text), ended=ended)
         elif calibrator is not None:
-            score = calibrator(confidence, after, quality, ended=ended, heard=heard)
+            score = calibrator(confidence, after, quality, ended=ended, transcript_confidence=transcript_confidence)
         else:
             return chunk
         return msgspec.structs.replace(chunk, confidence=msgspec.structs.replace(confidence, score=score))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import ArtifactError
-from router.decision.decide import question_of
+from router.decision.semantic_question import question_of
 from router.policy.compiled import Policy
 from router.types import Request
 
 if TYPE_CHECKING:
+    from models.semantic.findings import Findings
     from models.semantic.index import Match, SemanticIndex
     from models.semantic.judge import ComparedText, Judge
 
@@ -40,6 +41,8 @@ class SemanticAnswers:
         self._judge: Judge | None = None
         self._index: SemanticIndex | None = None
         self._thresholds: dict[float, float] = {}  # log-odds that a hit must exceed, by max_error
+        self._findings: Findings | None = None  # of this judge
+        self._earlier: Findings | None = None  # of an earlier run
 
     def __len__(self) -> int:
         return 0 if self._index is None else len(self._index)
@@ -52,16 +55,30 @@ class SemanticAnswers:
             self._index, self._thresholds = None, {}
             return
         if self._index is None:
+            from models.semantic.findings import Findings
             from models.semantic.index import SemanticIndex
 
             self._index = SemanticIndex(self._judge)
-        calibration = self._judge.calibration
-        self._thresholds = {
-            error: math.inf if calibration is None else calibration.threshold(error) for error in promises
-        }
+            if self._findings is None:
+                self._findings = Findings(self._judge.sha256)
+                self._merge_earlier()
+        self._thresholds = {error: self._threshold(error) for error in promises}
         for error, threshold in self._thresholds.items():
             if threshold == math.inf:
                 log.warning("semantic: the judge cannot promise max_error %g: it will find nothing", error)
+
+    def _threshold(self, max_error: float) -> float:
+        calibration = None if self._judge is None else self._judge.calibration
+        if calibration is None or self._findings is None:
+            return math.inf
+        return max(calibration.threshold(max_error), self._findings.least_log_odds(max_error))
+
+    def _merge_earlier(self) -> None:
+        findings, earlier = self._findings, self._earlier
+        if findings is not None and earlier is not None:
+            self._earlier = None
+            if earlier.judge_sha256 == findings.judge_sha256:
+                findings.merge(earlier)
 
     def _loaded(self) -> Judge | None:
         try:
@@ -86,6 +103,44 @@ class SemanticAnswers:
             return None
         self._index.touch(match.key)
         return match
+
+    @property
+    def findings(self) -> Findings | None:
+        """What comparisons have found; None while the cache is off."""
+        return None if self._index is None else self._findings
+
+    def restore(self, findings: Findings) -> None:
+        """Add what an earlier run has found with this judge."""
+        self._earlier = findings
+        self._merge_earlier()
+        self._thresholds = {error: self._threshold(error) for error in self._thresholds}
+
+    def look_up(self, share: float) -> None:
+        """Count a look-up under a policy that compares `share` of the semantic answers."""
+        if self._findings is not None and self._findings.look_up(share):
+            self._thresholds = {error: self._threshold(error) for error in self._thresholds}
+
+    def compare(self, log_odds: float, question: str, earlier: str, new: str) -> bool:
+        """Compare the answer of a match with the one that was made anew; return whether they agree.
+
+        The thresholds rise if more differ than the promises explain.
+        """
+        from models.calibrate.label import answers_agree  # imported only where a policy has shadow requests
+
+        if self._judge is None or self._findings is None:
+            return True
+        agreed = answers_agree(question, earlier, new, self._judge.vector)
+        self._findings.compare(log_odds, agreed=agreed)
+        for error, before in self._thresholds.items():
+            self._thresholds[error] = self._threshold(error)
+            if self._thresholds[error] > before:
+                log.warning(
+                    "semantic: %d of %d compared answers differ, more than max_error %g explains: it is stricter now",
+                    len(self._findings.wrong),
+                    self._findings.compared,
+                    error,
+                )
+        return agreed
 
     def add(self, scope: bytes, question: ComparedText, key: bytes) -> None:
         """Add the question whose answer was cached under `key`."""

@@ -6,6 +6,8 @@ dropped and counted. Reads run in the same thread, ahead of writes. Disk faults:
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
 2. The disk is full or cannot be written: nothing is stored for `retry_s`, then the file is opened again.
 3. The disk is slow: a read ends with a timeout, writes queue up to the bound.
+
+A row that cannot be encoded is lost with its batch.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from ..observability.faults import Fault
+from ..observability.logs import redacted
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +96,6 @@ class BackgroundSqlite:
         schema: str,
         *,
         trim: Callable[[sqlite3.Connection], None] = lambda _: None,
-        pending_bytes: int = _PENDING_BYTES,
         retry_s: float = 30.0,
         linger_s: float = _LINGER_S,
         monotonic: Callable[[], float] = time.monotonic,
@@ -101,7 +103,6 @@ class BackgroundSqlite:
         self._path = path
         self._schema = schema
         self._trim_file = trim
-        self._pending_limit_bytes = pending_bytes
         self._retry_s = retry_s
         self._linger_s = linger_s
         self._monotonic = monotonic
@@ -140,7 +141,7 @@ class BackgroundSqlite:
     def write(self, write: Write) -> bool:
         """Queue one write. Returns False if it was dropped because the queue is full or closed."""
         with self._ready:
-            if self._closing or self._pending_bytes + write.size_bytes > self._pending_limit_bytes:
+            if self._closing or self._pending_bytes + write.size_bytes > _PENDING_BYTES:
                 self._lost_writes += 1
                 return False
             self._writes.append(write)
@@ -241,6 +242,9 @@ class BackgroundSqlite:
         except sqlite3.Error as error:
             self._count_lost(len(writes))
             self._handle_failure(error)
+        except Exception as error:
+            self._count_lost(len(writes))
+            log.error("%s: %d writes were lost: %s", self._path, len(writes), redacted(error))
 
     def _trim(self, database: sqlite3.Connection) -> None:
         with database:

@@ -1,16 +1,20 @@
 """One SQLite file whose writes are acknowledged only after a commit that survives a power cut (group commit).
 
 One background thread owns the file. What waits when it is free becomes one transaction with one fsync
-(`synchronous=FULL`), so that the rate grows with the number of callers. Disk faults:
+(`synchronous=FULL`), so that the rate grows with the number of callers. After a transaction of several units it waits
+a moment for as many: callers that are answered together come again together, and the first of them would get an fsync
+alone, for which the others would wait, and then for their own. Faults:
 
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
 2. The disk is full or cannot be written: every caller of the transaction gets the error, nothing of it is kept, and the
    next transaction tries again.
+3. A unit of work has a bug: its caller alone gets the error, and the others are committed without it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sqlite3
@@ -24,12 +28,15 @@ from typing import Generic, TypeVar
 from router.errors import CausewayError, JobStoreUnavailable
 
 from ..observability.faults import Fault
+from ..observability.logs import redacted
 from .background_sqlite import CORRUPT_MESSAGES
+from .erasure import Erasure
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _MOST = 512  # units of work of one transaction
+_LOG_BYTES = 4 * 1024 * 1024  # then a commit copies the log into the file
 
 
 class _Work(Generic[T]):
@@ -59,7 +66,11 @@ class GroupCommit:
         schema: The SQL script to run when the file is opened.
         load: Called in the thread after the file was opened, and after a transaction was undone.
         seal: Called in the thread before each commit that changes something.
+        deletions: Grows with each deletion of what must not stay readable; called in the thread.
         monotonic: The clock, seconds.
+        gather_s: The time to wait for as many units as the last transaction had.
+        erase_after_s: The time from a deletion to its erasure from the file's log, at least.
+        page_bytes: The page size of a new file.
     """
 
     def __init__(
@@ -69,30 +80,36 @@ class GroupCommit:
         *,
         load: Callable[[sqlite3.Connection], None],
         seal: Callable[[sqlite3.Connection], None] = lambda _: None,
+        deletions: Callable[[], int] = lambda: 0,
         monotonic: Callable[[], float] = time.monotonic,
+        gather_s: float = 0.003,
+        erase_after_s: float = 1.0,
+        page_bytes: int = 4096,
     ) -> None:
         self._path = path
         self._schema = schema
         self._load = load
         self._seal = seal
+        self._deletions = deletions
+        self._gather_s = gather_s
+        self._page_bytes = page_bytes
         self._ready = threading.Condition()
         # Guarded by `_ready`:
         self._waiting: deque[_Work[object]] = deque()
         self._closing = False
+        self._wanted = 1  # units that the thread is woken for
         # Used by the background thread only:
         self._database: sqlite3.Connection | None = None
+        self._last = 1  # units of the last transaction
         self._fault = Fault(log, logging.ERROR, monotonic)
         self._corrupt = ""
+        self._erasure = Erasure(path, erase_after_s, monotonic)
         self._thread = threading.Thread(target=self._run, name=f"commit-{path.name}", daemon=True)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """What is wrong with the file now, and whether one was set aside since the start."""
-        return tuple(problem for problem in (self._fault.problem, self._corrupt) if problem)
-
-    @property
-    def available(self) -> bool:
-        return not self._fault.problem
+        return tuple(problem for problem in (self._fault.problem, self._corrupt, self._erasure.problem) if problem)
 
     def start(self) -> None:
         self._thread.start()
@@ -111,7 +128,7 @@ class GroupCommit:
             if self._closing:
                 raise JobStoreUnavailable("this server is shutting down", retry_after_s=1.0)
             self._waiting.append(unit)  # type: ignore[arg-type]
-            if len(self._waiting) == 1:
+            if len(self._waiting) == self._wanted:
                 self._ready.notify()
         return await unit.future
 
@@ -126,29 +143,54 @@ class GroupCommit:
     # --- background thread -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while units := self._next():
-            self._transaction(units)
-            _deliver(units)
+        while (units := self._next()) is not None:
+            if units:
+                self._commit(units)
+                _deliver(units)
+            elif self._database is not None:
+                self._erasure.run(self._database)
         if self._database is not None:
+            self._erasure.run(self._database)
             self._database.close()
 
-    def _next(self) -> list[_Work[object]]:
-        """What waits; empty at the end."""
+    def _next(self) -> list[_Work[object]] | None:
+        """What waits; empty when it is time to erase, None at the end."""
         with self._ready:
-            while not (self._waiting or self._closing):
-                self._ready.wait()
-            return [self._waiting.popleft() for _ in range(min(_MOST, len(self._waiting)))]
+            while not self._waiting:
+                if self._closing:
+                    return None
+                if not self._ready.wait(None if self._database is None else self._erasure.wait_s()):
+                    return []
+            if len(self._waiting) < self._last and not self._closing:
+                self._wanted = self._last
+                self._ready.wait(self._gather_s)
+                self._wanted = 1
+            self._last = min(_MOST, len(self._waiting))
+            return [self._waiting.popleft() for _ in range(self._last)]
 
-    def _transaction(self, units: list[_Work[object]]) -> None:
+    def _commit(self, units: list[_Work[object]]) -> None:
+        """(3) Commit all, without those that have a bug."""
+        while (broken := self._transaction(units)) is not None:
+            units = [unit for unit in units if unit is not broken]
+
+    def _transaction(self, units: list[_Work[object]]) -> _Work[object] | None:
+        """Commit the units. Returns the one that has a bug; nothing of the others is committed then."""
         try:
             database = self._database or self._open()
             database.execute("BEGIN IMMEDIATE")
-            changes = database.total_changes
+            changes, deletions = database.total_changes, self._deletions()
             for unit in units:
                 try:
-                    unit.result = unit.run(database)
+                    unit.result, unit.error = unit.run(database), None
                 except CausewayError as error:
                     unit.error = error
+                except (sqlite3.Error, OSError):
+                    raise
+                except Exception as bug:
+                    log.error("%s: a transaction failed unexpectedly: %s", self._path.name, redacted(bug))
+                    unit.error = CausewayError("internal error")
+                    self._close_undone()
+                    return unit
             if database.total_changes != changes:
                 self._seal(database)
             database.execute("COMMIT")
@@ -159,8 +201,12 @@ class GroupCommit:
                 unit.error = JobStoreUnavailable(message, retry_after_s=5.0)
         else:
             self._fault.end(f"{self._path} is written again")
+            if self._deletions() != deletions:
+                self._erasure.note()
+        return None
 
     def _open(self) -> sqlite3.Connection:
+        self._erasure.open()
         try:
             self._database = self._connect()
         except sqlite3.DatabaseError as error:
@@ -171,21 +217,20 @@ class GroupCommit:
         return self._database
 
     def _connect(self) -> sqlite3.Connection:
-        is_new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
         try:
-            # Deleted requests and answers are overwritten: some of them must not outlive their job.
+            # Some requests and answers must not outlive their job: they are overwritten, see also `Erasure`.
             database.executescript(
-                "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; PRAGMA secure_delete=ON; "
-                "PRAGMA journal_size_limit=4194304;"
+                f"PRAGMA page_size={self._page_bytes}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
+                f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "
+                f"PRAGMA wal_autocheckpoint={_LOG_BYTES // self._page_bytes};"
             )
             database.executescript(f"BEGIN;{self._schema}")
             self._load(database)
             database.execute("COMMIT")
-            if is_new:  # SQLite syncs the folder of the file, but not the folder's own name
-                _sync_folder(self._path.parent.parent)
+            _sync_folder(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
         except BaseException:
             database.close()
             raise
@@ -196,6 +241,16 @@ class GroupCommit:
         self._fault.begin(f"{self._path} cannot be written ({error}): no job is accepted until it can")
         if self._database is None:
             return
+        self._close_undone()
+        if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
+            try:
+                self._set_aside(error)
+            except OSError as failure:
+                log.error("%s is corrupt and cannot be renamed: %s", self._path, failure)
+
+    def _close_undone(self) -> None:
+        """Roll back, and close the file."""
+        assert self._database is not None
         try:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
@@ -203,8 +258,6 @@ class GroupCommit:
             log.warning("%s: the transaction could not be rolled back: %s", self._path.name, failure)
         self._database.close()
         self._database = None
-        if isinstance(error, sqlite3.DatabaseError) and _is_corrupt(error):
-            self._set_aside(error)
 
     def _set_aside(self, error: Exception) -> None:
         aside = self._path.with_name(self._path.name + ".bad")
@@ -232,9 +285,9 @@ def _deliver(units: list[_Work[object]]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[_Work[object]]] = {}
     for unit in units:
         by_loop.setdefault(unit.loop, []).append(unit)
-    for loop, own in by_loop.items():
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(_deliver_all, own)
+    for loop, finished in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(_deliver_all, finished)
 
 
 def _deliver_all(units: list[_Work[object]]) -> None:

@@ -1,4 +1,7 @@
-"""What shadow requests taught and cost, over restarts: the newest answers without content, and each day's money."""
+"""What shadow requests taught and cost, over restarts: the newest answers without content, and each day's money.
+
+Also what comparisons of semantic answers have found.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from pathlib import Path
 import msgspec
 
 from models.calibrate.shadow import FILE, NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
-from router.decision.spend import SpendState, SpendTracker
+from models.semantic.findings import Findings
+from router.trackers.spend import SpendState, SpendTracker
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write
@@ -19,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _PUT_SPEND = "INSERT OR REPLACE INTO spend VALUES (1, ?)"
 _GET_SPEND = "SELECT state FROM spend WHERE id = 1"
+_PUT_FINDINGS = "INSERT OR REPLACE INTO semantic VALUES (1, ?)"
+_GET_FINDINGS = "SELECT findings FROM semantic WHERE id = 1"
 _ANSWER_BYTES, _STATE_BYTES = 1500, 4096  # approximate
 _LOAD_TIMEOUT_S = 5.0
 
@@ -35,6 +41,7 @@ class ShadowStore:
         self._clock = clock
         self._tracker = SpendTracker()
         self._database: BackgroundSqlite | None = None
+        self._findings: Findings | None = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
             self._database = BackgroundSqlite(
@@ -50,11 +57,19 @@ class ShadowStore:
             states = await self._database.read(_GET_SPEND, timeout_s=_LOAD_TIMEOUT_S)
             if states:
                 self._tracker = SpendTracker(restored=msgspec.json.decode(str(states[0][0]), type=SpendState))
+            found = await self._database.read(_GET_FINDINGS, timeout_s=_LOAD_TIMEOUT_S)
+            if found:
+                self._findings = msgspec.json.decode(str(found[0][0]), type=Findings)
             rows = await self._database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
         except (TimeoutError, msgspec.DecodeError) as error:
             log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
             return []
         return [answer for row in reversed(rows) if (answer := decode_answer(row[0])) is not None]
+
+    @property
+    def earlier_findings(self) -> Findings | None:
+        """What comparisons of semantic answers had found before `start`."""
+        return self._findings
 
     @property
     def usd_today(self) -> float:
@@ -69,6 +84,11 @@ class ShadowStore:
     def add(self, answer: ShadowAnswer) -> None:
         """Keep an answer; the oldest ones give way."""
         self._write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
+
+    def keep_findings(self, findings: Findings) -> None:
+        """Keep what comparisons of semantic answers have found, in place of the former findings."""
+        row = (msgspec.json.encode(findings).decode(),)
+        self._write(Write(_PUT_FINDINGS, lambda: row, len(row[0])))
 
     def stats(self) -> SqliteStats | None:
         return None if self._database is None else self._database.stats()

@@ -22,7 +22,7 @@ from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 from router.types import NowSignals
 
-from ..repository.folder import check_fleet, is_fleet
+from ..repository.folder import CheckedFleet, check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.records import RecordReader, record_files
 from ..repository.template import new_fleet
@@ -32,9 +32,25 @@ from .replay_output import print_bad_lines, print_replay, replay_document
 
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; a policy or a case has errors; the command has nothing to check, or bad arguments."""
+SECTIONS = {
+    "Write and check": ("init", "lint", "test", "route", "replay", "schema"),
+    "Sign": ("keys", "diff", "sign"),
+    "Roll out": ("serve", "apply", "status", "pause", "resume", "accept", "abort"),
+    "Boxes": ("enroll", "devices", "hold", "pin", "release", "revoke", "audit"),
+}
+"""The commands in the order of `--help`."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Sections(click.Group):
+    """Lists the commands by what they are for, each with its whole first sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit=500)) for name in names])
+
+
+@click.group(cls=_Sections, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="causeway", prog_name="causeway-fleet")
 def main() -> None:
     """Check policies and fleets, run their test cases, sign them, and serve them to boxes."""
@@ -62,6 +78,7 @@ def init(folder: Path) -> None:
         raise _Usage(str(error)) from error
     for path in files:
         click.echo(f"wrote {path}")
+    click.echo(f"try it: causeway-fleet lint {folder}, causeway-fleet test {folder}")
 
 
 @main.command()
@@ -100,6 +117,7 @@ def test(folder: Path) -> None:
     """Check the policies of FOLDER and run the test cases in FOLDER/cases.
 
     If FOLDER has a fleet.yaml, check the fleet and run the cases of its policies, which lie in `cases` beside them.
+    Models have the adapters of each cohort that runs the policy.
     Exit code: 0 all pass, 1 a file has errors or a case fails, 2 nothing to test.
     """
     console = _console()
@@ -108,13 +126,16 @@ def test(folder: Path) -> None:
     files = sorted(
         {case for file in checked if isinstance(file, CheckedPolicy) for case in case_files(file.path.parent)}
     )
+    for file in invalid:
+        print_problems(console, file.problems)
+    if not files and invalid:
+        raise SystemExit(FOUND)
     if not files:
         where = folder / CASES if not is_fleet(folder) else f"a folder {CASES} beside a policy of {folder}"
         raise _Usage(f"no cases in {where}; add at least one, a test without cases does not pass")
-    for file in invalid:
-        print_problems(console, file.problems)
     reported = {file.path.resolve() for file in invalid}
-    runs = [run_file(path, reported) for path in files]
+    fleets = [file for file in checked if isinstance(file, CheckedFleet)]
+    runs = [run_file(path, reported, *(fleet.adapters for fleet in fleets)) for path in files]
     for run in runs:
         print_run(console, run)
     raise SystemExit(FOUND if invalid or any(run.failed for run in runs) else OK)

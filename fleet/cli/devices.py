@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,7 +13,11 @@ import msgspec
 from router.documents.quantities import seconds_of
 
 from ..operators.audit_chain import AuditRow, first_fault
+from ..repository.wording import boxes, bundle_name, counted, table
 from .client import FleetClient, connected
+
+_WHOLE = re.compile(r"[0-9a-f]{64}")
+_PLAIN = re.compile(r"[^\s\"={}\[\],]+")
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
@@ -29,6 +35,7 @@ class DeviceStatus(msgspec.Struct, frozen=True):
     revoked: float | None
     code: str
     reason: str
+    quarantined: tuple[str, ...] = ()
     history: tuple[dict[str, Any], ...] = ()
 
 
@@ -40,6 +47,11 @@ class ListedDevices(msgspec.Struct, frozen=True):
 class MadeToken(msgspec.Struct, frozen=True):
     token: str
     expires: float
+
+
+class _RolloutBundles(msgspec.Struct, frozen=True):
+    to_bundle: str
+    from_bundle: str | None
 
 
 class AuditLine(msgspec.Struct, frozen=True):
@@ -74,19 +86,23 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
     """
     if device:
         one = client.get(f"/v1/devices/{device}", DeviceStatus)
-        click.echo(_line(one))
-        for event in one.history:
-            running = (event["running"] or "the factory files")[:12]
-            click.echo(f"  {_time(event['at'])} {event['state']} {running} {event['code']} {event['reason']}".rstrip())
+        _print_table((one,))
+        if one.history:
+            click.echo()
+        for line in table(("time", "state", "running", "why"), [_event(event) for event in one.history]):
+            click.echo(line)
         return
+    found: list[DeviceStatus] = []
     after: str | None = ""
     while after is not None:
         page = client.get(
             "/v1/devices", ListedDevices, cohort=cohort, state=state, site=site, q=search, after=after, limit="500"
         )
-        for one in page.devices:
-            click.echo(_line(one))
+        found += page.devices
         after = page.next
+    _print_table(found)
+    if not found:
+        click.echo("no such device" if cohort or state or site or search else "no device has joined", err=True)
 
 
 @click.command()
@@ -114,7 +130,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
     }
     made = client.post("/v1/join-tokens", MadeToken, request)
     click.echo(made.token)
-    click.echo(f"for {uses} box{'es' if uses > 1 else ''}, until {_time(made.expires)}", err=True)
+    click.echo(f"for {boxes(uses)}, until {_time(made.expires)}", err=True)
 
 
 def _action(name: str, text: str) -> click.Command:
@@ -123,7 +139,7 @@ def _action(name: str, text: str) -> click.Command:
     @click.option("--reason", default="", help="For the audit log.")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
-        click.echo(_line(client.post(f"/v1/devices/{device}/{name}", DeviceStatus, {"reason": reason})))
+        _print_table((client.post(f"/v1/devices/{device}/{name}", DeviceStatus, {"reason": reason}),))
 
     return command
 
@@ -139,12 +155,13 @@ release = _action("release", "Let DEVICE follow its cohort again: ends a hold an
 @click.option("--reason", default="", help="For the audit log.")
 @connected
 def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
-    """Let DEVICE run the signed BUNDLE (its whole id), whatever its cohort's rollouts say.
+    """Let DEVICE run the signed BUNDLE, whatever its cohort's rollouts say.
 
+    The first digits of a bundle that a rollout has named are enough, else its whole id is needed.
     Exit code: 0 done, 1 refused.
     """
-    request = {"bundle": bundle, "reason": reason}
-    click.echo(_line(client.post(f"/v1/devices/{device}/pin", DeviceStatus, request)))
+    request = {"bundle": _whole_id(client, bundle), "reason": reason}
+    _print_table((client.post(f"/v1/devices/{device}/pin", DeviceStatus, request),))
 
 
 @click.command()
@@ -165,7 +182,7 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
         position = rows[-1].n
         if not verify:
             for row in rows:
-                click.echo(f"{row.n} {_time(row.at)} {row.actor} {row.action} {row.what}")
+                click.echo(f"{row.n:>5}  {_time(row.at)}  {row.actor} {row.action}  {_what(row.what)}")
             continue
         fault = first_fault(rows, last)
         if fault:
@@ -175,19 +192,61 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
     if verify:
         if head and head not in hashes:
             raise click.ClickException(f"the audit log was cut off: no row has the hash {head}")
-        click.echo("0 rows" if last is None else f"{last.n} rows, the chain holds; the last hash is {last.hash}")
+        count = 0 if last is None else last.n
+        end = "" if last is None else f", the chain holds; the last hash is {last.hash}"
+        click.echo(f"{counted(count, 'row')}{end}")
 
 
-def _line(device: DeviceStatus) -> str:
-    marks = [name for name in ("held", "cloned") if getattr(device, name)]
-    marks += ["revoked"] if device.revoked is not None else []
-    marks += [f"pinned to {device.pin[:12]}"] if device.pin else []
-    last_seen = f"seen {_time(device.last_seen)}" if device.last_seen else "never seen"
-    problem = f"{device.code}: {device.reason}" if device.code else ""
-    running = (device.running or "the factory files")[: 17 if device.running is None else 12]
-    return " ".join(
-        filter(None, (device.id, device.cohort, device.site, device.state, running, last_seen, *marks, problem))
-    )
+def _print_table(devices: Sequence[DeviceStatus]) -> None:
+    head = ("device", "cohort", "site", "state", "running", "last seen", "notes")
+    for line in table(head, [_row(device) for device in devices]):
+        click.echo(line)
+
+
+def _row(device: DeviceStatus) -> tuple[str, ...]:
+    notes = [name for name in ("held", "cloned") if getattr(device, name)]
+    notes += ["revoked"] if device.revoked is not None else []
+    notes += [f"pinned to {bundle_name(device.pin)}"] if device.pin else []
+    notes += [f"quarantined {', '.join(map(bundle_name, device.quarantined))}"] if device.quarantined else []
+    notes += [f"{device.code}: {device.reason}"] if device.code else []
+    last_seen = _time(device.last_seen) if device.last_seen else "never"
+    running = bundle_name(device.running)
+    return device.id, device.cohort, device.site, device.state, running, last_seen, "; ".join(notes)
+
+
+def _event(event: dict[str, Any]) -> tuple[str, ...]:
+    why = f"{event['code']}: {event['reason']}" if event["code"] else ""
+    wanted = f" -> {bundle_name(event['wanted'])}" if event["wanted"] else ""
+    return _time(event["at"]), event["state"], bundle_name(event["running"]) + wanted, why
+
+
+def _whole_id(client: FleetClient, bundle: str) -> str:
+    """Return the id of the one bundle that begins so. Raises ClickException: none or several do."""
+    if _WHOLE.fullmatch(bundle):
+        return bundle
+    rollouts = client.get("/v1/rollouts", tuple[_RolloutBundles, ...])
+    known = {one for rollout in rollouts for one in (rollout.to_bundle, rollout.from_bundle) if one is not None}
+    found = sorted(one for one in known if one.startswith(bundle))
+    if len(found) != 1:
+        raise click.ClickException(
+            f"{len(found) or 'no'} bundles of the newest rollouts begin with {bundle!r}; give more of its 64 hex digits"
+        )
+    return found[0]
+
+
+def _what(what: str) -> str:
+    """A row's JSON as `key=value`, without what is empty; bundles by their first digits."""
+    values = msgspec.json.decode(what, type=dict[str, Any])
+    shown = {key: value for key, value in values.items() if value is not False and value not in ("", None, {}, [])}
+    return " ".join(f"{key}={_value(value)}" for key, value in shown.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        if _WHOLE.fullmatch(value):
+            return bundle_name(value)
+        return value if _PLAIN.fullmatch(value) else msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value).decode()
 
 
 def _time(at: float) -> str:

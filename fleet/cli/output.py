@@ -12,6 +12,7 @@ from router.documents.strict_yaml import Problem
 
 from ..repository.folder import CheckedFleet
 from ..repository.policies import CaseRun, CheckedPolicy
+from ..repository.wording import counted
 
 Checked = CheckedPolicy | CheckedFleet
 _STYLE = {"error": "bold red", "warning": "yellow"}
@@ -71,8 +72,8 @@ def print_lint(console: Console, checked: Sequence[Checked]) -> None:
             console.print(Text(f"{file.path}: ok  {file.label}"), soft_wrap=True)
     report = lint_report(checked)
     console.print(
-        Text(f"{_count(report.files, 'file')}, {_count(report.errors, 'error')}, "
-             f"{_count(report.warnings, 'warning')}")
+        Text(f"{counted(report.files, 'file')}, {counted(report.errors, 'error')}, "
+             f"{counted(report.warnings, 'warning')}")
     )  # fmt: skip
 
 
@@ -90,7 +91,3 @@ def print_run(console: Console, run: CaseRun) -> None:
     if run.results:
         passed = sum(not result.differences for result in run.results)
         console.print(Text(f"{run.path}: {passed} of {len(run.results)} cases pass  ({run.policy})"), soft_wrap=True)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

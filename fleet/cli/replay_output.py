@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from router.checks.replay.expected import NO_ANSWER
 from router.checks.replay.latency import LEAST_OBSERVED, Interval
 from router.checks.replay.report import Cause, LeavingRequest, ReplayReport
 
 from ..repository.records import BadLine, RecordReader
+from ..repository.wording import counted
 
 _CAUSES: dict[Cause, str] = {
     "leaves": "goes to the cloud",
@@ -44,15 +46,15 @@ class ReplayDocument(msgspec.Struct, frozen=True):
 def summary(report: ReplayReport) -> str:
     """Return the first line: whether requests that stayed on the device would leave it."""
     unknown = sum(one.requests for one in report.unknown)
-    end = f"; {_count(unknown, 'outcome')} unknown" if unknown else ""
-    of = f"of {_count(report.requests, 'request')}"
+    end = f"; {counted(unknown, 'outcome')} unknown" if unknown else ""
+    of = f"of {counted(report.requests, 'request')}"
     if not report.leaving:
         return f"No request that stayed on the device would leave it, {of}{end}"
     causes = Counter(one.cause for one in report.leaving)
     parts = [f"{causes[cause]} {text}" for cause, text in _SHORT_CAUSES.items() if causes[cause]]
     bound = sum(bool(one.bound_by) for one in report.leaving)
     kept = f", {bound} of them bound to it before" if bound else ""
-    leaving = f"{_count(len(report.leaving), 'request')} that stayed on the device would leave it{kept}"
+    leaving = f"{counted(len(report.leaving), 'request')} that stayed on the device would leave it{kept}"
     return f"{leaving} ({', '.join(parts)}), {of}{end}"
 
 
@@ -73,6 +75,8 @@ def replay_document(report: ReplayReport, reader: RecordReader) -> ReplayDocumen
 def print_replay(console: Console, report: ReplayReport, reader: RecordReader, *, limit: int) -> None:
     """Print the report; of the requests that leave the device, the first `limit`."""
     console.print(Text(summary(report), "bold red" if report.leaving else "bold green"), soft_wrap=True)
+    if lost := _unanswered(report):
+        console.print(Text(f"{counted(lost, 'request')} that had an answer would get none", "bold red"))
     versus = f"compared with {report.old}" if report.old else "compared with what was recorded"
     console.print(Text(f"{report.policy}, {versus}", "dim"), soft_wrap=True)
     _print_leaving(console, report, reader, limit)
@@ -83,11 +87,11 @@ def print_replay(console: Console, report: ReplayReport, reader: RecordReader, *
     if report.undecided:
         console.print(
             Text(
-                f"{_count(report.undecided, 'record')} not replayed: refused before a decision (rate, queue, shutdown)"
+                f"{counted(report.undecided, 'record')} not replayed: refused before a decision (rate, queue, shutdown)"
             )
         )
     if reader.repeated:
-        console.print(Text(f"{_count(reader.repeated, 'record')} read once although repeated"))
+        console.print(Text(f"{counted(reader.repeated, 'record')} read once although repeated"))
 
 
 def print_bad_lines(console: Console, reader: RecordReader) -> None:
@@ -95,6 +99,10 @@ def print_bad_lines(console: Console, reader: RecordReader) -> None:
         console.print(Text(f"{bad.file}:{bad.line}: {bad.message}", "yellow"), soft_wrap=True)
     if more := reader.bad_count - len(reader.bad_lines):
         console.print(Text(f"… and {more} more lines that cannot be read", "yellow"))
+
+
+def _unanswered(report: ReplayReport) -> int:
+    return sum(move.requests for move in report.moves if move.moved and move.after == str(NO_ANSWER))
 
 
 def _print_leaving(console: Console, report: ReplayReport, reader: RecordReader, limit: int) -> None:
@@ -145,10 +153,10 @@ def _print_cost(console: Console, report: ReplayReport) -> None:
 def _print_latency(console: Console, report: ReplayReport) -> None:
     latency = report.latency
     rows = [(row.time, f"p{row.share * 100:g}", _interval(row.before), _interval(row.after)) for row in latency.rows]
-    title = f"Estimated latency of {_count(latency.requests, 'answer')}, ms (95 % interval)"
+    title = f"Estimated latency of {counted(latency.requests, 'answer')}, ms (95 % interval)"
     _print_table(console, title, ("time", "", "before", "after"), rows)
     if latency.not_estimated:
-        text = f"{_count(latency.not_estimated, 'answer')} not estimated: of the target fewer than {LEAST_OBSERVED}"
+        text = f"{counted(latency.not_estimated, 'answer')} not estimated: of the target fewer than {LEAST_OBSERVED}"
         console.print(Text(f"{text} answers were recorded"), soft_wrap=True)
 
 
@@ -167,7 +175,3 @@ def _print_table(console: Console, title: str, head: Sequence[str], rows: Sequen
 
 def _interval(interval: Interval) -> str:
     return f"{interval.value:.1f} ({interval.low:.1f} to {interval.high:.1f})"
-
-
-def _count(number: int, one: str) -> str:
-    return f"{number} {one if number == 1 else one + 's'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,49 +11,29 @@ import click
 import msgspec
 
 from router.bundle.manifest import BundleManifest
-from router.bundle.rollout import WHOLE
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.difference import manifest_changes
 from ..repository.rollout_keys import rollout_settings
+from ..repository.wording import boxes as boxes_of
 from ..rollout.advice import small_fleet_advice, stage_boxes
+from ..rollout.life import OPEN
+from ..rollout.settings import RolloutSettings
 from .client import FleetClient, connected
+from .rollout_output import (
+    FleetStatus,
+    RolloutStatus,
+    detail_lines,
+    notes,
+    overview,
+    percent,
+    rollout_line,
+    state_text,
+)
 from .signing import readable_errors, valid_fleet
 
 _Folder = click.Path(path_type=Path, file_okay=False, exists=True)
-
-
-class CohortStatus(msgspec.Struct, frozen=True):
-    """The part of `GET /v1/fleet` that is shown of a cohort."""
-
-    name: str
-    boxes: int
-    recently_seen: int
-    running: dict[str, int]
-    rollout: str | None = None
-    ahead: int = 0
-
-
-class FleetStatus(msgspec.Struct, frozen=True):
-    name: str
-    cohorts: tuple[CohortStatus, ...]
-    problems: tuple[str, ...] = ()
-
-
-class RolloutStatus(msgspec.Struct, frozen=True):
-    """The part of a rollout that is shown."""
-
-    id: str
-    cohort: str
-    state: str
-    stage: int
-    stages: tuple[int, ...]
-    share: int
-    began: float
-    reason: str
-    to_bundle: str
-    from_bundle: str | None
-    author: str = ""
+_SHOWN = 20  # rollouts in the overview
 
 
 @click.command()
@@ -78,8 +58,8 @@ def apply(
         from ..trust.published import PublishedFolder
 
         signed = all_signed_manifests(PublishedFolder(folder))
-    newest = {cohort: max(bundles.values(), key=lambda one: one.serial) for cohort, bundles in signed.items()}
-    built = build_bundles(checked, newest, int(datetime.now(UTC).timestamp()))
+        newest = {cohort: max(bundles.values(), key=lambda one: one.serial) for cohort, bundles in signed.items()}
+        built = build_bundles(checked, newest, int(datetime.now(UTC).timestamp()))
     unknown = [name for name in only if name not in built]
     if unknown:
         raise click.UsageError(f"fleet.yaml has no cohort {unknown[0]}: {', '.join(built)}")
@@ -87,20 +67,16 @@ def apply(
     chosen: dict[str, str] = {}
     for cohort in only or built:
         wanted = _wanted(cohort, bundle, built[cohort], signed.get(cohort, {}))
-        before = _runs_now(client, cohort)
-        if wanted == before:
-            click.echo(f"{cohort}: no change")
+        rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=cohort)
+        if nothing := _nothing_to_do(cohort, wanted, rollouts):
+            click.echo(f"{cohort}: {nothing}")
             continue
-        boxes = next((one.boxes for one in status.cohorts if one.name == cohort), 0)
-        manifests = signed[cohort]
-        _describe(cohort, manifests.get(before or ""), manifests[wanted], boxes)
         assert checked.fleet is not None
+        boxes = next((one.boxes for one in status.cohorts if one.name == cohort), 0)
         settings = rollout_settings(checked.fleet.cohorts[cohort].rollout)
-        first = stage_boxes(settings.stages[0].share, boxes)
-        shares = ", ".join(_percent(stage.share) for stage in settings.stages)
-        click.echo(f"  stages: {shares}; the first is {first} of {boxes} boxes")
-        for advice in small_fleet_advice(settings, boxes):
-            click.echo(f"  note: {advice}")
+        before = signed[cohort].get(_left_with(rollouts) or "")
+        for line in _plan_lines(before, signed[cohort][wanted], settings, boxes):
+            click.echo(line)
         chosen[cohort] = wanted
     if not chosen:
         return
@@ -126,21 +102,18 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
         if output_format == "json":
             click.echo(msgspec.json.encode(detail))
         else:
-            _print_detail(detail)
+            for line in detail_lines(detail):
+                click.echo(line)
         return
     fleet = client.get("/v1/fleet", FleetStatus)
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...])
     if output_format == "json":
         click.echo(msgspec.json.encode({"fleet": fleet, "rollouts": rollouts}))
         return
-    for cohort in fleet.cohorts:
-        click.echo(f"{cohort.name}: {cohort.boxes} boxes, {cohort.recently_seen} seen in the last 15 minutes")
-        for bundle, boxes in sorted(cohort.running.items(), key=lambda pair: -pair[1]):
-            click.echo(f"  {boxes} run {bundle[:12] or 'the factory files'}")
-        if cohort.ahead:
-            click.echo(f"  {cohort.ahead} know more than the control plane: was it restored from a backup?")
-    for one in rollouts[:20]:
-        click.echo(_line(one))
+    for line in overview(fleet, rollouts[:_SHOWN]):
+        click.echo(line)
+    if len(rollouts) > _SHOWN:
+        click.echo(f"and {len(rollouts) - _SHOWN} older: --format json lists them")
     for problem in fleet.problems:
         click.echo(f"problem: {problem}", err=True)
 
@@ -152,7 +125,10 @@ def _decision(action: str, text: str) -> click.Command:
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
-        click.echo(_line(client.post(path, RolloutStatus, {"reason": reason})))
+        after = client.post(path, RolloutStatus, {"reason": reason})
+        click.echo(rollout_line(after))
+        for note in notes(after):
+            click.echo(f"  {note}")
 
     return command
 
@@ -175,9 +151,21 @@ def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, Bund
     return found[0]
 
 
-def _runs_now(client: FleetClient, cohort: str) -> str | None:
-    """Return the bundle that the newest rollout left on the cohort."""
-    rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...], cohort=cohort)
+def _nothing_to_do(cohort: str, wanted: str, rollouts: Sequence[RolloutStatus]) -> str:
+    """Return why no rollout is to begin; "" if one is. Raises ClickException: one of another bundle is under way."""
+    under_way = next((one for one in rollouts if one.state in OPEN), None)
+    if under_way is None:
+        return "no change" if wanted == _left_with(rollouts) else ""
+    if under_way.to_bundle == wanted:
+        return f"{under_way.id} is under way already ({state_text(under_way)})"
+    raise click.ClickException(
+        f"{cohort}: the rollout {under_way.id} of another bundle is under way ({state_text(under_way)}): "
+        f"wait until it ends, or end it with `causeway-fleet abort {under_way.id}`"
+    )
+
+
+def _left_with(rollouts: Sequence[RolloutStatus]) -> str | None:
+    """Return the bundle that the newest rollout left on its cohort."""
     newest = next((one for one in rollouts if one.began), None)
     if newest is None:
         return None
@@ -192,35 +180,12 @@ def _find(client: FleetClient, name: str) -> str:
     return rollouts[0].id if rollouts else name
 
 
-def _describe(cohort: str, before: BundleManifest | None, after: BundleManifest, boxes: int) -> None:
-    click.echo(f"{cohort}: serial {after.serial} on {boxes} boxes")
-    for change in manifest_changes(before, after):
-        click.echo(f"  {change}")
-
-
-def _line(rollout: RolloutStatus) -> str:
-    where = f", stage {rollout.stage + 1} of {len(rollout.stages)}" if rollout.state in ("stage", "paused") else ""
-    reason = f": {rollout.reason}" if rollout.reason else ""
-    bundle = rollout.to_bundle[:12]
-    return f"{rollout.id} {rollout.cohort} {bundle} {rollout.state}{where}, {_percent(rollout.share)}{reason}"
-
-
-def _print_detail(detail: dict[str, Any]) -> None:
-    click.echo(_line(msgspec.convert(detail, RolloutStatus)))
-    for state, boxes in sorted(detail["members"].items()):
-        click.echo(f"  {boxes} {state}")
-    for line in _last_look(detail["looks"]):
-        click.echo(f"  {line}")
-    for event in detail["events"]:
-        at = datetime.fromtimestamp(event["at"], UTC)
-        click.echo(f"  {at:%Y-%m-%d %H:%M:%S}Z {event['actor']} {event['action']} {event['reason']}".rstrip())
-
-
-def _last_look(looks: list[dict[str, Any]]) -> Iterator[str]:
-    if looks:
-        yield f"look {len(looks)}: {looks[-1]['outcome']}"
-        yield from (f"  {metric['outcome']}: {metric['reason']}" for metric in looks[-1]["metrics"])
-
-
-def _percent(share: int) -> str:
-    return f"{share * 100 / WHOLE:g} %"
+def _plan_lines(
+    before: BundleManifest | None, after: BundleManifest, settings: RolloutSettings, boxes: int
+) -> Iterator[str]:
+    """Yield what would change on how many boxes, in which stages, and what to know about them."""
+    yield f"{after.cohort}: serial {after.serial} on {boxes_of(boxes)}"
+    yield from (f"  {change}" for change in manifest_changes(before, after))
+    shares = ", ".join(percent(stage.share) for stage in settings.stages)
+    yield f"  stages: {shares}; the first is {stage_boxes(settings.stages[0].share, boxes)} of {boxes_of(boxes)}"
+    yield from (f"  note: {advice}" for advice in small_fleet_advice(settings, boxes))

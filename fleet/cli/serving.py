@@ -36,7 +36,8 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"HOST:PORT, such as 0.0.0.0:8090, not {listen!r}", param_hint="--listen")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for noisy in ("alembic", "tuf"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port))
     try:
         _run(run(settings))

@@ -73,7 +73,10 @@ def list_(folder: Path) -> None:
     with readable_errors():
         from ..trust.keys import is_encrypted, list_keys
 
-        for key in list_keys(folder):
+        found = list_keys(folder)
+        if not found:
+            click.echo(f"no keys (*.pub) in {folder}", err=True)
+        for key in found:
             private = folder / f"{key.name}.pem"
             state = "public" if not key.private else "encrypted" if is_encrypted(private) else "private"
             click.echo(f"{key.name:20} {key.keyid[:12]}  {state}")
@@ -108,7 +111,10 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
             click.echo(_describe(report))
         if holds_online_role(trust, signers):
             version = publish_online(trust, published, signers, now)
-            click.echo(f"timestamp version {version}: boxes see the published files")
+            timestamp = published.timestamp()
+            assert timestamp is not None
+            until = f"until {timestamp.signed.expires:%Y-%m-%d %H:%M}Z unless it is renewed"
+            click.echo(f"timestamp version {version}: boxes see the published files, {until}")
         for cohort, manifest in signed_manifests(published).items():
             for sha256 in published.missing_blobs(manifest):
                 click.echo(f"note: {cohort} needs the blob {sha256}; upload it to {published.path / 'blobs'}")

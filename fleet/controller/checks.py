@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
+from router.errors import PolicyError
+from router.policy.adapters import with_adapters
 from router.policy.compiled import Policy, check_policy
 
 from ..repository.records import RecordReader, record_files
@@ -31,7 +33,7 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
     missing = [blob.sha256 for blob in manifest.blobs if not publisher.blob(blob.sha256).is_file()]
     if missing:
         return [f"the blob {sha256} is not in {publisher.blob(sha256).parent}: upload it" for sha256 in missing]  # (2)
-    policy, problems = _policy(publisher.blob(manifest.policy.sha256))
+    policy, problems = _policy(publisher.blob(manifest.policy.sha256), manifest.adapters)
     return problems or [
         problem
         for blob in manifest.cases
@@ -49,7 +51,7 @@ def replay_bundle(publisher: Publisher, fleet: Path, cohort: str, bundle: str) -
     manifest = publisher.manifest(bundle)
     if manifest is None or not folder.is_dir() or not any(folder.iterdir()):
         return []
-    policy, problems = _policy(publisher.blob(manifest.policy.sha256))
+    policy, problems = _policy(publisher.blob(manifest.policy.sha256), manifest.adapters)
     if policy is None:
         return problems
     reader = RecordReader(record_files((str(folder),)))
@@ -62,9 +64,14 @@ def replay_bundle(publisher: Publisher, fleet: Path, cohort: str, bundle: str) -
     return [f"{count} stayed on the device and would or may leave it, such as {example}"]
 
 
-def _policy(path: Path) -> tuple[Policy | None, list[str]]:
+def _policy(path: Path, adapters: Mapping[str, Sequence[str]]) -> tuple[Policy | None, list[str]]:
     policy, problems = check_policy(path.read_bytes().decode("utf-8", "replace"), "policy")
-    return policy, [f"policy: {problem.message}" for problem in problems if problem.severity == "error"]
+    if policy is None:
+        return None, [f"policy: {problem.message}" for problem in problems if problem.severity == "error"]
+    try:
+        return with_adapters(policy, adapters.get), []
+    except PolicyError as error:
+        return None, [f"policy: {error.message}"]
 
 
 def _cases(path: Path, policy: Policy) -> Iterator[str]:

@@ -50,6 +50,7 @@ S = RolloutState
 ACTOR = "controller"
 _RECENT_S = 3600.0  # boxes report at least every few minutes
 _RETRY_S = 5.0
+SURVEY_S = 10.0
 _log = logging.getLogger("causeway.fleet.controller")
 
 
@@ -78,7 +79,7 @@ class Controller:
         *,
         published: Callable[[], Awaitable[None]] | None = None,
         interval_s: float = 1.0,
-        survey_s: float = 10.0,
+        survey_s: float = SURVEY_S,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -102,17 +103,15 @@ class Controller:
 
     async def run(self) -> None:
         """Drive the rollouts, or wait for the lock, until cancelled. A lost database pauses it."""
-        away = False
         while True:
             try:
                 async with self._store.leadership() as still:
-                    away = False
-                    if still is not None:
+                    if still is None:  # another process leads: what kept this one from it is no problem any more
+                        self._report(())
+                    else:
                         await self._work(still)
             except StoreUnavailable as error:
-                if not away:
-                    _log.warning("the controller pauses: %s", error.message)
-                away = True
+                self._report((f"the controller pauses: {error.message}",))
             finally:
                 self.leads = False
             await anyio.sleep(min(_RETRY_S, 5 * self._interval_s))
@@ -244,7 +243,8 @@ class Controller:
                     await forget_mark(connection, after.id)
                 if (before.state, before.stage, before.share) != (after.state, after.stage, after.share):
                     await append_audit(connection, now, ACTOR, f"rollout.{after.state.value}", _summary(after))
-                    _log.info("%s: rollout %s: %s %s", after.cohort, after.id, after.state.value, after.reason)
+                    why = f": {after.reason}" if after.reason else ""
+                    _log.info("%s: rollout %s: %s%s", after.cohort, after.id, after.state.value, why)
         except RolloutChanged:  # an operator changed it meanwhile: the next tick starts from that decision
             _log.info("rollout %s was changed meanwhile", after.id)
 

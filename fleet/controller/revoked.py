@@ -16,7 +16,8 @@ from anyio import to_thread
 from ..store.audit import append_audit
 from ..store.database import Store
 from ..store.revocations import KEPT_S, read_revocations, revoke_owner
-from ..trust.published import PUBLISHED, write_atomically
+from ..trust.files import write_atomically
+from ..trust.published import PUBLISHED
 
 REVOCATIONS_FILE = "revocations.json"
 _log = logging.getLogger("causeway.fleet.controller")

@@ -17,8 +17,6 @@ from .observed import Situation, least_share, observe, still_to_revert
 S, E = RolloutState, RolloutEvent
 CHECKED = (S.LINT, S.REPLAY)
 UNPUBLISHED = (S.DRAFT, *CHECKED)
-OPEN = (*CHECKED, *RUNNING, S.ABORTED)
-"""States in which a cohort takes no other rollout. A revert may run beside the next rollout, which may be the fix."""
 
 
 class Step(msgspec.Struct, frozen=True):

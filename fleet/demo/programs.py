@@ -23,14 +23,12 @@ class ProgramFailed(Exception):
 class Program:
     """A program with a log file of its own, which prints a line that begins with `ready `."""
 
-    def __init__(self, name: str, command: list[str], log: Path, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
         self.name = name
         self._log = log
         self._lines: queue.Queue[str] = queue.Queue()
         with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=file, text=True, env={**os.environ, **(environ or {})}
-            )
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
         threading.Thread(target=self._read, daemon=True).start()
 
     @property

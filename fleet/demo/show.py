@@ -21,6 +21,7 @@ _POLL_S = 1.0
 _STARTING = 4  # boxes that start at once
 _BOXES_OF_A_SITE = 4
 _ROLLOUT_S = 900.0
+_LATE_S = 60.0  # a rollout does not wait for a box that was silent; it follows later
 _ENDED = ("done", "reverted", "draft")
 ROLLOUTS = {"first": "done", "second": "done", "bad": "reverted"}
 """How the rollout of each policy ends."""
@@ -110,7 +111,7 @@ class Show:
     async def _tell(self, rollouts: Mapping[str, str]) -> None:
         for policy, expected in rollouts.items():
             ended = await self._roll_out(policy, expected)
-            reached = await self._boxes_that_ran(ended["to_bundle"])
+            reached = await self._reached(ended["to_bundle"], _LATE_S if expected == "done" else 0.0)
             why = f": {ended['reason']}" if ended["reason"] else ""
             self._say(f"  the policy {policy!r} reached {reached} of {self._boxes} boxes{why}")
             running = (await self._get("/v1/fleet"))["cohorts"][0]["running"]
@@ -203,6 +204,15 @@ class Show:
         statuses = ", ".join(f"{count} × {status}" for status, count in sorted(self._answers.items()))
         self._say(f"  answers of the boxes so far: {statuses}")
         return found
+
+    async def _reached(self, bundle: str, within_s: float) -> int:
+        """Return how many boxes ran a bundle; wait for the others so long."""
+        ends = time.monotonic() + within_s
+        while True:
+            count = await self._boxes_that_ran(bundle)
+            if count == self._boxes or time.monotonic() >= ends:
+                return count
+            await asyncio.sleep(_POLL_S)
 
     async def _boxes_that_ran(self, bundle: str) -> int:
         page = await self._get("/v1/devices?limit=1000")

@@ -31,6 +31,7 @@ def build_operators(
     store: Store,
     clock: Callable[[], float],
     published: Callable[[], Awaitable[None]],
+    survey_s: float,
 ) -> OperatorParts:
     """Wire the operators' side.
 
@@ -42,6 +43,7 @@ def build_operators(
         store: The database.
         clock: Unix seconds.
         published: Called after a plan was published; wakes the boxes whose polls wait in this process.
+        survey_s: As `Controller`.
 
     Raises:
         ConfigError: `operators.yaml` has errors.
@@ -57,7 +59,7 @@ def build_operators(
         cohorts=tuple(fleet.cohorts),
         store=store,
         publisher=publisher,
-        controller=Controller(store, folder, publisher, clock, published=published),
+        controller=Controller(store, folder, publisher, clock, published=published, survey_s=survey_s),
         sign_in=SignIn(store, doc, load_bootstrap_token(file), clock),
         clock=clock,
         oidc=None if doc.oidc is None else OidcClient(folder, doc, doc.oidc),

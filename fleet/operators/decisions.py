@@ -16,10 +16,10 @@ from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDen
 from ..controller.loop import box_view
 from ..controller.observed import METADATA_ROLLBACK, least_share
 from ..controller.publisher import Publisher
-from ..controller.step import OPEN, has_begun
+from ..controller.step import has_begun
 from ..repository.fleet_file import FLEET_FILE, read_fleet
 from ..repository.rollout_keys import rollout_settings
-from ..rollout.life import IllegalTransition, RolloutEvent, RolloutState
+from ..rollout.life import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutState
 from ..rollout.rollout import Rollout, apply
 from ..rollout.settings import RolloutSettings
 from ..store.audit import append_audit
@@ -170,7 +170,8 @@ async def _decide(
     try:
         after = apply(before, event, now, reason=text, least_share=least)
     except IllegalTransition as error:
-        raise WrongState(str(error)) from error
+        allowed = ", ".join(one.value for one in DECISIONS if one in LIFE[before.state]) or "no decision any more"
+        raise WrongState(f"{name} is in state {before.state}, which takes no {event}; it takes: {allowed}") from error
     known = record.acknowledged | await _unknown_to_us(connection, before.cohort, now)
     changed = msgspec.structs.replace(record, rollout=after, updated=now, acknowledged=known)
     await change_rollout(connection, changed)

@@ -47,9 +47,9 @@ class OperatorParts(msgspec.Struct, frozen=True):
     oidc: OidcClient | None = None
 
 
-def path_part(http: web.Request, name: str = "id") -> str:
-    """Return a part of the path. Raises NotFound if no object can have this name."""
-    value = http.match_info[name]
+def path_part(http: web.Request) -> str:
+    """Return the id in the path. Raises NotFound if no object can have this name."""
+    value = http.match_info["id"]
     if not value or len(value) > 128:
         raise NotFound(f"there is no {value[:128]!r}")
     return value

@@ -8,18 +8,19 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import AuthenticationFailed, PermissionDenied
+from router.errors import AuthenticationFailed, ConfigError, PermissionDenied
 
 from ..store.database import Store
 from ..store.operators import PREFIX, end_session, find_session, new_session
+from ..trust.files import write_new
 from .operators_file import ROLES, OperatorsDoc, Role
 
 COOKIE = "causeway_session"
@@ -27,6 +28,7 @@ CSRF_HEADER = "x-causeway-console"
 SESSION_S = 12 * 3600.0
 BOOTSTRAP = "bootstrap"
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_LEAST_TOKEN = 16  # characters
 
 
 class Operator(msgspec.Struct, frozen=True):
@@ -124,15 +126,21 @@ def set_session_cookie(response: web.StreamResponse, http: web.Request, secret: 
 
 
 def load_bootstrap_token(path: Path) -> str:
-    """Return the bootstrap token of a file; at the first start the file is made, with mode 0600."""
+    """Return the bootstrap token of a file; at the first start the file is made, with mode 0600.
+
+    Raises:
+        ConfigError: The file cannot be read or written, or holds no token: an empty one would let everybody in.
+    """
     try:
-        return path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        token = "cwboot_" + secrets.token_urlsafe(32)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(token + "\n")
-        return token
+        if not path.exists():
+            with suppress(FileExistsError):  # another process was faster
+                write_new(path, f"cwboot_{secrets.token_urlsafe(32)}\n".encode(), 0o600)
+        token = path.read_bytes().decode("ascii", "replace").strip()
+    except OSError as error:
+        raise ConfigError(error.strerror or str(error), where=str(path)) from error
+    if len(token) < _LEAST_TOKEN:
+        raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
+    return token
 
 
 def _hash(secret: str) -> str:

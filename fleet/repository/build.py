@@ -13,6 +13,7 @@ from router.bundle.manifest import (
     BundleAdapter,
     BundleManifest,
     BundleModel,
+    BundleProjector,
     GoldenPrompt,
     blob_of,
     bundle_id,
@@ -20,7 +21,7 @@ from router.bundle.manifest import (
 )
 from router.bundle.settings import read_setting
 
-from .fleet_file import AdapterDoc, CohortDoc, ModelDoc
+from .fleet_file import AdapterDoc, CohortDoc, ModelDoc, ProjectorDoc, WeightsFile
 from .folder import CheckedFleet, cases_of
 
 
@@ -47,7 +48,7 @@ def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest],
     Raises:
         ValueError: The fleet has errors.
         OSError: A file cannot be read.
-        BundleInvalid: A setting is not the fleet's to set.
+        BundleInvalid: A setting is not the fleet's to set, or a projector was made for other weights.
     """
     if checked.fleet is None or checked.failed:
         raise ValueError(f"{checked.path} has errors")
@@ -70,11 +71,7 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
     files = {blob.sha256: path for blob, path in zip(contents, paths, strict=True)}
     models = []
     for model, doc in sorted(cohort.models.items()):
-        adapters = tuple(
-            BundleAdapter(adapter, _weights_blob(folder, one, files), one.scale, _golden(one))
-            for adapter, one in sorted(doc.adapters.items())
-        )
-        models.append(BundleModel(model, _weights_blob(folder, doc, files), _golden(doc), adapters))
+        models.append(_model(folder, model, doc, files))
     manifest = BundleManifest(
         format=1,
         cohort=name,
@@ -90,17 +87,39 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
     return BuiltBundle(manifest, files)
 
 
-def _golden(doc: ModelDoc | AdapterDoc) -> tuple[GoldenPrompt, ...]:
-    return tuple(GoldenPrompt(one.prompt, one.answer) for one in doc.golden)
+def _model(folder: Path, name: str, doc: ModelDoc, files: dict[str, Path]) -> BundleModel:
+    """Return a model of the bundle, and note its files in `files` by their sha256."""
+    adapters = tuple(
+        BundleAdapter(adapter, _weights_blob(folder, one, files), one.scale, _golden(folder, one, files))
+        for adapter, one in sorted(doc.adapters.items())
+    )
+    blob = _weights_blob(folder, doc, files)
+    projector = None if doc.projector is None else _projector(folder, doc.projector, blob, files)
+    return BundleModel(name, blob, _golden(folder, doc, files), adapters, projector)
 
 
-def _weights_blob(folder: Path, doc: ModelDoc | AdapterDoc, files: dict[str, Path]) -> Blob:
-    """Return the blob of a model or an adapter, and note its file in `files` by its sha256."""
+def _projector(folder: Path, doc: ProjectorDoc, model: Blob, files: dict[str, Path]) -> BundleProjector:
+    encoder = None if doc.encoder is None else _weights_blob(folder, doc.encoder, files)
+    made_for = doc.model_sha256 or model.sha256
+    return BundleProjector(_weights_blob(folder, doc, files), made_for, encoder, doc.tokens or 0)
+
+
+def _golden(folder: Path, doc: ModelDoc | AdapterDoc, files: dict[str, Path]) -> tuple[GoldenPrompt, ...]:
+    return tuple(
+        GoldenPrompt(one.prompt, one.answer, None if one.picture is None else _file_blob(folder / one.picture, files))
+        for one in doc.golden
+    )
+
+
+def _weights_blob(folder: Path, doc: WeightsFile, files: dict[str, Path]) -> Blob:
     if doc.file is None:
         assert doc.sha256 is not None
         assert doc.size_bytes is not None
         return Blob(doc.sha256, doc.size_bytes)
-    path = folder / doc.file
+    return _file_blob(folder / doc.file, files)
+
+
+def _file_blob(path: Path, files: dict[str, Path]) -> Blob:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     files[digest] = path

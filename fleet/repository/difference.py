@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from router.bundle.manifest import Blob, BundleManifest, BundleModel
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleProjector
+
+from .wording import counted
 
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
@@ -15,11 +17,15 @@ def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[st
         new: The bundle that the folder gives.
     """
     if old is None:
-        counts = f"{len(new.cases)} case files, {len(new.models)} models, {len(new.settings)} settings"
-        return [f"new cohort: policy, {counts}"]
+        sizes = (("case file", new.cases), ("model", new.models), ("setting", new.settings))
+        return [f"first bundle: policy, {', '.join(counted(len(of), kind) for kind, of in sizes)}"]
     return [
         *(["policy changed"] if old.policy != new.policy else []),
-        *([f"cases changed: {len(old.cases)} files, now {len(new.cases)}"] if old.cases != new.cases else []),
+        *(
+            [f"cases changed: {counted(len(old.cases), 'file')}, now {len(new.cases)}"]
+            if old.cases != new.cases
+            else []
+        ),
         *_models(old, new),
         *_settings(old, new),
         *([f"min_daemon: {old.min_daemon} -> {new.min_daemon}"] if old.min_daemon != new.min_daemon else []),
@@ -38,6 +44,7 @@ def _models(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
         elif before[name].golden != after[name].golden:
             yield f"model {name}: other golden prompts"
     yield from _adapters(before, after)
+    yield from _projectors(before, after)
 
 
 def _adapters(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
@@ -56,6 +63,27 @@ def _adapters(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) ->
             yield f"adapter {name}: scale {before[name].scale:g} -> {after[name].scale:g}"
         elif before[name] != after[name]:
             yield f"adapter {name}: other golden prompts"
+
+
+def _projectors(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        before, after = (models[name].projector if name in models else None for models in (old, new))
+        if before == after:
+            continue
+        if after is None:
+            yield f"projector of {name}: removed"
+        elif before is None:
+            yield f"projector of {name}: added, {_total(after)}"
+        elif before.blobs != after.blobs:
+            yield f"projector of {name}: other weights, {_total(before)} -> {_total(after)}"
+        elif before.tokens != after.tokens:
+            yield f"projector of {name}: {before.tokens} -> {after.tokens} tokens"
+        else:
+            yield f"projector of {name}: for other weights of the model"
+
+
+def _total(projector: BundleProjector) -> str:
+    return f"{sum(blob.size_bytes for blob in projector.blobs) / 1e6:.1f} MB"
 
 
 def _size(blob: Blob) -> str:

@@ -30,14 +30,18 @@ class GoldenDoc(_Part, frozen=True):
 
     prompt: str
     answer: str  # exactly, at temperature 0
+    picture: str | None = None  # path of a picture that stands after the prompt, for a model with a projector
 
 
-class _WeightsDoc(_Part, frozen=True):
+class WeightsFile(_Part, frozen=True):
     """Weights by their file in this folder, or, for a file that was uploaded before, by its hash and size."""
 
     file: str | None = None
     sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None
     size_bytes: Annotated[int, Meta(ge=1)] | None = None
+
+
+class _WeightsDoc(WeightsFile, frozen=True):
     golden: tuple[GoldenDoc, ...] = ()  # tried on the box before they serve
 
 
@@ -47,10 +51,41 @@ class AdapterDoc(_WeightsDoc, frozen=True):
     scale: float = 1.0  # how strongly it is applied
 
 
+class ProjectorDoc(WeightsFile, frozen=True):
+    """The mmproj file of a vision model, or with `encoder` a projector in ONNX, as `causeway-models` writes it."""
+
+    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was made for
+    encoder: WeightsFile | None = None  # the picture encoder whose features it reads, in ONNX
+    tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None  # that a picture becomes; with `encoder`
+
+
 class ModelDoc(_WeightsDoc, frozen=True):
-    """A model and its adapters."""
+    """A model, its adapters and its projector."""
 
     adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
+    projector: ProjectorDoc | None = None  # with it the model takes pictures, under `fusion: early` and `hybrid`
+
+    @property
+    def files(self) -> dict[str, WeightsFile]:
+        """The model and everything that is loaded with it, by key below the model's."""
+        found: dict[str, WeightsFile] = {"": self}
+        found |= {f".adapters.{name}": one for name, one in self.adapters.items()}
+        if self.projector is not None:
+            found[".projector"] = self.projector
+            if self.projector.encoder is not None:
+                found[".projector.encoder"] = self.projector.encoder
+        return found
+
+    @property
+    def pictures(self) -> dict[str, str]:
+        """The paths of the golden prompts' pictures, by key below the model's."""
+        asked = {"": self.golden} | {f".adapters.{name}": one.golden for name, one in self.adapters.items()}
+        return {
+            f"{key}.golden[{index}].picture": one.picture
+            for key, prompts in asked.items()
+            for index, one in enumerate(prompts)
+            if one.picture is not None
+        }
 
 
 class CohortDoc(_Part, frozen=True):
@@ -63,6 +98,11 @@ class CohortDoc(_Part, frozen=True):
     settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
     min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
     rollout: RolloutDoc = RolloutDoc()
+
+    @property
+    def adapters(self) -> dict[str, tuple[str, ...]]:
+        """The names of the adapters of each model."""
+        return {model: tuple(doc.adapters) for model, doc in self.models.items()}
 
 
 class FleetDoc(_Part, frozen=True):

@@ -13,7 +13,7 @@ from router.documents.strict_yaml import Problem, SourceLocation
 
 from .fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
 from .lint import fleet_problems
-from .policies import CASES, CheckedPolicy, case_files, check_file, yaml_in
+from .policies import CASES, AdapterNames, CheckedPolicy, case_files, check_file, yaml_in
 
 POLICIES = "policies"
 
@@ -42,6 +42,11 @@ class CheckedFleet(msgspec.Struct, frozen=True):
     @property
     def folder(self) -> Path:
         return self.path.parent
+
+    def adapters(self, policy: Path) -> list[AdapterNames]:
+        """Return the adapters of the models of each cohort that runs `policy`."""
+        cohorts = () if self.fleet is None else self.fleet.cohorts.values()
+        return [one.adapters for one in cohorts if (self.folder / one.policy).resolve() == policy.resolve()]
 
 
 def is_fleet(path: Path) -> bool:
@@ -127,11 +132,11 @@ def _adapter_problems(
 def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:
     yield "policy", cohort.policy
     for model, doc in cohort.models.items():
-        if doc.file is not None:
-            yield f"models.{model}.file", doc.file
-        for adapter, one in doc.adapters.items():
+        for key, one in doc.files.items():
             if one.file is not None:
-                yield f"models.{model}.adapters.{adapter}.file", one.file
+                yield f"models.{model}{key}.file", one.file
+        for key, picture in doc.pictures.items():
+            yield f"models.{model}{key}", picture
 
 
 def _missing(folder: Path, path: str) -> str:

@@ -10,8 +10,8 @@ from router.documents.reader import KeyLocations, did_you_mean
 from router.documents.strict_yaml import Problem
 from router.policy.signals import SIGNALS
 
-from .fleet_file import AdapterDoc, FleetDoc, ModelDoc
-from .rollout_keys import rollout_problems
+from .fleet_file import FleetDoc, ModelDoc, ProjectorDoc, WeightsFile
+from .rollout_keys import is_hasty, rollout_problems
 
 
 def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, ...]:
@@ -44,19 +44,45 @@ def _cohort(fleet: FleetDoc, name: str, locations: KeyLocations) -> Iterator[Pro
         except ValueError as error:
             yield Problem(locations.find(f"{path}.settings.{key}"), str(error))
     for model, doc in cohort.models.items():
-        if message := _weights(doc):
-            yield Problem(locations.find(f"{path}.models.{model}"), message)
-        for adapter, one in doc.adapters.items():
-            key = f"{path}.models.{model}.adapters.{adapter}"
-            if message := _weights(one):
-                yield Problem(locations.find(key), message)
-            if not is_scale(one.scale):
-                yield Problem(locations.find(f"{key}.scale"), "must be a finite number other than 0")
+        for key, message in _model(doc):
+            yield Problem(locations.find(f"{path}.models.{model}{key}"), message)
     for key, message in rollout_problems(cohort.rollout):
         yield Problem(locations.find(f"{path}.rollout.{key}"), message)
+    if is_hasty(cohort.rollout):
+        message = (
+            "a healthy box without requests reports every 5 to 6 minutes: with less than 6m it counts as silent, "
+            "unless `fleet.telemetry_s` of the boxes is short and they always have requests"
+        )
+        yield Problem(locations.find(f"{path}.rollout.silence"), message, "warning")
 
 
-def _weights(doc: ModelDoc | AdapterDoc) -> str:
+def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
+    """Yield (key below the model's, message)."""
+    for key, one in doc.files.items():
+        if message := _weights(one):
+            yield key, message
+    for name, adapter in doc.adapters.items():
+        if not is_scale(adapter.scale):
+            yield f".adapters.{name}.scale", "must be a finite number other than 0"
+    if doc.projector is not None:
+        yield from _projector(doc, doc.projector)
+    else:
+        for key in doc.pictures:
+            yield key, "the model has no `projector`, which a picture needs"
+
+
+def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:
+    if doc.encoder is None and doc.tokens is not None:
+        yield ".projector.tokens", "belongs to a projector with `encoder`; an mmproj file decides by itself"
+    if doc.encoder is not None and doc.tokens is None:
+        yield ".projector", "needs `tokens`, as the model's manifest.json says it"
+    if doc.encoder is not None and doc.model_sha256 is None:
+        yield ".projector", "needs `model_sha256`, the weights it was trained for, as the model's manifest.json says it"
+    if None not in (doc.model_sha256, model.sha256) and doc.model_sha256 != model.sha256:
+        yield ".projector.model_sha256", f"the model's weights are {model.sha256}: the projector was made for others"
+
+
+def _weights(doc: WeightsFile) -> str:
     """Return what is wrong, or ""."""
     if (doc.file is None) == (doc.sha256 is None):
         return "needs either `file`, or `sha256` and `size_bytes` of an uploaded file"

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from router.checks.cases import CaseResult, read_cases, run_cases
 from router.documents.strict_yaml import Problem, SourceLocation
+from router.errors import PolicyError
+from router.policy.adapters import with_adapters
 from router.policy.compiled import Policy, check_policy
 
 CASES = "cases"
+AdapterNames = Mapping[str, Sequence[str]]
+"""The LoRA adapters of models on the device, by the model's name."""
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -71,12 +75,15 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
     return CheckedPolicy(path, policy, problems)
 
 
-def run_file(path: Path, reported: Collection[Path] = ()) -> CaseRun:
+def run_file(
+    path: Path, reported: Collection[Path] = (), adapters: Callable[[Path], Sequence[AdapterNames]] = lambda _: ()
+) -> CaseRun:
     """Run the cases of one file against the policy that it names. Never raises.
 
     Args:
         path: The case file.
         reported: Resolved paths of policies whose problems the caller shows itself.
+        adapters: The adapters of each cohort that runs a policy: a case must hold in all of them.
     """
     try:
         text = path.read_bytes().decode("utf-8", "replace")
@@ -86,11 +93,17 @@ def run_file(path: Path, reported: Collection[Path] = ()) -> CaseRun:
     if cases is None or problems:
         return CaseRun(path, "", (), problems)
     checked = check_file(path.parent / cases.policy)
+    invalid = Problem(locations.find("policy"), f"the policy {cases.policy} is invalid or missing")
     if checked.policy is None:
-        invalid = Problem(locations.find("policy"), f"the policy {cases.policy} is invalid or missing")
         known = (path.parent / cases.policy).resolve() in reported
         return CaseRun(path, "", (), (invalid,) if known else (invalid, *checked.problems))
-    return CaseRun(path, checked.label, tuple(run_cases(cases, locations, checked.policy)), ())
+    try:
+        policies = [with_adapters(checked.policy, names.get) for names in adapters(checked.path) or ({},)]
+    except PolicyError:  # of an adapter: the fleet's check tells where
+        return CaseRun(path, checked.label, (), (invalid,))
+    of_cohorts = zip(*(run_cases(cases, locations, policy) for policy in policies), strict=True)
+    results = [next((one for one in same if one.differences), same[0]) for same in of_cohorts]
+    return CaseRun(path, checked.label, tuple(results), ())
 
 
 def yaml_in(folder: Path) -> list[Path]:

@@ -17,6 +17,8 @@ from ..rollout.settings import METRICS, MetricLimit, RolloutSettings, RolloutSta
 Weekday = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 WEEKDAYS: tuple[Weekday, ...] = get_args(Weekday)
 
+_LONGEST_PAUSE_S = 360.0  # a parked poll of at most 300 s, after which a box reports; a lost one is renewed within 60 s
+
 Percent = Annotated[float, Meta(gt=0, le=100, title="a share in percent, above 0 and at most 100")]
 Span = Annotated[str, Meta(pattern=r"^\d+(\.\d+)?(ms|s|m|h|d)$", title="a time such as 30s, 20m or 1d")]
 Clock = Annotated[str, Meta(pattern="^([01][0-9]|2[0-3]):[0-5][0-9]$", title='a time of day such as "22:30"')]
@@ -113,6 +115,11 @@ def rollout_problems(doc: RolloutDoc) -> Iterator[tuple[str, str]]:
         )
     if any(margin >= 100 for margin in doc.metrics.values()):
         yield "metrics", "a margin must be below 100 percentage points"
+
+
+def is_hasty(doc: RolloutDoc) -> bool:
+    """Whether `silence` is shorter than the pauses between the reports of a healthy box."""
+    return 0 < _seconds(doc.silence) < _LONGEST_PAUSE_S
 
 
 def _seconds(span: str) -> float:

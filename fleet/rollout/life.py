@@ -49,6 +49,10 @@ class IllegalTransition(Exception):
 
 
 S, E = RolloutState, RolloutEvent
+OPEN = (S.LINT, S.REPLAY, S.STAGE, S.SOAK, S.PAUSED, S.ABORTED)
+"""States in which a cohort takes no other rollout. A revert may run beside the next rollout, which may be the fix."""
+DECISIONS = (E.PAUSE, E.RESUME, E.ACCEPT, E.ABORT)
+"""The events that an operator decides; the others are the controller's."""
 LIFE: dict[RolloutState, dict[RolloutEvent, RolloutState]] = {
     S.DRAFT: {E.SUBMIT: S.LINT, E.ABORT: S.ABORTED},
     # A failing check returns the rollout to its author: no box has seen it.

@@ -116,7 +116,7 @@ def _silent(canary: Observations, control: Observations, settings: RolloutSettin
     share = lost / drawn if drawn else 0.0
     other = float(control.silent.mean()) if control.boxes else 0.0
     p = sampling_tail(lost + int(control.silent.sum()), drawn, lost, total) if control.boxes else 1.0
-    text = f"{lost} of {drawn} boxes went silent ({other:.1%} of the control)"
+    text = f"{lost} of {drawn} boxes went silent" + (f" ({other:.1%} of the control)" if control.boxes else "")
     worse = share - other
     return _decide(SILENT, text, worse, worse, settings.lost_margin, Difference(share, other, worse, worse), p, level)
 

@@ -20,6 +20,8 @@ from .openapi import fleet_document
 from .plane import ControlPlane
 from .routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 
+_DRAIN_S = 5.0  # that handlers get to finish when the server stops
+
 
 def all_routes(
     plane: ControlPlane, more: Sequence[ApiRoute] = (), collectors: Sequence[Collector] = ()
@@ -30,13 +32,8 @@ def all_routes(
     return [*routes, _openapi(routes)]
 
 
-def build_app(routes: Sequence[ApiRoute], drain_s: float = 5.0) -> web.Application:
-    """Return the application. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON.
-
-    Args:
-        routes: The routes to serve.
-        drain_s: Time that handlers get to finish when the server stops, in seconds.
-    """
+def build_app(routes: Sequence[ApiRoute]) -> web.Application:
+    """Return the application with these routes. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON."""
     app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
     unfinished = Unfinished()
     for route in routes:
@@ -45,7 +42,7 @@ def build_app(routes: Sequence[ApiRoute], drain_s: float = 5.0) -> web.Applicati
     app.router.add_route("*", "/{path:.*}", nothing_here)
 
     async def drain(_app: web.Application) -> None:
-        await unfinished.wait(drain_s)
+        await unfinished.wait(_DRAIN_S)
 
     app.on_cleanup.append(drain)
     return app

@@ -17,11 +17,12 @@ from aiohttp import web
 
 from router.errors import ConfigError
 
+from ..controller.loop import SURVEY_S
 from ..operators.assembly import build_operators, operator_routes
 from ..operators.metrics import ControllerCollector
 from ..repository.fleet_file import FleetDoc
 from ..repository.folder import check_fleet
-from ..store.database import Store
+from ..store.database import STATEMENT_S, Store
 from .app import all_routes, build_app
 from .boxes.tokens import load_token_key
 from .plane import ControlPlane
@@ -42,6 +43,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
         database: "": SQLite in `data`.
         issuer: The claim `iss` of the tokens, as the gateways' `identity.issuer`.
         port: 0: any free one.
+        statement_s: As `Store.open`.
+        survey_s: As `Controller`.
     """
 
     folder: Path
@@ -51,6 +54,8 @@ class ServeSettings(msgspec.Struct, frozen=True):
     issuer: str = "causeway"
     host: str = "127.0.0.1"
     port: int = 8090
+    statement_s: float = STATEMENT_S
+    survey_s: float = SURVEY_S
 
 
 @asynccontextmanager
@@ -64,12 +69,20 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     fleet = read_fleet_folder(settings.folder)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = load_token_key(settings.data / "token-key.jwk", settings.issuer)
-    store = await Store.open(settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}")
+    database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"
+    store = await Store.open(database, settings.statement_s)
     try:
         plane = ControlPlane(settings.folder, fleet, store, key)
         await plane.wakes.refresh()
         operators = build_operators(
-            settings.folder, settings.keys, settings.data, fleet, store, plane.clock, plane.wakes.refresh
+            settings.folder,
+            settings.keys,
+            settings.data,
+            fleet,
+            store,
+            plane.clock,
+            plane.wakes.refresh,
+            settings.survey_s,
         )
         runner = web.AppRunner(
             build_app(all_routes(plane, operator_routes(operators), (ControllerCollector(operators.controller),))),

@@ -19,7 +19,7 @@ from .polls import PollModel, revert_times, told_times
 
 S, E = RolloutState, RolloutEvent
 MOST_LOOKS = 100  # a stage has about ten
-DEFAULT = RolloutSettings(tuple(RolloutStage(WHOLE * percent // 100) for percent in (1, 5, 25, 50, 100)))
+_SETTINGS = RolloutSettings(tuple(RolloutStage(WHOLE * percent // 100) for percent in (1, 5, 25, 50, 100)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,6 @@ def simulate_rollout(
     effect: Effect,
     *,
     accepts: bool = False,
-    settings: RolloutSettings = DEFAULT,
-    model: PollModel | None = None,
 ) -> RolloutRun:
     """Simulate one rollout to its end.
 
@@ -62,25 +60,16 @@ def simulate_rollout(
         boxes: How many.
         effect: Of the new bundle.
         accepts: An approver accepts each inconclusive stage at once, so that the rollout goes on.
-        settings: Of the cohort.
-        model: Of the polls.
     """
     rng = np.random.default_rng(seed)
     fleet = draw_boxes(rng, boxes, f"salt-{seed}")
-    run = _Run(rng, fleet, effect, settings, model or PollModel())
+    run = _Run(rng, fleet, effect)
     return run.to_the_end(seed, accepts)
 
 
 class _Run:
-    def __init__(
-        self,
-        rng: np.random.Generator,
-        boxes: SimulatedBoxes,
-        effect: Effect,
-        settings: RolloutSettings,
-        model: PollModel,
-    ) -> None:
-        self.rng, self.effect, self.settings, self.model = rng, effect, settings, model
+    def __init__(self, rng: np.random.Generator, boxes: SimulatedBoxes, effect: Effect) -> None:
+        self.rng, self.effect, self.model = rng, effect, PollModel()
         size = boxes.size
         self.adopted = np.full(size, np.inf)  # when a box runs the new bundle
         self.rolls_back = rng.random(size) < effect.rolled_back
@@ -89,7 +78,7 @@ class _Run:
 
     def to_the_end(self, seed: int, accepts: bool) -> RolloutRun:
         least = stage_share(0, self.boxes.positions[self.boxes.off_at > 0].tolist())
-        rollout = Rollout(f"r{seed}", "simulated", "new", "old", f"salt-{seed}", self.settings)
+        rollout = Rollout(f"r{seed}", "simulated", "new", "old", f"salt-{seed}", _SETTINGS)
         for event in (E.SUBMIT, E.CHECK_PASSED, E.CHECK_PASSED):
             rollout = apply(rollout, event, 0.0, least_share=least)
         pauses, share, stage = 0, 0, 0
@@ -121,12 +110,12 @@ class _Run:
 
     def _observe(self, share: int, began: float, watched_from: float, now: float) -> tuple[Observations, Observations]:
         boxes = self.boxes
-        reachable = (boxes.off_at > began - self.settings.silence_s) & ~boxes.cloned
+        reachable = (boxes.off_at > began - _SETTINGS.silence_s) & ~boxes.cloned
         members = reachable & (boxes.positions < share)
         tried = members & (self.adopted <= watched_from)
         undone = tried & self.rolls_back
         weather = draw_weather(self.rng, boxes.size)
-        window, silence_s = (watched_from, now), self.settings.silence_s
+        window, silence_s = (watched_from, now), _SETTINGS.silence_s
         canary, control = (
             observe(self.rng, boxes, np.flatnonzero(chosen), window, weather, silence_s, effect)
             for chosen, effect in (

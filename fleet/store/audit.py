@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ..operators.audit_chain import AuditRow, next_row
 from .tables import audit
 
+_MOST_ROWS = 200  # that name a rollout
 _LOCK = 0x61756474  # an advisory lock: rows are chained one after the other
 _COLUMNS = [audit.c[name] for name in ("n", "at", "actor", "action", "what_json", "previous", "hash")]
 
@@ -42,8 +43,8 @@ async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 5
     return [AuditRow(*row) for row in await connection.execute(chosen)]
 
 
-async def audit_of(connection: AsyncConnection, rollout: str, limit: int = 200) -> list[AuditRow]:
+async def audit_of(connection: AsyncConnection, rollout: str) -> list[AuditRow]:
     """Return the newest rows that name a rollout, oldest first."""
     named = audit.c.what_json.contains(f'"rollout":"{rollout}"', autoescape=True)
-    rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(limit))
+    rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(_MOST_ROWS))
     return [AuditRow(*row) for row in rows][::-1]

@@ -25,7 +25,8 @@ from .migrate import migrate
 
 _WRITES = "causeway_writes"
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
-_CONNECT_S, _COMMAND_S, _BUSY_S = 5.0, 10.0, 5.0
+_CONNECT_S, _BUSY_S = 5.0, 5.0
+STATEMENT_S = 10.0
 _POOL = 8
 _RETRY_S = 5.0
 
@@ -54,17 +55,18 @@ class Store:
         self._turn = anyio.Lock() if self.is_sqlite else None
 
     @classmethod
-    async def open(cls, url: str) -> Store:
+    async def open(cls, url: str, statement_s: float = STATEMENT_S) -> Store:
         """Connect, and bring the tables up to date.
 
         Args:
             url: ``sqlite:///PATH`` or ``postgresql://USER:PASSWORD@HOST/NAME``.
+            statement_s: PostgreSQL's time for one statement, and the most that a lock or a connection is waited for.
 
         Raises:
             ConfigError: The URL is malformed or names another database.
             StoreUnavailable: The database does not answer.
         """
-        engine = _engine(_with_driver(url))
+        engine = _engine(_with_driver(url), statement_s)
         store = cls(engine)
         try:
             with _translated():
@@ -173,12 +175,13 @@ def _with_driver(url: str) -> URL:
     return parsed.set(drivername=driver)
 
 
-def _engine(url: URL) -> AsyncEngine:
+def _engine(url: URL, statement_s: float) -> AsyncEngine:
     if url.get_backend_name() == "postgresql":
-        arguments: dict[str, Any] = {"timeout": _CONNECT_S, "command_timeout": _COMMAND_S}
-        return create_async_engine(url, connect_args=arguments, pool_size=_POOL, pool_timeout=_COMMAND_S)
-    engine = create_async_engine(url, pool_size=_POOL, pool_timeout=_COMMAND_S)
-    event.listen(engine.sync_engine, "connect", _prepare_sqlite)
+        arguments: dict[str, Any] = {"timeout": min(_CONNECT_S, statement_s), "command_timeout": statement_s}
+        return create_async_engine(url, connect_args=arguments, pool_size=_POOL, pool_timeout=statement_s)
+    engine = create_async_engine(url, pool_size=_POOL, pool_timeout=STATEMENT_S)
+    busy_s = min(_BUSY_S, statement_s)
+    event.listen(engine.sync_engine, "connect", lambda connection, _: _prepare_sqlite(connection, busy_s))
     event.listen(engine.sync_engine, "begin", _begin_sqlite)
     return engine
 
@@ -189,10 +192,10 @@ def _try_sqlite(path: str) -> None:
         connection.execute("PRAGMA schema_version")
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _prepare_sqlite(connection: Any, busy_s: float) -> None:
     connection.isolation_level = None  # the driver must not begin transactions by itself: see `_begin_sqlite`
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_S * 1000:.0f}"):
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={busy_s * 1000:.0f}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

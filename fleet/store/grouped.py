@@ -39,13 +39,11 @@ class Grouped(Generic[Item, Result]):
     Args:
         transaction: `Store.write` or `Store.read`.
         work: Handles items in the given order and returns a result for each, or the error that refuses it.
-        most: The largest number of items in a transaction.
     """
 
-    def __init__(self, transaction: Transaction, work: Work[Item, Result], most: int = MOST_ITEMS) -> None:
+    def __init__(self, transaction: Transaction, work: Work[Item, Result]) -> None:
         self._transaction = transaction
         self._work = work
-        self._most = most
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._wake = asyncio.Event()
         self.transactions = 0
@@ -73,7 +71,7 @@ class Grouped(Generic[Item, Result]):
                 await self._wake.wait()
                 self._wake.clear()
                 while self._waiting:
-                    count = min(len(self._waiting), self._most)
+                    count = min(len(self._waiting), MOST_ITEMS)
                     await self._run_group([self._waiting.popleft() for _ in range(count)])
         finally:
             for _, future in self._waiting:

@@ -18,6 +18,7 @@ from .tables import devices, looks, rollouts
 
 ENDED = (RolloutState.DRAFT, RolloutState.DONE, RolloutState.REVERTED)
 """States that end only by an operator's decision."""
+_MOST_LISTED = 200  # rollouts, or looks of one
 _METADATA_ROLLBACK = "metadata_rollback"
 
 
@@ -99,9 +100,9 @@ async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutReco
     return None if row is None else _record(*row)
 
 
-async def list_rollouts(connection: AsyncConnection, cohort: str = "", limit: int = 200) -> list[RolloutRecord]:
+async def list_rollouts(connection: AsyncConnection, cohort: str = "") -> list[RolloutRecord]:
     """Return the newest rollouts, newest first; `cohort` "": of all cohorts."""
-    chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(limit)
+    chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MOST_LISTED)
     if cohort:
         chosen = chosen.where(rollouts.c.cohort == cohort)
     return [_record(*row) for row in await connection.execute(chosen)]
@@ -125,10 +126,10 @@ async def add_look(connection: AsyncConnection, rollout: str, at: float, stage: 
     await connection.execute(insert(looks).values(rollout=rollout, at=at, stage=stage, verdict_json=text))
 
 
-async def read_looks(connection: AsyncConnection, rollout: str, limit: int = 200) -> list[LookRecord]:
+async def read_looks(connection: AsyncConnection, rollout: str) -> list[LookRecord]:
     """Return the newest looks, oldest first."""
     chosen = select(looks.c.at, looks.c.stage, looks.c.verdict_json).where(looks.c.rollout == rollout)
-    rows = await connection.execute(chosen.order_by(looks.c.n.desc()).limit(limit))
+    rows = await connection.execute(chosen.order_by(looks.c.n.desc()).limit(_MOST_LISTED))
     return [LookRecord(*row) for row in rows][::-1]
 
 

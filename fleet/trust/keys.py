@@ -13,6 +13,8 @@ from securesystemslib.signer import CryptoSigner, SSlibKey
 
 from router.errors import ConfigError
 
+from .files import write_new
+
 PRIVATE, PUBLIC = ".pem", ".pub"
 
 
@@ -40,16 +42,22 @@ def new_key(folder: Path, name: str, passphrase: bytes | None) -> KeyFile:
 
     Raises:
         FileExistsError: A key of this name is there; nothing was changed.
+        OSError: It cannot be written, and is not there.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if (folder / (name + PUBLIC)).exists():
-        raise FileExistsError(f"{folder / (name + PUBLIC)} is there already; nothing was written")
+    for path in (folder / (name + PUBLIC), folder / (name + PRIVATE)):
+        if path.exists():
+            raise FileExistsError(f"{path} is there already; nothing was written")
     key = Ed25519PrivateKey.generate()
     encryption = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write_new(folder / (name + PRIVATE), private, 0o600)
-    _write_new(folder / (name + PUBLIC), public, 0o644)
+    write_new(folder / (name + PRIVATE), private, 0o600)
+    try:
+        write_new(folder / (name + PUBLIC), public, 0o644)
+    except OSError:
+        (folder / (name + PRIVATE)).unlink()
+        raise
     return KeyFile(name, SSlibKey.from_crypto(key.public_key()).keyid, private=True)
 
 
@@ -111,6 +119,8 @@ def load_signer(path: Path, passphrase: bytes | None) -> CryptoSigner:
 
 
 def _read_private(path: Path) -> bytes:
+    if path.suffix == PUBLIC:
+        raise KeyInvalid(f"the public key; {path.with_suffix(PRIVATE).name} is the one that signs", where=str(path))
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -122,10 +132,3 @@ def _read_private(path: Path) -> bytes:
             return file.read(1 << 16)
     except OSError as error:
         raise KeyInvalid(f"cannot read the private key: {error.strerror}", where=str(path)) from error
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        os.fsync(handle)

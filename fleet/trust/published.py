@@ -11,9 +11,6 @@ is complete before a signed one names it.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from tuf.api.exceptions import RepositoryError
@@ -22,6 +19,8 @@ from tuf.api.serialization.json import JSONSerializer
 
 from router.bundle.manifest import BundleManifest, blob_of
 from router.errors import ConfigError
+
+from .files import copy_atomically, write_atomically
 
 PUBLISHED, PENDING = "published", "pending"
 ROLLOUT = "rollout"
@@ -43,17 +42,17 @@ class PublishedFolder:
         self._metadata = self.path / "tuf" / "metadata"
         self._targets = self.path / "tuf" / "targets"
 
-    def root(self, version: int | None = None) -> Metadata[Root] | None:
-        """Return the root of that version, by default the newest; None if there is none."""
-        return self._read(Metadata[Root], self._newest("root", version))
+    def root(self) -> Metadata[Root] | None:
+        """Return the newest root; None if there is none."""
+        return self._read(Metadata[Root], self._newest("root"))
 
     def targets(self, role: str) -> Metadata[Targets] | None:
         """Return the newest metadata of `targets` or `rollout`; None if there is none."""
-        return self._read(Metadata[Targets], self._newest(role, None))
+        return self._read(Metadata[Targets], self._newest(role))
 
     def snapshot(self) -> Metadata[Snapshot] | None:
         """Return the newest snapshot; None if there is none."""
-        return self._read(Metadata[Snapshot], self._newest("snapshot", None))
+        return self._read(Metadata[Snapshot], self._newest("snapshot"))
 
     def timestamp(self) -> Metadata[Timestamp] | None:
         """Return the timestamp; None if there is none."""
@@ -65,7 +64,7 @@ class PublishedFolder:
 
     def newest(self, role: str) -> tuple[int, bytes] | None:
         """Return version and bytes of the newest metadata of a role; None if there is none."""
-        path = self._newest(role, None)
+        path = self._newest(role)
         return None if path is None else (_version(path), path.read_bytes())
 
     def read_pending(self, role: str, kind: type[Metadata[T]]) -> Metadata[T] | None:
@@ -110,22 +109,16 @@ class PublishedFolder:
         return content
 
     def write_blob(self, sha256: str, source: Path) -> None:
-        """Copy a file to its place by its hash, unless it is there."""
+        """Copy a file to its place by its hash, unless it is there in full. Raises OSError."""
         target = self.path / "blobs" / sha256
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_name(f"{sha256}.partial")
-            shutil.copyfile(source, partial)
-            partial.replace(target)
+        if not target.is_file() or target.stat().st_size != source.stat().st_size:
+            copy_atomically(source, target)
 
     def missing_blobs(self, manifest: BundleManifest) -> list[str]:
         """Return the hashes of the blobs that are not in the published folder."""
         return [blob.sha256 for blob in manifest.blobs if not (self.path / "blobs" / blob.sha256).is_file()]
 
-    def _newest(self, role: str, version: int | None) -> Path | None:
-        if version is not None:
-            path = self._metadata / f"{version}.{role}.json"
-            return path if path.is_file() else None
+    def _newest(self, role: str) -> Path | None:
         return max(self._metadata.glob(f"*.{role}.json"), key=_version, default=None)
 
     def _read(self, kind: type[Metadata[T]], path: Path | None) -> Metadata[T] | None:
@@ -135,18 +128,6 @@ class PublishedFolder:
             return kind.from_bytes(path.read_bytes())
         except RepositoryError as error:
             raise RepositoryInvalid(f"not signed metadata: {error}", where=str(path)) from error
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file by rename, so that readers see the old content or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, suffix=".partial")
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, 0o644)
-        file.write(content)
-        file.flush()
-        os.fsync(handle)
-    Path(partial).replace(path)
 
 
 def _version(path: Path) -> int:

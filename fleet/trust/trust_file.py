@@ -66,6 +66,9 @@ def read_trust(folder: Path) -> tuple[Trust | None, tuple[Problem, ...]]:
     path = folder / TRUST_FILE
     try:
         text = path.read_bytes().decode("utf-8", "replace")
+    except FileNotFoundError:
+        message = "not there: it names the keys that sign this fleet; fleet/README.md shows one under `Sign it`"
+        return None, (Problem(SourceLocation(str(path)), message),)
     except OSError as error:
         return None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),)
     doc, locations, problems = read_struct(text, str(path), TrustDoc)

@@ -104,26 +104,36 @@ def signals_of(rows: Rows, unseen: Unseen, stage: int) -> dict[str, Array64]:
 def calibration_errors(rows: Rows, unseen: Unseen, stage: int) -> dict[str, float]:
     """Return the expected calibration error of both signals over ten equal bins."""
     return {
-        PROMPT: calibration_error(unseen.quality, rows.enough),
-        BOTH: calibration_error(unseen.stages[stage], rows.enough),
+        PROMPT: calibration_error(unseen.quality, rows.enough, rows.weights),
+        BOTH: calibration_error(unseen.stages[stage], rows.enough, rows.weights),
     }
 
 
-def choose_threshold(probabilities: Array64, small: Array64, large: Array64, target: Target) -> float:
+def choose_threshold(
+    probabilities: Array64, small: Array64, large: Array64, target: Target, weights: Array64 | None = None
+) -> float:
     """Return the probability below which a request goes to the large model.
 
     The lowest threshold that keeps the target's share of the large model's quality, or that sends at most the target's
     share of the requests.
+
+    Args:
+        probabilities: [rows], that the small model's answer is good enough.
+        small, large: [rows], the quality of both answers.
+        target: what the owner wants.
+        weights: [rows], how much each row counts; default: all the same.
     """
+    shares = np.ones(len(small)) if weights is None else weights
     order = np.argsort(-probabilities, kind="stable")
-    gains = np.concatenate([[0.0], np.cumsum((small - large)[order])])  # with the first n on the device
+    # With the first n rows on the device:
+    moved, gains = (np.concatenate([[0.0], np.cumsum(part[order])]) for part in (shares, shares * (small - large)))
     counts = np.arange(len(order) + 1)
     if target.cloud_share is not None:
-        allowed = counts >= math.ceil((1 - target.cloud_share) * len(order))
+        allowed = moved >= (1 - target.cloud_share) * moved[-1] - 1e-9
         most = int(counts[allowed].min())
     else:
-        keep = 1.0 if target.keep is None else target.keep
-        most = int(counts[large.sum() + gains >= keep * large.sum() - 1e-9].max())
+        keep, whole = 1.0 if target.keep is None else target.keep, float(shares @ large)
+        most = int(counts[whole + gains >= keep * whole - 1e-9].max())
     if most == 0:
         return 1.0
     if most == len(order):
@@ -143,14 +153,14 @@ def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below
         seen = rows[np.setdiff1d(np.arange(len(rows)), held)]
         known = fitted.quality_unseen if stage is None else fitted.stages_unseen[stage]
         predicted = unseen.quality if stage is None else unseen.stages[stage]
-        kept[held] = predicted[held] >= choose_threshold(known, seen.small, seen.large, target)
-    quality = np.where(kept, rows.small, rows.large)
+        kept[held] = predicted[held] >= choose_threshold(known, seen.small, seen.large, target, seen.weights)
+    weights, quality = rows.weights, np.where(kept, rows.small, rows.large)
 
     def retained(part: Indices) -> float:
-        return float(quality[part].sum() / max(rows.large[part].sum(), 1e-9))
+        return float(weights[part] @ quality[part]) / max(float(weights[part] @ rows.large[part]), 1e-9)
 
     def cloud(part: Indices) -> float:
-        return float(1 - kept[part].mean())
+        return float(1 - np.average(kept[part], weights=weights[part]))
 
     whole, draws = np.arange(len(rows)), _resamples(np.arange(len(rows)), seed)
     return Operation(
@@ -161,20 +171,19 @@ def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below
 
 
 def _task_report(name: str, rows: Rows, signals: Mapping[str, Array64], part: Indices, seed: int) -> TaskReport:
-    draws = _resamples(part, seed)
+    draws, weights = _resamples(part, seed), rows.weights
     recovered: dict[str, Interval | None] = {}
     for signal, values in signals.items():
-        value = apgr(values[part], rows.small[part], rows.large[part])
-        drawn = [apgr(values[one], rows.small[one], rows.large[one]) for one in draws]
+        value, *drawn = (apgr(values[one], rows.small[one], rows.large[one], weights[one]) for one in (part, *draws))
         known = [one for one in drawn if one is not None]
         recovered[signal] = None if value is None or not known else _interval(value, known)
     chances = [rows.answers[index].chance for index in part]
     return TaskReport(
         name,
         len(part),
-        float(rows.small[part].mean()),
-        float(rows.large[part].mean()),
-        float(np.mean(chances)) if all(chances) else 0.0,
+        float(np.average(rows.small[part], weights=weights[part])),
+        float(np.average(rows.large[part], weights=weights[part])),
+        float(np.average(chances, weights=weights[part])) if all(chances) else 0.0,
         recovered,
     )
 

@@ -10,7 +10,7 @@ saw: the rows are divided into folds, and everything is done anew on the others 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -34,6 +34,13 @@ _EVEN = 1e-9
 Indices = NDArray[np.int64]
 
 
+class Unanswered(msgspec.Struct, frozen=True):
+    """Prompts that no model was asked yet. They tell the tasks apart as well as others do."""
+
+    tasks: Sequence[str]
+    inputs: Array64  # [prompts, inputs]
+
+
 class Rows(msgspec.Struct, frozen=True):
     """Labelled answers as arrays, [rows] each."""
 
@@ -41,11 +48,17 @@ class Rows(msgspec.Struct, frozen=True):
     inputs: Array64  # of `edge.quality`, [rows, inputs]
     small: Array64
     large: Array64
+    unanswered: Unanswered | None = None
 
     @property
     def enough(self) -> NDArray[np.bool_]:
         """Whether the small model's answer is good enough."""
         return self.small >= self.large - _EVEN
+
+    @property
+    def weights(self) -> Array64:
+        """How many prompts each row stands for."""
+        return np.array([answer.weight for answer in self.answers])
 
     @property
     def strata(self) -> list[tuple[str, float, float]]:
@@ -55,7 +68,7 @@ class Rows(msgspec.Struct, frozen=True):
 
     def __getitem__(self, indices: Indices) -> Rows:
         answers = [self.answers[index] for index in indices]
-        return Rows(answers, self.inputs[indices], self.small[indices], self.large[indices])
+        return Rows(answers, self.inputs[indices], self.small[indices], self.large[indices], self.unanswered)
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -102,7 +115,7 @@ def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
     return PairFit(kinds, quality, tuple(stages), unseen, tuple(stages_unseen))
 
 
-def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int, tick: Callable[[], None] = lambda: None) -> Unseen:
+def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int) -> Unseen:
     """Fit once per fold, on the rows outside it, and predict the rows in it."""
     quality, stages = np.zeros(len(rows)), [np.zeros(len(rows)) for _ in tokens]
     folds = []
@@ -114,7 +127,6 @@ def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int, tick: Callable[
         for stage, values in zip(fitted.stages, stages, strict=True):
             values[held] = predict(stage.logit, stage_inputs(part, stage.tokens, quality[held]))
         folds.append((held, fitted))
-        tick()
     return Unseen(quality, tuple(stages), tuple(folds))
 
 
@@ -182,12 +194,16 @@ def _kinds_of(rows: Rows) -> KindMixture | None:
     names = np.unique(tasks)
     if len(names) == 1:
         return None
-    center, spread = rows.inputs.mean(axis=0), rows.inputs.std(axis=0) + _EVEN
-    scaled, ones = (rows.inputs - center) / spread, np.ones(len(rows))
+    inputs, tasks_of_inputs = rows.inputs, tasks
+    if rows.unanswered is not None:
+        inputs = np.concatenate([inputs, rows.unanswered.inputs])
+        tasks_of_inputs = np.concatenate([tasks, rows.unanswered.tasks])
+    center, spread = inputs.mean(axis=0), inputs.std(axis=0) + _EVEN
+    scaled, ones = (inputs - center) / spread, np.ones(len(inputs))
     kinds, means = [], []
     for name in names:
         inside = tasks == name
-        fitted = fit_logistic(scaled, inside, ones, ridges=[_KIND_RIDGE] * scaled.shape[1])
+        fitted = fit_logistic(scaled, tasks_of_inputs == name, ones, ridges=[_KIND_RIDGE] * scaled.shape[1])
         weights = np.array(fitted.weights) / spread
         kinds.append(LinearLogit(tuple(weights.tolist()), fitted.bias - float(weights @ center)))
         means.append((gains[inside].sum() + _KIND_PRIOR * gains.mean()) / (inside.sum() + _KIND_PRIOR))

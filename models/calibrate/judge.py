@@ -37,6 +37,6 @@ class AnswerJudge:
         texts = [answers.small.text, answers.large.text]
         first, second = reversed(texts) if swapped else texts
         question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
-        asked = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
-        letter = chosen_letter(await self._model.answer(asked), list(_CHOICES))
+        comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
+        letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
         return letter in ("C", "B" if swapped else "A")

@@ -34,7 +34,7 @@ class LabelledAnswer(msgspec.Struct, frozen=True):
     """A prompt, the quality of both answers (0 to 1), and the confidence of the small one after each first token.
 
     `chance` is the quality of guessing, where the prompt has choices. `confidences_end`: the last of `confidences`
-    covers the end of the answer.
+    covers the end of the answer. `weight`: how many prompts the row stands for, in the mean 1.
     """
 
     text: str
@@ -44,6 +44,7 @@ class LabelledAnswer(msgspec.Struct, frozen=True):
     confidences: tuple[Confidence, ...]
     chance: float = 0.0
     confidences_end: bool = True
+    weight: float = 1.0
 
     @property
     def enough(self) -> bool:
@@ -55,6 +56,9 @@ def label(
     prompts: Sequence[CalibrationPrompt], answers: Mapping[str, PairAnswers], encode: Encode | None
 ) -> list[LabelledAnswer]:
     """Grade the answers to each prompt that has some.
+
+    Tasks with long answers have fewer of their prompts answered when a run stops. The weights of the rows give each
+    task its share of `prompts` back.
 
     Args:
         answers: by the prompt's id.
@@ -68,7 +72,7 @@ def label(
         small, large = _grades(prompt, pair, encode)
         chance = 1 / len(prompt.choices) if prompt.choices else 0.0
         rows.append(LabelledAnswer(prompt.question, prompt.task, small, large, pair.small.confidences, chance))
-    return rows
+    return _weighted(rows, Counter(prompt.task for prompt in prompts))
 
 
 def chosen_letter(answer: ModelAnswer, letters: Sequence[str]) -> str | None:
@@ -87,6 +91,13 @@ def same_text(text: str, reference: str) -> bool:
         return True
     common = sum((Counter(words) & Counter(wanted)).values())
     return 2 * common / (len(words) + len(wanted)) >= F1_RIGHT
+
+
+def _weighted(rows: Sequence[LabelledAnswer], wanted: Mapping[str, int]) -> list[LabelledAnswer]:
+    """Weigh the rows of each task so that the tasks have the proportions of `wanted`."""
+    answered = Counter(row.task for row in rows)
+    scale = len(rows) / max(1, sum(wanted[task] for task in answered))
+    return [msgspec.structs.replace(row, weight=scale * wanted[row.task] / answered[row.task]) for row in rows]
 
 
 def _grades(prompt: CalibrationPrompt, pair: PairAnswers, encode: Encode | None) -> tuple[float, float]:

@@ -27,6 +27,7 @@ class PairReport(msgspec.Struct, frozen=True):
     tokens: int  # held back at most
     hold_ms: int  # as long as the policy line allows
     target: Target
+    weighted: bool  # the tasks have other proportions among the answers than among the prompts
     tasks: Sequence[TaskReport]  # all prompts together first
     errors: Mapping[str, float]  # calibration error by signal
     handoff: Operation
@@ -51,6 +52,8 @@ def markdown(report: PairReport) -> str:
         "validation); brackets are 95 % bootstrap intervals. APGR: share of the large model's advantage that is kept, "
         "averaged over all shares of requests sent to it; random routing has 0.50."
     )
+    if report.weighted:
+        intro += " Not all prompts are answered: where tasks count together each has its share of all prompts."
     lines = [
         f"# {report.small.name} and {report.large.name}",
         "",
@@ -73,8 +76,8 @@ def write_report(folder: Path, report: PairReport, rows: Rows, signals: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(markdown(report), encoding="utf-8")
     samples = [
-        RoutingSample(small, large, True, {name: float(values[index]) for name, values in signals.items()})
-        for index, (small, large) in enumerate(zip(rows.small.tolist(), rows.large.tolist(), strict=True))
+        RoutingSample(row.small, row.large, True, {name: float(of[index]) for name, of in signals.items()}, row.weight)
+        for index, row in enumerate(rows.answers)
     ]
     traffic = f"{report.small.name} and {report.large.name}, {len(rows)} prompts"
     (folder / "routing.svg").write_text(picture(mix(samples, 1.0, list(signals)), traffic), encoding="utf-8")

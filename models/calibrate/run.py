@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,11 +17,12 @@ from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.lookup import find_signal
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, prompt_features
+from ..train.signals.optimizers import Array64
 from .answers import AnswerLog, Pair
 from .collect import Answerer, EngineAnswerer, collect
 from .endpoint import EndpointAnswerer
 from .evaluate import BOTH, PROMPT, Target, calibration_errors, choose_threshold, evaluate_pair, operate, signals_of
-from .fit import FOLDS, PairFit, Rows, fit_pair, predict_unseen
+from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_unseen
 from .judge import AnswerJudge
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
@@ -99,13 +100,22 @@ def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, e
 
     if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):
         return
+    if len(prompts) < LEAST_PROMPTS:
+        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {LEAST_PROMPTS}")
     try:
         asyncio.run(ask())
     except BackendError as error:
-        raise ArtifactError(
-            f"{error.message}\n{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
-            "Run the same command again to go on."
-        ) from error
+        raise ArtifactError(f"{error.message}\n{_kept(prompts, log)}") from error
+    except KeyboardInterrupt:
+        echo(_kept(prompts, log))
+        raise
+
+
+def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
+    return (
+        f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
+        "Run the same command again to go on."
+    )
 
 
 def calibrate_pair(
@@ -123,8 +133,9 @@ def calibrate_pair(
     encoder = SentenceEncoder(encoder_artifact.path)
     answers = label(prompts, log.rows, encoder)
     _check_count(len(answers), log.path)
+    rows = as_rows(answers, encoder, [prompt for prompt in prompts if prompt.id not in log.rows])
     tokens = sorted({*(count for count in STAGES if count < plan.hold_tokens), plan.hold_tokens})
-    return _fit_and_publish(plan, as_rows(answers, encoder), tokens, encoder_artifact, to, name, command, echo)
+    return _fit_and_publish(plan, rows, tokens, encoder_artifact, to, name, command, echo)
 
 
 def calibrate_from_shadow(
@@ -183,25 +194,34 @@ def _fit_and_publish(
     )
 
 
-def as_rows(answers: Sequence[LabelledAnswer], encoder: SentenceEncoder) -> Rows:
-    """Return labelled answers as arrays."""
+def as_rows(
+    answers: Sequence[LabelledAnswer], encoder: SentenceEncoder, unanswered: Sequence[CalibrationPrompt] = ()
+) -> Rows:
+    """Return labelled answers as arrays, beside the prompts that have none."""
+
+    def inputs(texts: Iterable[str]) -> Array64:
+        return np.array([prompt_features(text, encoder) for text in texts])
+
     return Rows(
         answers,
-        np.array([prompt_features(one.text, encoder) for one in answers]),
+        inputs(one.text for one in answers),
         np.array([one.small for one in answers]),
         np.array([one.large for one in answers]),
+        Unanswered([one.task for one in unanswered], inputs(one.question for one in unanswered))
+        if unanswered
+        else None,
     )
 
 
 def _measure(
     plan: Plan, rows: Rows, tokens: Sequence[int], echo: Echo
-) -> tuple[PairFit, PairReport, dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]]:
+) -> tuple[PairFit, PairReport, dict[str, Array64]]:
     echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
     fitted = fit_pair(rows, tokens, plan.seed)
     unseen = predict_unseen(rows, tokens, plan.seed)
     last = len(tokens) - 1
     thresholds = [
-        choose_threshold(known, rows.small, rows.large, plan.target)
+        choose_threshold(known, rows.small, rows.large, plan.target, rows.weights)
         for known in (fitted.stages_unseen[last], fitted.quality_unseen)
     ]
     report = PairReport(
@@ -210,6 +230,7 @@ def _measure(
         tokens=plan.hold_tokens,
         hold_ms=plan.hold_ms,
         target=plan.target,
+        weighted=not np.allclose(rows.weights, 1.0),
         tasks=evaluate_pair(rows, unseen, last, plan.seed),
         errors=calibration_errors(rows, unseen, last),
         handoff=operate(rows, unseen, last, plan.target, thresholds[0], plan.seed),

@@ -59,19 +59,32 @@ class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class ProjectorEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What turns the features of a picture encoder into soft tokens of a model: an ONNX file beside its weights.
+    """What turns pictures into soft tokens of a model: a file beside its weights, for one version of them.
 
-    It belongs to one version of the model's weights and of the encoder, which is an artifact of its own.
+    An ONNX file reads the features of a picture encoder: an artifact of its own (`encoder`), or a file beside the
+    weights (`encoder_file`, in the bundle of a fleet). A GGUF is the `mmproj` file of a vision model, which has its
+    encoder inside: both are "", and a picture becomes as many tokens as it needs.
     """
 
     file: str
     sha256: str
     size_bytes: int
     model_sha256: str
-    encoder: str
-    encoder_sha256: str
-    tokens: int  # that a picture becomes
+    encoder: str = ""
+    encoder_file: str = ""
+    encoder_sha256: str = ""
+    tokens: int = 0  # that a picture becomes
     note: str = ""
+
+    @property
+    def is_mmproj(self) -> bool:
+        return not (self.encoder or self.encoder_file)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The SHA-256 of the files beside the weights, by name."""
+        found = {self.file: self.sha256}
+        return found | {self.encoder_file: self.encoder_sha256} if self.encoder_file else found
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -133,7 +146,8 @@ class Artifact(msgspec.Struct, frozen=True):
     def version(self) -> str:
         """What its answers depend on: the hash of the weights, of each adapter with its scale, and of the projector."""
         adapters = (f" {name} {one.sha256} {one.scale:g}" for name, one in self.manifest.adapters.items())
-        projector = "" if self.manifest.projector is None else f" projector {self.manifest.projector.sha256}"
+        entry = self.manifest.projector
+        projector = "" if entry is None else f" projector {entry.sha256} {entry.encoder_sha256}".rstrip()
         return self.manifest.sha256 + "".join(adapters) + projector
 
 
@@ -155,8 +169,8 @@ def load_artifact(folder: Path) -> Artifact:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")
     if any(Path(name).name != name for name in manifest.files):
         raise ArtifactError(f"{path}: `files` must name files in the same folder")
-    if manifest.projector is not None and Path(manifest.projector.file).name != manifest.projector.file:
-        raise ArtifactError(f"{path}: `projector.file` must name a file in the same folder")
+    if manifest.projector is not None and any(Path(name).name != name for name in manifest.projector.files):
+        raise ArtifactError(f"{path}: `projector` must name files in the same folder")
     for name, adapter in manifest.adapters.items():
         if not NAME.fullmatch(name) or Path(adapter.file).name != adapter.file:
             raise ArtifactError(f"{path}: `adapters`: {name!r} is no name, or its file is not in the same folder")
@@ -169,6 +183,10 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
     partial.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     partial.replace(folder / MANIFEST)
     return Artifact(path=folder / manifest.file, manifest=manifest)
+
+
+PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
+"""The names of a projector and of what it needs, beside the weights."""
 
 
 def adapter_file(name: str) -> str:
@@ -241,7 +259,7 @@ def verify_artifact(artifact: Artifact) -> None:
     if actual != expected.sha256:
         raise ArtifactCorrupt(f"{artifact.path}: sha256 is {actual}, the manifest says {expected.sha256}")
     adapters = {one.file: one.sha256 for one in expected.adapters.values()}
-    projector = {} if expected.projector is None else {expected.projector.file: expected.projector.sha256}
+    projector = {} if expected.projector is None else expected.projector.files
     for name, sha256 in (expected.files | adapters | projector).items():
         path = artifact.folder / name
         if not path.is_file():

@@ -69,11 +69,15 @@ def estimate_memory(model: GgufFile, *, context: int, batch: int) -> MemoryNeed:
     return MemoryNeed(model.tensors_bytes, per_token * context * batch, logits + mask + activations)
 
 
-def largest_batch(model: GgufFile, device: Device, context: int, limit: int = 256) -> int:
-    """Return how many sequences of `context` tokens fit, at most `limit`; 0 when not even one does."""
+def largest_batch(model: GgufFile, device: Device, context: int, limit: int = 256, vision_bytes: int = 0) -> int:
+    """Return how many sequences of `context` tokens fit, at most `limit`; 0 when not even one does.
+
+    `vision_bytes`: of the process that reads pictures for the model.
+    """
     fitting = 0
     for batch in range(1, limit + 1):
-        if estimate_memory(model, context=context, batch=batch).total_bytes > device.usable_bytes:
+        need = estimate_memory(model, context=context, batch=batch).total_bytes + vision_bytes
+        if need > device.usable_bytes:
             break
         fitting = batch
     return fitting

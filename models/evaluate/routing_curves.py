@@ -27,6 +27,7 @@ class RoutingSample(msgspec.Struct, frozen=True):
     cloud: float  # of the cloud's
     in_domain: bool  # the request is in the device's domain
     signals: Mapping[str, float] = {}
+    weight: float = 1.0  # how many requests this one stands for
 
 
 class CurvePoint(msgspec.Struct, frozen=True):
@@ -68,7 +69,9 @@ class TrafficMix(msgspec.Struct, frozen=True):
 def weights(samples: Sequence[RoutingSample], domain_share: float) -> Reals:
     """Return one weight per request, summing to 1, such that in-domain requests make up `domain_share`."""
     inside = np.array([sample.in_domain for sample in samples], bool)
-    shares = np.where(inside, domain_share / max(1, inside.sum()), (1 - domain_share) / max(1, (~inside).sum()))
+    each = np.array([sample.weight for sample in samples])
+    within, beyond = (side / max(float(side.sum()), 1e-9) for side in (each * inside, each * ~inside))
+    shares = domain_share * within + (1 - domain_share) * beyond
     total = float(shares.sum())
     return shares / total if total else np.full(len(samples), 1 / len(samples))
 
@@ -87,7 +90,7 @@ def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[s
     )
 
 
-def apgr(signal: Reals, device: Reals, cloud: Reals) -> float | None:
+def apgr(signal: Reals, device: Reals, cloud: Reals, weights: Reals | None = None) -> float | None:
     """Return the average performance gap recovered (Ong et al. 2024, arXiv 2406.18665) of one signal.
 
     The mean quality of the pair over all shares in the cloud, where 0 is the device's and 1 the cloud's; random
@@ -96,13 +99,16 @@ def apgr(signal: Reals, device: Reals, cloud: Reals) -> float | None:
     Args:
         signal: [requests], higher favours the device.
         device, cloud: [requests], the quality of both answers.
+        weights: [requests], how much each request counts; default: all the same.
     """
-    gap = float((cloud - device).mean())
+    share = np.ones(len(signal)) if weights is None else weights
+    share = share / share.sum()
+    gap = float(share @ (cloud - device))
     if gap <= 0:
         return None
-    exact = _exact(signal, np.full(len(signal), 1 / len(signal)), device, cloud)
+    exact = _exact(signal, share, device, cloud)
     mean = float((exact[1:] + exact[:-1]).mean() / 2)
-    return (mean - float(device.mean())) / gap
+    return (mean - float(share @ device)) / gap
 
 
 def _exact(signal: Reals, share: Reals, device: Reals, cloud: Reals) -> Reals:

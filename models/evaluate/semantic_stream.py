@@ -29,7 +29,7 @@ _SWAPS = (
 )  # fmt: skip
 
 
-class Ask(msgspec.Struct, frozen=True):
+class StreamedRequest(msgspec.Struct, frozen=True):
     """One request of a stream."""
 
     text: str
@@ -57,19 +57,19 @@ class StreamResult(msgspec.Struct, frozen=True):
     lookup_us: float  # median, encoding included
 
 
-def stream(rows: Sequence[LabelledRow], part: Part, seed: int = 1, paraphrased: float = 0.0) -> list[Ask]:
+def stream(rows: Sequence[LabelledRow], part: Part, seed: int = 1, paraphrased: float = 0.0) -> list[StreamedRequest]:
     """Return the rows of `part` in random order, with paraphrases of earlier rows mixed in."""
     draw = random.Random(seed)
     chosen = [row for row in rows if row.part == part and row.row.source in SOURCES]
     draw.shuffle(chosen)
-    asks: list[Ask] = []
+    requests: list[StreamedRequest] = []
     for number, row in enumerate(chosen):
-        asks.append(Ask(row.row.text, row.row.source, row.answer, row.row.intent))
+        requests.append(StreamedRequest(row.row.text, row.row.source, row.answer, row.row.intent))
         while number > 20 and draw.random() < paraphrased:
             earlier = chosen[draw.randrange(number)]
             source, intent = earlier.intent
-            asks.append(Ask(paraphrase(earlier.row.text, draw), source, earlier.answer, intent))
-    return asks
+            requests.append(StreamedRequest(paraphrase(earlier.row.text, draw), source, earlier.answer, intent))
+    return requests
 
 
 def paraphrase(text: str, draw: random.Random) -> str:
@@ -84,22 +84,22 @@ def paraphrase(text: str, draw: random.Random) -> str:
     return changed
 
 
-def run_stream(judge: Judge, asks: Sequence[Ask], entries: int = ENTRIES) -> tuple[list[Scored], list[float]]:
+def run_stream(judge: Judge, requests: Sequence[StreamedRequest]) -> tuple[list[Scored], list[float]]:
     """Send a stream through an index whose every request is answered and stored. Returns the best match of each request
     that has one, and the seconds that each look-up took.
     """
-    index, answers = SemanticIndex(judge, entries), [ask.answer for ask in asks]
+    index, answers = SemanticIndex(judge, ENTRIES), [request.answer for request in requests]
     scored, seconds = [], []
-    for at, ask in enumerate(asks):
-        scope, started = ask.source.encode(), time.perf_counter()
-        question = index.question(ask.text)
+    for at, request in enumerate(requests):
+        scope, started = request.source.encode(), time.perf_counter()
+        question = index.question(request.text)
         match = None if question is None else index.find(scope, question)
         seconds.append(time.perf_counter() - started)
         if question is None:
             continue
         if match is not None:
-            right = answers[int.from_bytes(match.key, "big")] == ask.answer
-            scored.append(Scored((ask.source, ask.intent), match.log_odds, match.similarity, right))
+            right = answers[int.from_bytes(match.key, "big")] == request.answer
+            scored.append(Scored((request.source, request.intent), match.log_odds, match.similarity, right))
         index.add(scope, question, at.to_bytes(4, "big"))
     return scored, seconds
 
@@ -115,18 +115,18 @@ def calibrate(scored: Sequence[Scored], requests: int, most_error: float = 0.05)
 
 
 def summarize(
-    asks: Sequence[Ask], scored: Sequence[Scored], seconds: Sequence[float], threshold: float
+    requests: Sequence[StreamedRequest], scored: Sequence[Scored], seconds: Sequence[float], threshold: float
 ) -> StreamResult:
     """Count hits and wrong hits above a threshold."""
     seen: set[tuple[object, ...]] = set()
     possible = 0
-    for ask in asks:
-        possible += ask.answer in seen
-        seen.add(ask.answer)
+    for request in requests:
+        possible += request.answer in seen
+        seen.add(request.answer)
     hits = [one for one in scored if one.log_odds > threshold]
-    total = max(1, len(asks))
+    total = max(1, len(requests))
     return StreamResult(
-        requests=len(asks),
+        requests=len(requests),
         oracle=possible / total,
         hits=len(hits) / total,
         wrong=sum(not one.right for one in hits) / total,
@@ -134,16 +134,16 @@ def summarize(
     )
 
 
-def similarity_alone(asks: Sequence[Ask], judge: Judge, max_error: float) -> float:
+def similarity_alone(requests: Sequence[StreamedRequest], judge: Judge, max_error: float) -> float:
     """Return the hits that a plain threshold on the similarity, chosen with hindsight, reaches at `max_error`."""
     scored: list[tuple[float, bool]] = []
-    for source in dict.fromkeys(ask.source for ask in asks):
-        own = [ask for ask in asks if ask.source == source]
-        vectors = np.stack([judge.vector(ask.text) for ask in own])
+    for source in dict.fromkeys(request.source for request in requests):
+        own = [request for request in requests if request.source == source]
+        vectors = np.stack([judge.vector(request.text) for request in own])
         for at in range(1, len(own)):
             similar = vectors[:at] @ vectors[at]
             best = int(similar.argmax())
             scored.append((float(similar[best]), own[best].answer == own[at].answer))
     scored.sort(key=lambda one: -one[0])
     wrong = np.cumsum([not right for _, right in scored])
-    return float(np.searchsorted(wrong, max_error * len(asks), side="right")) / len(asks)
+    return float(np.searchsorted(wrong, max_error * len(requests), side="right")) / len(requests)

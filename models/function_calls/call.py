@@ -24,13 +24,8 @@ class Score(msgspec.Struct, frozen=True):
     exact: bool  # and every argument right
 
 
-def expected_call(row: Row, name: str | None = None) -> FunctionCall:
-    """Return the call that answers `row`, its arguments in the order of the text.
-
-    Args:
-        row: the labelled text.
-        name: the function; None: the first one of the row's intent.
-    """
+def expected_call(row: Row) -> FunctionCall:
+    """Return the call that answers `row`: the first function of its intent, its arguments in the order of the text."""
     arguments: dict[str, str | list[str]] = {}
     for slot, value in in_text_order(row):
         key = argument_name(slot)
@@ -41,7 +36,7 @@ def expected_call(row: Row, name: str | None = None) -> FunctionCall:
             known.append(value)
         else:
             arguments[key] = [known, value]
-    return FunctionCall(name=name or functions_for(row.source, row.intent)[0], arguments=arguments)
+    return FunctionCall(name=functions_for(row.source, row.intent)[0], arguments=arguments)
 
 
 def slot_spans(row: Row) -> tuple[tuple[int, int, str], ...] | None:

@@ -32,8 +32,9 @@ from .scheduling.prompt_store import PromptStore
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
-from .scheduling.thread_tuner import ThreadTuner
+from .scheduling.thread_tuner import TunersBySize
 from .scheduling.throughput import Throughput
+from .soft_tokens import SoftTokenIds
 
 
 class EngineCore:
@@ -78,18 +79,16 @@ class EngineCore:
             self.vocabulary,
             weights.chat_template,
             plan.context_tokens,
-            weights.embedding_dimensions if weights.takes_vectors else 0,
+            SoftTokenIds(weights.input_dimensions, context.capacity, positions_have_parts=weights.positions_have_parts),
         )
         self.kv_cache = KVCache(context.memory, plan.kv_tokens, options.sequences)
         self.prefix_cache = (
-            PrefixCache(context.pointer, context.memory, self.kv_cache, plan.prefix_bytes)
+            PrefixCache(context.pointer, context.memory, self.kv_cache, plan.prefix_bytes, weights.window_tokens)
             if weights.shares_prefixes
             else None
         )
         self.throughput = Throughput(context.capacity)
-        # An answer's step reads every weight for a few rows, a prompt's calculates: threads help each differently.
-        most = None if options.threads else allowed_cores
-        self._decode_threads, self._prefill_threads = ThreadTuner(threads, most), ThreadTuner(threads, most)
+        self._threads = TunersBySize(threads, None if options.threads else allowed_cores)
         # A draft's rejected cells can be removed only where a prefix could be shared.
         self.planner = (planner or DraftPlanner()) if options.prompt_lookup and weights.shares_prefixes else None
         self.prompt_store: PromptStore | None = None
@@ -133,9 +132,13 @@ class EngineCore:
         if not rows or not self._ensure_cells(rows, out):  # none: more soft tokens come first
             return
         drafted = scheduler.draft_rows
-        prefilled = rows - len(scheduler.decoding) - drafted
-        tuner = self._prefill_threads if prefilled else self._decode_threads
-        self._context.use_threads(tuner.threads)
+        decoding = len(scheduler.decoding)
+        prefilled = rows - decoding - drafted
+        tuner = self._threads.tuner(rows, prompt=prefilled > 0)
+        # Drafted steps differ too much to be part of a trial, and a trial's steps say nothing about what drafts cost.
+        threads = tuner.best if drafted else tuner.threads
+        usual = threads == tuner.best
+        self._context.use_threads(threads)
         decode_started = time.perf_counter()
         code = self._context.decode(rows)
         decode_s = time.perf_counter() - decode_started
@@ -145,11 +148,10 @@ class EngineCore:
             return
         # The first step with another adapter takes longer.
         if not drafted and not turned:
-            tuner.record(len(scheduler.decoding), decode_s / rows, decode_s)
-        if self.planner is not None and not prefilled and not turned:
+            tuner.record(0 if prefilled else decoding, decode_s / rows, decode_s)
+        if self.planner is not None and usual and not prefilled and not turned:
             self.planner.record(rows, decode_s)
         scheduler.commit_batch()
-        decoding = len(scheduler.decoding)
         sampled = self._sample_all(finishing, out)
         self.throughput.record(time.perf_counter() - started, sampled, decoding, prefilled + soft, scheduler.adapters)
 
@@ -157,8 +159,8 @@ class EngineCore:
         """Decode a batch of soft tokens; False when it failed, and the next batch is no longer valid."""
         if not self._ensure_cells(rows, out):
             return False
-        self._context.use_threads(self._prefill_threads.threads)
-        code = self._context.decode_soft(rows)
+        self._context.use_threads(self._threads.tuner(rows, prompt=True).best)
+        code = self._context.decode_soft(rows, causal=not self.scheduler.soft_whole)
         self.steps += 1
         if code:
             self._handle_decode_failure(code, rows, out)

@@ -118,7 +118,6 @@ class Engine:
             running=core.scheduler.running,
             waiting=self._waiting,
             tokens_per_s=core.throughput.tokens_per_s,
-            tokens_per_s_stream=core.throughput.stream_tokens_per_s,
             kv_used=core.kv_cache.used,
             kv_total=core.kv_cache.total,
             steps=core.steps,

@@ -15,13 +15,12 @@ _GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's d
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One GPU. An integrated one shares its memory with everything else."""
+    """One GPU, which may share its memory with everything else."""
 
     name: str
     description: str
     free_bytes: int
     total_bytes: int
-    integrated: bool
 
 
 class GpuReport(msgspec.Struct, frozen=True):

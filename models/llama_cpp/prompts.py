@@ -18,7 +18,7 @@ from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
 from .scheduling.prefix_cache import common_prefix
-from .soft_tokens import SoftTokenIds, Vectors
+from .soft_tokens import NO_VECTORS, SoftTokenIds, Vectors
 
 _CACHE_BYTES = 4 * 1024 * 1024
 _PROMPT_BYTES, _TOKEN_BYTES = 1024, 16  # cost of a cached prompt: its objects; each token, with its text
@@ -42,16 +42,16 @@ class PromptEncoder:
         InvalidRequest: this model cannot take the prompt (or a subclass that says more).
     """
 
-    def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft_dimensions: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, template: str, context: int, soft: SoftTokenIds) -> None:
         """Prepare for one model.
 
         Args:
             vocabulary: the model's tokens.
             template: its chat template; "" for none.
             context: tokens of one sequence.
-            soft_dimensions: values of a soft token; 0: the model takes none.
+            soft: gives soft tokens their ids.
         """
-        self._soft = SoftTokenIds(soft_dimensions)
+        self._soft = soft
         self._vocabulary = vocabulary
         self._context = context
         self._template = template or DEFAULT_TEMPLATE
@@ -70,7 +70,7 @@ class PromptEncoder:
     def encode(self, prompt: Prompt) -> tuple[Tokens, Vectors]:
         """Return the prompt's tokens, read-only int32 [tokens], and the vectors of the soft ones among them."""
         if not prompt.soft:
-            return self.tokens(prompt), {}
+            return self.tokens(prompt), NO_VECTORS
         ids, vectors = self._soft.assign(prompt.soft)
         return self._encode(prompt, ids), vectors
 
@@ -145,7 +145,7 @@ class PromptEncoder:
 
 def _check_soft(tokens: Tokens, soft: Mapping[str, Tokens]) -> None:
     """Raises InvalidRequest: a template lost soft tokens, or nothing follows them."""
-    if not all(ids[0] in tokens for ids in soft.values()):
+    if not all(ids.min() in tokens for ids in soft.values()):
         raise InvalidRequest("this model's chat template leaves soft tokens out of the prompt", param="messages")
     if tokens[-1] < 0:
         raise InvalidRequest("the prompt ends in soft tokens: text must follow them", param="messages")

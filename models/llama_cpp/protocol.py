@@ -26,9 +26,9 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 def adapter_files(artifact: Artifact) -> tuple[AdapterFile, ...]:
-    """Return the adapters of a model as the engine loads them."""
+    """Return the adapters of a model as the engine loads them: links, whose folder may go, are resolved."""
     return tuple(
-        AdapterFile(name, str((artifact.folder / one.file).absolute()), one.scale)
+        AdapterFile(name, str((artifact.folder / one.file).resolve()), one.scale)
         for name, one in artifact.manifest.adapters.items()
     )
 
@@ -74,21 +74,46 @@ class ModelInfo(msgspec.Struct, frozen=True):
     thinking: Thinking = ""
 
 
-class SoftTokens(msgspec.Struct, frozen=True):
+class SoftRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Vectors in a row, behind tokens of text that belong to them (a vision model's begin and end of a picture).
+
+    The model's positions of the vectors follow each other, unless `positions` has those of a model whose positions
+    have parts (M-RoPE): int32 [3, vectors], time, row and column, from the run's first one on; `span` is how many the
+    run takes of the model's.
+    """
+
+    tokens: tuple[int, ...] = ()
+    vectors: int = 0
+    positions: bytes = b""
+    span: int = 0
+    whole: bool = False  # each of its vectors sees all the others, so they are decoded in one batch
+
+
+class SoftTokens(msgspec.Struct, frozen=True, omit_defaults=True):
     """Vectors that stand in a prompt in the place of tokens, as a projector makes them of a picture.
 
-    `vectors`: float32 little endian, [tokens, embedding dimensions of the model].
+    `vectors`: float32 little endian, [tokens, embedding dimensions of the model]. `runs`: of a vision model, how they
+    stand; empty: in one row.
     """
 
     vectors: bytes
+    runs: tuple[SoftRun, ...] = ()
 
     @property
     def marker(self) -> str:
-        """What stands for them in the prompt's text, each time that they are meant: it depends on the vectors alone.
+        """What stands for them in the prompt's text, each time that they are meant: it depends on them alone.
 
         A client may write one in its text; it would mean the vectors of its own request, or be text.
         """
-        return f"{_EDGE}{hashlib.blake2b(self.vectors, digest_size=16).hexdigest()}{_EDGE}"
+        digest = hashlib.blake2b(self.vectors, digest_size=16)
+        if self.runs:
+            digest.update(msgspec.msgpack.encode(self.runs))
+        return f"{_EDGE}{digest.hexdigest()}{_EDGE}"
+
+    @property
+    def text(self) -> str:
+        """What a message has in the place of the picture: a vision model writes its own words around it."""
+        return self.marker if self.runs else f"[A picture:{self.marker}]"
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -167,7 +192,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     tokens_per_s: float  # all sequences, over the last second of work
-    tokens_per_s_stream: float  # one sequence
     kv_used: int  # tokens
     kv_total: int
     steps: int

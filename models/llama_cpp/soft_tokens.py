@@ -7,49 +7,84 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from router.errors import InvalidRequest, UnsupportedFeature
 
 from .native.vocabulary import Tokens
-from .protocol import SoftTokens
+from .protocol import SoftRun, SoftTokens
 
 _KNOWN = 4096  # vectors whose ids are remembered
+_PARTS = 3  # of a position that `SoftRun.positions` writes
 
-Vectors = Mapping[int, NDArray[np.float32]]
-"""By the id of a soft token: [embedding dimensions]."""
+
+class PlacedRun(msgspec.Struct, frozen=True, eq=False):
+    """A run that is not simply one vector after the other.
+
+    `positions`: int32 [3, count] from the first one on; None: one after the other.
+    """
+
+    count: int
+    span: int  # of the model's positions
+    positions: NDArray[np.int32] | None
+    whole: bool
+
+
+class Vectors(msgspec.Struct, frozen=True, eq=False):
+    """Of the soft tokens of one prompt, by their ids. False if there are none."""
+
+    rows: Mapping[int, NDArray[np.float32]] = {}  # [embedding dimensions]
+    placed: Mapping[int, PlacedRun] = {}  # by the id of its first vector
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+
+NO_VECTORS = Vectors()
 
 
 class SoftTokenIds:
     """Gives out ids below 0. Thread-safe.
 
     Args:
-        dimensions: of the model's embeddings; 0: it takes no vectors.
+        dimensions: of the model's embeddings.
+        largest_run: vectors that one batch takes.
+        positions_have_parts: the model has M-RoPE.
     """
 
-    def __init__(self, dimensions: int) -> None:
+    def __init__(self, dimensions: int, largest_run: int, *, positions_have_parts: bool) -> None:
         self._dimensions = dimensions
+        self._largest_run = largest_run
+        self._parts = positions_have_parts
         self._lock = threading.Lock()
         self._first: OrderedDict[str, int] = OrderedDict()  # id of the first vector by marker, oldest use first
         self._next = -1  # an id is never given out again: 2**31 of them are enough for years
 
     def assign(self, soft: Sequence[SoftTokens]) -> tuple[dict[str, Tokens], Vectors]:
-        """Return the ids by marker, each int32 [tokens], and the vectors by id.
+        """Return the prompt's tokens by marker, each int32 [tokens], and the vectors of those below 0.
 
         Raises:
             InvalidRequest: these are no vectors for this model.
-            UnsupportedFeature: the model takes none.
+            UnsupportedFeature: a picture's vectors do not fit a batch.
         """
         ids: dict[str, Tokens] = {}
-        vectors: dict[int, NDArray[np.float32]] = {}
+        rows: dict[int, NDArray[np.float32]] = {}
+        placed: dict[int, PlacedRun] = {}
         for one in soft:
-            rows, marker = self._rows(one), one.marker
-            ids[marker] = self._range(marker, len(rows))
-            vectors.update(zip(ids[marker].tolist(), rows, strict=True))
-        return ids, vectors
+            vectors, marker = self._rows(one), one.marker
+            own = self._range(marker, len(vectors))
+            rows.update(zip(own.tolist(), vectors, strict=True))
+            pieces = [own]
+            if one.runs:
+                self._check(one.runs, len(vectors))
+                pieces = list(_pieces(one.runs, own))
+                placed.update(_placed(one.runs, own))
+            ids[marker] = np.concatenate(pieces)
+        return ids, Vectors(rows, placed)
 
     def _range(self, marker: str, count: int) -> Tokens:
         with self._lock:
@@ -64,8 +99,6 @@ class SoftTokenIds:
         return np.array(range(first, first - count, -1), np.int32)
 
     def _rows(self, soft: SoftTokens) -> NDArray[np.float32]:
-        if not self._dimensions:
-            raise UnsupportedFeature("this model takes no soft tokens: its positions have several parts")
         size = 4 * self._dimensions
         if not soft.vectors or len(soft.vectors) % size:
             raise InvalidRequest(f"{len(soft.vectors)} bytes are no vectors of {self._dimensions} values")
@@ -73,3 +106,39 @@ class SoftTokenIds:
         if not np.isfinite(rows).all():
             raise InvalidRequest("a soft token has a value that is not finite")
         return rows
+
+    def _check(self, runs: Sequence[SoftRun], vectors: int) -> None:
+        if sum(run.vectors for run in runs) != vectors:
+            raise InvalidRequest(f"{vectors} vectors, and runs of {sum(run.vectors for run in runs)}")
+        for run in runs:
+            if min(run.tokens, default=0) < 0:
+                raise InvalidRequest(f"soft tokens stand behind a token {min(run.tokens)}, which there is not")
+            if bool(run.positions) != (self._parts and run.vectors > 0) or len(run.positions) not in (
+                0,
+                4 * _PARTS * run.vectors,
+            ):
+                raise InvalidRequest("the positions of soft tokens are not those of this model")
+            if run.whole and run.vectors > self._largest_run:
+                raise UnsupportedFeature(
+                    f"a picture is {run.vectors} soft tokens, which this model reads in one batch, and a batch has "
+                    f"{self._largest_run}: set engine.batch_tokens to {run.vectors}"
+                )
+
+
+def _pieces(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[Tokens]:
+    start = 0
+    for run in runs:
+        yield np.array(run.tokens, np.int32)
+        yield ids[start : start + run.vectors]
+        start += run.vectors
+
+
+def _placed(runs: Sequence[SoftRun], ids: Tokens) -> Iterator[tuple[int, PlacedRun]]:
+    start = 0
+    for run in runs:
+        if run.positions:
+            positions = np.frombuffer(run.positions, "<i4").reshape(_PARTS, run.vectors)
+            yield int(ids[start]), PlacedRun(run.vectors, run.span, positions, run.whole)
+        elif run.whole and run.vectors:
+            yield int(ids[start]), PlacedRun(run.vectors, run.vectors, None, run.whole)
+        start += run.vectors

@@ -23,7 +23,9 @@ from ..catalog.artifact import (
 )
 from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile
-from .check import check_gguf
+from ..catalog.mmproj import read_mmproj
+from .check import check_gguf, check_mmproj
+from .place_mmproj import place_mmproj
 from .placing import Placing
 from .publish import publish_gguf
 
@@ -57,6 +59,7 @@ def add_model(
     answers: Answers = "text",
     placing: Placing = "copy",
     origin: Origin | None = None,
+    mmproj: Path | None = None,
 ) -> AddResult:
     """Check a GGUF or ONNX file and put it into `root/name` as an artifact.
 
@@ -67,10 +70,11 @@ def add_model(
         answers: what a GGUF answers with; `calls` constrains its answers to the call grammar.
         placing: copy the file, link it, or move it.
         origin: where the file came from; None: it is the owner's own.
+        mmproj: of a vision model; it is placed as the model is.
 
     Raises:
-        ArtifactError: the file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; or the
-            name is taken or not valid in a policy.
+        ArtifactError: the file is neither a complete GGUF nor ONNX, cannot be loaded or does not fit `device`; the
+            mmproj file is not for it; or the name is taken or not valid in a policy.
     """
     chosen = check_name(name or model_name(file.stem), root)
     try:
@@ -81,9 +85,14 @@ def add_model(
     origin = origin or Origin(f"added from {file.name}", "causeway-models add")
     if magic == b"GGUF":
         gguf = check_gguf(file, context)
+        vision_bytes = 0
+        if mmproj is not None:
+            check_mmproj(mmproj, file)
+            vision_bytes = read_mmproj(mmproj).memory_bytes
         notes = (
             *_gguf_notes(gguf, context, origin.licence),
-            *check_fits(gguf, file.name, device, context, batch, force),
+            *_mmproj_notes(file, mmproj),
+            *check_fits(gguf, file.name, device, context, batch, force, vision_bytes),
         )
         added = publish_gguf(
             file,
@@ -95,10 +104,13 @@ def add_model(
             answers=answers,
             placing=placing,
         )
-        return AddResult(added, notes)
+        return AddResult(added if mmproj is None else place_mmproj(added, mmproj, placing), notes)
+    if mmproj is not None:
+        raise ArtifactError(f"{file}: an mmproj file belongs to a language model in a GGUF")
     if file.suffix == ".onnx":
         return _add_onnx(file, root, chosen)
-    raise ArtifactError(f"{file}: neither a GGUF (it starts with {magic!r}) nor an .onnx file")
+    found = f"it starts with {magic!r}" if magic else "it is empty"
+    raise ArtifactError(f"{file}: neither a GGUF ({found}) nor an .onnx file")
 
 
 def check_name(name: str, root: Path) -> str:
@@ -124,7 +136,7 @@ def model_name(stem: str) -> str:
 
 
 def check_fits(
-    gguf: GgufFile, what: str, device: Device, context: int, batch: int, force: bool = False
+    gguf: GgufFile, what: str, device: Device, context: int, batch: int, force: bool = False, vision_bytes: int = 0
 ) -> tuple[str, ...]:
     """Compare a model's memory with the device's. Return a remark if it is too large and `force` is set.
 
@@ -135,11 +147,12 @@ def check_fits(
         context: tokens per sequence.
         batch: sequences decoded in parallel.
         force: accept a model that does not fit.
+        vision_bytes: of the process that reads pictures for it.
 
     Raises:
         ArtifactError: it does not fit, and `force` is not set; the message has the figures.
     """
-    need = estimate_memory(gguf, context=context, batch=batch).total_bytes
+    need = estimate_memory(gguf, context=context, batch=batch).total_bytes + vision_bytes
     if need <= device.usable_bytes:
         return ()
     usable = f"{device.name} has {device.usable_bytes / 2**20:.0f} MiB of usable memory"
@@ -160,6 +173,11 @@ def _gguf_notes(gguf: GgufFile, context: int, licence: str | None) -> list[str]:
     if gguf.refuse_token is None:
         notes.append("no refusal token: confidence is computed from token probabilities alone")
     return notes
+
+
+def _mmproj_notes(file: Path, mmproj: Path | None) -> list[str]:
+    beside = [] if mmproj is not None else sorted(file.parent.glob("mmproj*.gguf"))
+    return [f"{one.name} lies beside it: with --mmproj the model takes pictures" for one in beside]
 
 
 def _add_onnx(file: Path, root: Path, name: str) -> AddResult:

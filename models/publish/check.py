@@ -1,10 +1,10 @@
 """Check a GGUF of unknown origin: read its header, render its chat template, load it and decode one step. Of a LoRA
-adapter: load it with its model and decode one step.
+adapter: load it with its model and decode one step. Of an mmproj file: load it with its model and encode a picture.
 
 All of it happens in a child process with bounded memory and time: a file that crashes llama.cpp, exhausts memory or
 never ends takes the child, and the caller gets an ArtifactError.
 
-    python -m models.publish.check FILE CONTEXT [MODEL]      prints a `_Verdict` as JSON
+    python -m models.publish.check FILE CONTEXT [adapter|mmproj MODEL]      prints a `_Verdict` as JSON
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from router.types import Message
 
 from ..catalog.artifact import ArtifactError
 from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf
+from ..catalog.mmproj import read_mmproj
+from ..catalog.projector import check_mtmd
 
 GIB = 2**30
 BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
 BASE_TIME_S = 60.0
 SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
-_MODEL = 3  # place of the argument
+_KIND, _MODEL = 3, 4  # places of the arguments
+_SIDE = 96  # of the picture that is tried, in pixels
 
 
 class CheckLimits(msgspec.Struct, frozen=True):
@@ -66,18 +69,33 @@ def check_gguf(file: Path, context: int, limits: CheckLimits | None = None) -> G
     return verdict.gguf
 
 
-def check_adapter(file: Path, model: Path, limits: CheckLimits | None = None) -> None:
+def check_adapter(file: Path, model: Path) -> None:
     """Check a LoRA adapter of `model`, both GGUF files, in a child process.
 
     Raises:
         ArtifactError: the file is malformed, is no LoRA adapter or not of this model, llama.cpp crashes on it, or the
             check exceeds its limits.
     """
+    _judge_beside("adapter", file, model)
+
+
+def check_mmproj(file: Path, model: Path) -> None:
+    """Check the mmproj file of a vision model, both GGUF files, in a child process.
+
+    Raises:
+        ArtifactError: the file is malformed, is no mmproj file or not of this model, llama.cpp crashes on it or was
+            built without mtmd, or the check exceeds its limits.
+    """
+    check_mtmd(file)
+    _judge_beside("mmproj", file, model)
+
+
+def _judge_beside(kind: str, file: Path, model: Path) -> None:
     try:
         size_bytes = file.stat().st_size + model.stat().st_size
     except OSError as error:
         raise ArtifactError(f"{error.filename}: {error.strerror}") from error
-    _judge(file, [str(_CHECK_CONTEXT_TOKENS), str(model)], limits or limits_for(size_bytes))
+    _judge(file, [str(_CHECK_CONTEXT_TOKENS), kind, str(model)], limits_for(size_bytes))
 
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
@@ -150,6 +168,13 @@ def _examine_adapter(file: Path, model: Path) -> None:
     context.warm_up(0)
 
 
+def _examine_mmproj(file: Path, model: Path) -> None:
+    from ..llama_cpp.native.mtmd import VisionEncoder
+
+    read_mmproj(file)
+    VisionEncoder(file, model, threads=1).encode(bytes(_SIDE * _SIDE * 3), _SIDE, _SIDE)
+
+
 def _main() -> None:
     bound = int(os.environ["CAUSEWAY_CHECK_BYTES"])
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
@@ -160,12 +185,13 @@ def _main() -> None:
     os.dup2(2, 1)
     try:
         if len(sys.argv) > _MODEL:
-            _examine_adapter(file, Path(sys.argv[_MODEL]))
+            examine = _examine_mmproj if sys.argv[_KIND] == "mmproj" else _examine_adapter
+            examine(file, Path(sys.argv[_MODEL]))
             verdict = _Verdict()
         else:
             verdict = _Verdict(gguf=_examine(file, context))
-    except EngineUnavailable as error:
-        verdict = _Verdict(fault=error.message)
+    except (EngineUnavailable, InvalidRequest) as error:
+        verdict = _Verdict(fault=f"{file}: {error.message}" if isinstance(error, InvalidRequest) else error.message)
     except ArtifactError as error:
         verdict = _Verdict(fault=str(error))
     except MemoryError:

@@ -29,15 +29,17 @@ from .sources import HubSource, PullError, RemoteFile
 
 _TIMEOUT_S = 20.0
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # if the owner names none
+_PREFERRED_MMPROJ = ("F16", "Q8_0", "BF16", "F32")
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 
 
 class HubListing(msgspec.Struct, frozen=True):
-    """The GGUF files of a repository at one commit, largest first."""
+    """The GGUF files of a repository at one commit, largest first. `mmproj`: those that let a model take pictures."""
 
     repository: str
     commit: str
     files: tuple[RemoteFile, ...]
+    mmproj: tuple[RemoteFile, ...] = ()
 
 
 def list_files(source: HubSource) -> HubListing:
@@ -70,11 +72,13 @@ def list_files(source: HubSource) -> HubListing:
     found = [
         RemoteFile(one.rfilename, one.lfs.size, one.lfs.sha256, licence)
         for one in info.siblings or ()
-        if one.rfilename.endswith(".gguf") and one.lfs is not None and not Path(one.rfilename).name.startswith("mmproj")
+        if one.rfilename.endswith(".gguf") and one.lfs is not None
     ]
-    if not found:
+    found.sort(key=lambda file: -file.size_bytes)
+    files = tuple(file for file in found if not _is_mmproj(file))
+    if not files:
         raise PullError(f"hf:{name}: the repository has no GGUF file; look for one whose name ends in -GGUF")
-    return HubListing(name, info.sha or "main", tuple(sorted(found, key=lambda file: -file.size_bytes)))
+    return HubListing(name, info.sha or "main", files, tuple(file for file in found if _is_mmproj(file)))
 
 
 def choose(listing: HubListing, choice: str) -> RemoteFile:
@@ -103,6 +107,26 @@ def choose(listing: HubListing, choice: str) -> RemoteFile:
             "quantisation, or merge the files with `llama-gguf-split --merge` and add the result"
         )
     return matches[0]
+
+
+def choose_mmproj(listing: HubListing) -> RemoteFile:
+    """Return the mmproj file of the usual precision.
+
+    Raises:
+        PullError: the repository has none, or several of no known precision.
+    """
+    if not listing.mmproj:
+        raise PullError(f"hf:{listing.repository}: the repository has no mmproj file: it is no vision model's")
+    by_precision = {quantisation(file.name): file for file in listing.mmproj}
+    matches = [by_precision[one] for one in _PREFERRED_MMPROJ if one in by_precision] or list(listing.mmproj)
+    if len(listing.mmproj) > 1 and not set(by_precision) & set(_PREFERRED_MMPROJ):
+        names = ", ".join(file.name for file in listing.mmproj)
+        raise PullError(f"hf:{listing.repository}: several mmproj files ({names}): use `causeway-models add-mmproj`")
+    return matches[0]
+
+
+def _is_mmproj(file: RemoteFile) -> bool:
+    return "mmproj" in Path(file.name).name.lower()
 
 
 def quantisation(file_name: str) -> str:

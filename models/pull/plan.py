@@ -62,18 +62,24 @@ def describe_remote(first: bytes, file: RemoteFile) -> GgufFile | None:
 
 
 def check_memory(
-    gguf: GgufFile, file: RemoteFile, others: Sequence[RemoteFile], options: FitOptions, what: str
+    gguf: GgufFile,
+    file: RemoteFile,
+    others: Sequence[RemoteFile],
+    options: FitOptions,
+    what: str,
+    beside_bytes: int = 0,
 ) -> MemoryNeed:
     """Return the memory that a model needs.
 
     Args:
         others: the other files of the same model, of which a smaller one may fit.
+        beside_bytes: of its mmproj file, which must fit too.
 
     Raises:
         PullError: it does not fit; the message has the figures and the next smaller file that does.
     """
     need = estimate_memory(gguf, context=options.context, batch=options.batch)
-    usable = options.device.usable_bytes
+    usable = options.device.usable_bytes - beside_bytes
     if need.total_bytes <= usable or options.force:
         return need
     room = usable - (need.total_bytes - file.size_bytes)

@@ -71,4 +71,4 @@ def parse_source(text: str, sha256: str | None) -> Source:
         return HubSource(repository, choice)
     if kind == "demo" and rest:
         return DemoSource(rest)
-    raise PullError(f"{text}: neither hf:OWNER/REPO[:FILE or quantisation] nor demo:NAME nor an http(s) URL")
+    raise PullError(f"{text}: write hf:OWNER/REPO[:FILE or quantisation], demo:NAME, speech, pictures, or a URL")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import math
 import zlib
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import msgspec
@@ -80,21 +80,27 @@ class Calibration(msgspec.Struct, frozen=True):
         return self.wrong[allowed] if allowed < len(self.wrong) else self.wrong[-1] if self.wrong else math.inf
 
 
-def allowed_errors(requests: int, max_error: float, delta: float = DELTA) -> int:
-    """Return the greatest count of errors among `requests` that is improbable (`delta`) at a rate above `max_error`.
+def allowed_errors(requests: int, max_error: float) -> int:
+    """Return the greatest count of errors among `requests` that is improbable (`DELTA`) at a rate above `max_error`.
 
     -1: even no error at all would not be improbable enough.
     """
-    tail, count = 0.0, -1
-    log_p, log_q = math.log(max_error), math.log1p(-max_error)
-    while count < requests:
-        at = count + 1
-        ways = math.lgamma(requests + 1) - math.lgamma(at + 1) - math.lgamma(requests - at + 1)
-        tail += math.exp(ways + at * log_p + (requests - at) * log_q)
-        if tail > delta:
-            return count
-        count = at
-    return count
+    return next((count - 1 for count, below in _cumulative(requests, max_error) if below > DELTA), requests)
+
+
+def likely_errors(requests: int, max_error: float) -> int:
+    """Return the least count of errors that is improbable (`DELTA`) to be exceeded at a rate of `max_error`."""
+    return next((count for count, below in _cumulative(requests, max_error) if 1.0 - below <= DELTA), requests)
+
+
+def _cumulative(requests: int, rate: float) -> Iterator[tuple[int, float]]:
+    """Yield each count of errors with the probability of at most so many: the binomial distribution."""
+    below = 0.0
+    log_p, log_q = math.log(rate), math.log1p(-rate)
+    for count in range(requests + 1):
+        ways = math.lgamma(requests + 1) - math.lgamma(count + 1) - math.lgamma(requests - count + 1)
+        below += math.exp(ways + count * log_p + (requests - count) * log_q)
+        yield count, below
 
 
 class JudgeFile(msgspec.Struct, frozen=True):
@@ -128,9 +134,10 @@ class ComparedText(msgspec.Struct, frozen=True, eq=False):
 
 
 class Judge:
-    """A loaded judge; calls may come from any thread."""
+    """A loaded judge; calls may come from any thread. `sha256`: of its file, "" for one that has none."""
 
-    def __init__(self, file: JudgeFile, encoder: SentenceEncoder) -> None:
+    def __init__(self, file: JudgeFile, encoder: SentenceEncoder, sha256: str = "") -> None:
+        self.sha256 = sha256
         self._encoder = encoder
         self._harmless = frozenset(file.harmless)
         self._rarity, self._unseen = file.rarity, file.unseen_rarity
@@ -139,7 +146,8 @@ class Judge:
         )
         self._intents, self._intent_bias = file.intents.load(), file.intent_bias.load()
         self._mean, self._spread = np.array(file.mean, np.float32), np.array(file.spread, np.float32)
-        self._pair_words = file.pair_words.load()
+        pair_words = file.pair_words.load()
+        self._pair_words = np.concatenate([pair_words, np.zeros_like(pair_words[:1])])  # the last row: no word differs
         self._layers = [(one.load().T.copy(), bias.load()) for one, bias in zip(file.layers, file.biases, strict=True)]
         self.calibration = file.calibration
 
@@ -152,7 +160,7 @@ class Judge:
         """
         if judge.manifest.judges_sha256 != encoder.manifest.sha256:
             raise ArtifactError(f"{judge.path}: made for another version of {encoder.name}")
-        return cls(read_judge(judge.path), SentenceEncoder(encoder.path))
+        return cls(read_judge(judge.path), SentenceEncoder(encoder.path), judge.manifest.sha256)
 
     def question(self, text: str) -> ComparedText | None:
         """Return a text as it is compared; None for one that is empty or too long to be understood."""
@@ -181,11 +189,13 @@ class Judge:
         Args:
             similarities: inner products of the vectors.
         """
-        rows = [self.features(asked, other, similar) for other, similar in zip(others, similarities, strict=True)]
+        rows = self.features(asked, others, similarities)
         hidden = (np.array(rows, np.float32) - self._mean) / self._spread
         (matrix, bias), *rest = self._layers
         hidden = hidden @ matrix + bias
-        hidden += np.stack([self._pair_words[differing(asked, other)].sum(axis=0) for other in others])
+        buckets = [[*differing(asked, other), WORD_BUCKETS] for other in others]  # none empty, as `reduceat` needs
+        starts = [0, *accumulate(map(len, buckets[:-1]))]
+        hidden += np.add.reduceat(self._pair_words[list(chain.from_iterable(buckets))], starts, axis=0)
         for matrix, bias in rest:
             hidden = np.maximum(hidden, 0.0) @ matrix + bias
         result = np.asarray(hidden[:, 0], np.float32)
@@ -194,33 +204,53 @@ class Judge:
                 result[row] = SAME_WORDS
         return result
 
-    def features(self, asked: ComparedText, other: ComparedText, similarity: float) -> list[float]:
-        """Return FEATURES numbers about a pair."""
-        p, q = asked.intents, other.intents
-        best_p, best_q = int(p.argmax()), int(q.argmax())
-        only_asked, only_other = asked.distinct - other.distinct, other.distinct - asked.distinct
-        common = asked.distinct & other.distinct
-        unlike = [self._rarity.get(word, self._unseen) for word in (*only_asked, *only_other)]
-        shared = sum([self._rarity.get(word, self._unseen) for word in common])
-        differs = sum(unlike)
-        in_order = [w for w in asked.words if w in common] == [w for w in other.words if w in common]
-        return [
-            similarity,
-            float(p @ q),
-            float(best_p == best_q),
-            math.log(float(p[best_q]) + _SMALL),
-            math.log(float(q[best_p]) + _SMALL),
-            math.log(float(p[best_p])),
-            math.log(float(q[best_q])),
-            float(np.sqrt(p * q).sum()),
-            float(len(only_asked)),
-            float(len(only_other)),
-            float(len(common)),
-            shared / (shared + differs + 1e-6),
-            differs,
-            max(unlike, default=0.0),
-            float(in_order),
-        ]
+    def features(
+        self, asked: ComparedText, others: Sequence[ComparedText], similarities: Sequence[float]
+    ) -> list[list[float]]:
+        """Return FEATURES numbers about the pair of `asked` with each of `others`: [others, FEATURES].
+
+        Args:
+            similarities: inner products of the vectors.
+        """
+        p, intents = asked.intents, np.array([other.intents for other in others])
+        best_p = int(p.argmax())
+        log_p = math.log(float(p[best_p]))
+        measured = zip(
+            others,
+            similarities,
+            (intents @ p).tolist(),
+            np.sqrt(intents * p).sum(axis=1).tolist(),
+            intents.argmax(axis=1).tolist(),
+            strict=True,
+        )
+        rows = []
+        for other, similarity, product, roots, best_q in measured:
+            q = other.intents
+            only_asked, only_other = asked.distinct - other.distinct, other.distinct - asked.distinct
+            common = asked.distinct & other.distinct
+            unlike = [self._rarity.get(word, self._unseen) for word in (*only_asked, *only_other)]
+            shared = sum([self._rarity.get(word, self._unseen) for word in common])
+            differs = sum(unlike)
+            in_order = [w for w in asked.words if w in common] == [w for w in other.words if w in common]
+            row = [
+                similarity,
+                product,
+                float(best_p == best_q),
+                math.log(float(p[best_q]) + _SMALL),
+                math.log(float(q[best_p]) + _SMALL),
+                log_p,
+                math.log(float(q[best_q])),
+                roots,
+                float(len(only_asked)),
+                float(len(only_other)),
+                float(len(common)),
+                shared / (shared + differs + 1e-6),
+                differs,
+                max(unlike, default=0.0),
+                float(in_order),
+            ]
+            rows.append(row)
+        return rows
 
     def _probabilities(self, vector: Vector, found: Sequence[str]) -> Vector:
         buckets = text_buckets(found)

@@ -108,7 +108,7 @@ class ConfidenceCalibrator:
         quality: float | None = None,
         *,
         ended: bool,
-        heard: float | None = None,
+        transcript_confidence: float | None = None,
     ) -> float:
         """Return the probability, 0 to 1, that the answer is right.
 
@@ -117,15 +117,15 @@ class ConfidenceCalibrator:
             after: the number of tokens that the handoff waits for; selects the stage.
             quality: `edge.quality` of the prompt, where it is known.
             ended: `confidence` covers all tokens of the answer.
-            heard: confidence of the transcript, of a request that was spoken.
+            transcript_confidence: of a request that was spoken; None: it was typed.
         """
         stage = self._stage(after)
         values = calibration_inputs(confidence, ended)
         probability = stage.alone(values) if quality is None else stage.joined((*values, log_odds(quality)))
-        if heard is None or self._spoken is None:
+        if transcript_confidence is None or self._spoken is None:
             return probability
         # A request is never surer for having been spoken.
-        return min(probability, self._spoken((log_odds(probability), log_odds(heard))))
+        return min(probability, self._spoken((log_odds(probability), log_odds(transcript_confidence))))
 
     def _stage(self, after: int) -> CalibrationStage:
         """Select the last stage that needs at most `after` tokens, or else the first one."""

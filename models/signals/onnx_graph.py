@@ -19,14 +19,14 @@ Arrays = Mapping[str, Array]
 class OnnxGraph:
     """A loaded ONNX file. Calls are synchronous, take microseconds, and may come from any thread."""
 
-    def __init__(self, path: Path, threads: int = 1) -> None:
+    def __init__(self, path: Path) -> None:
         """Load `path`.
 
         Raises:
             ArtifactError: ONNX Runtime cannot load the file.
         """
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # The arena would keep the memory of the longest prompt for the life of the process.

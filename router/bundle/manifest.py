@@ -1,8 +1,8 @@
 """The manifest of a bundle: canonical JSON, and the sha256 of those bytes (hex) as the bundle's id.
 
 Canonical: msgspec's compact JSON with the fields in the order of the structs, map keys sorted, and every field
-present, except the adapters of a model that has none. Exactly one sequence of bytes encodes a manifest, so equal
-bundles have equal ids on every machine.
+present, except the adapters, the projector and the pictures that a model does not have. Exactly one sequence of bytes
+encodes a manifest, so equal bundles have equal ids on every machine.
 """
 
 from __future__ import annotations
@@ -38,11 +38,15 @@ class Blob(_Canonical, frozen=True):
     size_bytes: Annotated[int, Meta(ge=0, le=1 << 42)]
 
 
-class GoldenPrompt(_Canonical, frozen=True):
-    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the box."""
+class GoldenPrompt(_Canonical, frozen=True, omit_defaults=True):
+    """A prompt and the exact answer of the model at temperature 0, for a trial of the model on the box.
+
+    `picture`: it stands after the prompt, as soft tokens of the model's projector.
+    """
 
     prompt: str
     answer: str
+    picture: Blob | None = None
 
 
 class BundleAdapter(_Canonical, frozen=True):
@@ -54,16 +58,43 @@ class BundleAdapter(_Canonical, frozen=True):
     golden: tuple[GoldenPrompt, ...]
 
 
+class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
+    """What turns pictures into soft tokens of a model: the `mmproj` file of a vision model, or a projector in ONNX.
+
+    Attributes:
+        model_sha256: The weights that it was made for: those of the model beside it.
+        encoder: The picture encoder whose features it reads; None: an mmproj file has one inside.
+        tokens: That a picture becomes; 0: as many as it needs.
+    """
+
+    blob: Blob
+    model_sha256: Sha256
+    encoder: Blob | None = None
+    tokens: Annotated[int, Meta(ge=0, le=4096)] = 0
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        return (self.blob,) if self.encoder is None else (self.blob, self.encoder)
+
+
 class BundleModel(_Canonical, frozen=True, omit_defaults=True):
     name: Name
     blob: Blob
     golden: tuple[GoldenPrompt, ...]
     adapters: tuple[BundleAdapter, ...] = ()
+    projector: BundleProjector | None = None
 
     @property
-    def blobs(self) -> tuple[Blob, ...]:
-        """The weights, and the files of the adapters."""
-        return (self.blob, *(adapter.blob for adapter in self.adapters))
+    def loaded(self) -> tuple[Blob, ...]:
+        """The files that are loaded: the weights, those of the adapters, the projector with its encoder."""
+        projector = () if self.projector is None else self.projector.blobs
+        return (self.blob, *(adapter.blob for adapter in self.adapters), *projector)
+
+    @property
+    def pictures(self) -> tuple[Blob, ...]:
+        """The pictures of golden prompts, each once."""
+        prompts = (*self.golden, *(one for adapter in self.adapters for one in adapter.golden))
+        return tuple(dict.fromkeys(one.picture for one in prompts if one.picture is not None))
 
 
 class BundleManifest(_Canonical, frozen=True):
@@ -80,9 +111,14 @@ class BundleManifest(_Canonical, frozen=True):
     min_daemon: Release  # the oldest daemon that understands this bundle
 
     @property
+    def adapters(self) -> dict[str, tuple[str, ...]]:
+        """The names of the adapters of each model."""
+        return {model.name: tuple(adapter.name for adapter in model.adapters) for model in self.models}
+
+    @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Every file of the bundle, each once: the policy, its cases, the models with their adapters."""
-        models = [blob for model in self.models for blob in model.blobs]
+        """Every file of the bundle, each once: the policy, its cases, the models with all that belongs to them."""
+        models = [blob for model in self.models for blob in (*model.loaded, *model.pictures)]
         return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
 
 
@@ -137,8 +173,8 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
 
 
 def check_manifest(manifest: BundleManifest) -> None:
-    """Check what the types cannot say: each model and adapter once, adapters that have an effect, and settings that a
-    fleet may set, within their bounds.
+    """Check what the types cannot say: each model and adapter once, adapters that have an effect, projectors of these
+    weights, and settings that a fleet may set, within their bounds.
 
     Raises:
         BundleInvalid: Names the model, the adapter or the key.
@@ -149,6 +185,8 @@ def check_manifest(manifest: BundleManifest) -> None:
     for name, adapter in adapters:
         if not is_scale(adapter.scale):
             raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0")
+    for model in manifest.models:
+        _check_projector(model)
     for key, value in manifest.settings.items():
         try:
             checked = check_setting(key, value)
@@ -175,6 +213,21 @@ def _check_once(kind: str, names: Sequence[str]) -> None:
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise BundleInvalid(f"the bundle has the {kind} {doubled[0]} twice")
+
+
+def _check_projector(model: BundleModel) -> None:
+    projector = model.projector
+    if projector is None:
+        if model.pictures:
+            raise BundleInvalid(f"{model.name}: a golden prompt has a picture, and the model has no projector")
+        return
+    if projector.model_sha256 != model.blob.sha256:
+        raise BundleInvalid(
+            f"{model.name}: its projector was made for the weights {projector.model_sha256[:12]}, "
+            f"and the bundle's are {model.blob.sha256[:12]}"
+        )
+    if (projector.encoder is None) != (projector.tokens == 0):
+        raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector belong together")
 
 
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:

@@ -1,7 +1,7 @@
-"""The attempts of one decision: each one a state machine (`TABLE`), and their order (`AttemptSequence`).
+"""The attempts of one decision: each one a state machine (`attempt_states.TABLE`), and their order (`AttemptSequence`).
 
 The caller feeds events and does the I/O. Everything else is decided here: holding back first tokens, releasing them,
-whether the next target may take over, and the error that the client gets in the end.
+and whether the next target may take over. `failure.final_error` makes the client's error in the end.
 
     sequence = AttemptSequence(decision, stream=request.stream, choices=request.n, arrived=now)
     while (attempt := sequence.next_attempt()) is not None:
@@ -16,101 +16,29 @@ whether the next target may take over, and the error that the client gets in the
         except CausewayError as error:
             attempt.fail(error, now)
             if sequence.next_step(error) == "raise":
-                raise sequence.final_error(error) from error
+                raise final_error(sequence.attempts, error) from error
 
 `now` is always monotonic time in seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
 from typing import Literal
 
 from ..errors import (
-    AllAttemptsFailed,
     CausewayError,
     ClientGone,
-    CloudSaturated,
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidGrammar,
     InvalidRequest,
     LowConfidence,
-    NoRoute,
-    QueueFull,
     StreamBroken,
-    TargetNotConfigured,
     UnsupportedFeature,
 )
-from ..types import AUTO, Ability, AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
+from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
+from .attempt_states import TABLE, AttemptEvent, AttemptState, IllegalTransition
 from .handoff import HandoffGate
-
-
-class AttemptState(StrEnum):
-    PENDING = "pending"  # planned; no request was sent to the target
-    WAITING = "waiting"  # request sent; no chunk has arrived
-    HOLDING = "holding"  # first tokens are held back until their confidence is known
-    COLLECTING = "collecting"  # confident enough, but the client does not stream: nothing was sent yet
-    COMMITTED = "committed"  # the first byte was released to the client
-    DONE = "done"
-    FAILED = "failed"
-    HANDED_OFF = "handed_off"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed_out"
-
-
-class AttemptEvent(StrEnum):
-    START = "start"  # the request goes to the target
-    HOLD = "hold"  # the first chunk arrived, and the plan has a handoff
-    COLLECT = "collect"  # a chunk arrived that may be kept, and the client does not stream
-    COMMIT = "commit"  # chunks are released to the client
-    LOW_CONFIDENCE = "low_confidence"  # the confidence of the held tokens is below the handoff's threshold
-    LAST_CHUNK = "last_chunk"  # the end of the answer is released to the client
-    ERROR = "error"
-    CANCEL = "cancel"  # the client disconnected, or the daemon stops
-    DEADLINE = "deadline"
-
-
-# An error, a client that disconnects, and the deadline can come at any moment before the end.
-_INTERRUPTS: Mapping[AttemptEvent, AttemptState] = {
-    AttemptEvent.ERROR: AttemptState.FAILED,
-    AttemptEvent.CANCEL: AttemptState.CANCELLED,
-    AttemptEvent.DEADLINE: AttemptState.TIMED_OUT,
-}
-
-# A missing key is an illegal transition: a bug of the caller, never of the target.
-TABLE: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = {
-    # ERROR before START: the breaker is open, or there is no engine.
-    AttemptState.PENDING: {AttemptEvent.START: AttemptState.WAITING, **_INTERRUPTS},
-    # Three ways on: hold back for confidence, collect for a client that does not stream, or straight to the client.
-    AttemptState.WAITING: {
-        AttemptEvent.HOLD: AttemptState.HOLDING,
-        AttemptEvent.COLLECT: AttemptState.COLLECTING,
-        AttemptEvent.COMMIT: AttemptState.COMMITTED,
-        **_INTERRUPTS,
-    },
-    # The only state that may hand off: nothing has reached the client, and another target can answer.
-    AttemptState.HOLDING: {
-        AttemptEvent.LOW_CONFIDENCE: AttemptState.HANDED_OFF,
-        AttemptEvent.COLLECT: AttemptState.COLLECTING,
-        AttemptEvent.COMMIT: AttemptState.COMMITTED,
-        **_INTERRUPTS,
-    },
-    # If an answer breaks while it is collected, the next target may still answer.
-    AttemptState.COLLECTING: {AttemptEvent.COMMIT: AttemptState.COMMITTED, **_INTERRUPTS},
-    # Bytes have reached the client: an error ends the answer, it never switches target. No LOW_CONFIDENCE here.
-    AttemptState.COMMITTED: {AttemptEvent.LAST_CHUNK: AttemptState.DONE, **_INTERRUPTS},
-    AttemptState.DONE: {},
-    AttemptState.FAILED: {},
-    AttemptState.HANDED_OFF: {},
-    AttemptState.CANCELLED: {},
-    AttemptState.TIMED_OUT: {},
-}
-
-
-class IllegalTransition(RuntimeError):
-    """The caller fed an event that `TABLE` does not allow in this state."""
 
 
 class Attempt:
@@ -288,7 +216,7 @@ def next_step(error: CausewayError, *, committed: bool, remaining: int) -> Liter
 
 
 class AttemptSequence:
-    """The attempts of one decision, in order: which comes next, and the client's error when none is left."""
+    """The attempts of one decision, in order: which comes next, and whether one does after a failure."""
 
     def __init__(self, decision: Decision, *, stream: bool, choices: int = 1, arrived: float) -> None:
         self.decision = decision
@@ -313,28 +241,6 @@ class AttemptSequence:
         committed = bool(self.attempts) and self.attempts[-1].committed
         return next_step(error, committed=committed, remaining=len(self._plans))
 
-    def final_error(self, error: CausewayError) -> CausewayError:
-        """Return the client's error after `error` ended the sequence.
-
-        1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
-        2. Every target that this box has refused the request: 400, the last refusal; of prompts that are too long, all.
-        3. Every target is saturated: 429 with the shortest Retry-After.
-        4. Anything else: 503 with the reason of every attempt.
-        """
-        last = self.attempts[-1] if self.attempts else None
-        if last is None or last.committed or next_step(error, committed=False, remaining=1) == "raise":  # (1)
-            return error
-        errors = [a.error for a in self.attempts if a.error is not None and not isinstance(a.error, LowConfidence)]
-        refusals = [e for e in errors if not isinstance(e, TargetNotConfigured)]
-        if refusals and all(isinstance(e, InvalidRequest) for e in refusals):  # (2)
-            return self._too_long() if all(isinstance(e, ContextLengthExceeded) for e in refusals) else refusals[-1]
-        reasons = "; ".join(f"{a.plan.target.name}: {_failure_reason(a)}" for a in self.attempts)
-        waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
-        retry_after_s = min(waits) if waits else None
-        if errors and all(isinstance(e, QueueFull | CloudSaturated) for e in errors):  # (3)
-            return QueueFull(f"every target is saturated: {reasons}", retry_after_s=retry_after_s or 1.0)
-        return AllAttemptsFailed(f"every attempt failed: {reasons}", retry_after_s=retry_after_s)  # (4)
-
     @property
     def degraded(self) -> bool:
         """Whether a failure moved the answer away from the policy's first choice.
@@ -354,14 +260,6 @@ class AttemptSequence:
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         return tuple(attempt.record(now) for attempt in self.attempts)
 
-    def _too_long(self) -> ContextLengthExceeded:
-        """The refusals of every target in one: each has its own context."""
-        refused = [(a.plan.target.name, a.error) for a in self.attempts if isinstance(a.error, ContextLengthExceeded)]
-        if len(refused) == 1:
-            return refused[0][1]
-        message = " ".join(f"{name}: {error.message}" for name, error in refused)
-        return ContextLengthExceeded(message, param=refused[-1][1].param)
-
     def _drop_failed_targets(self) -> None:
         # A target that appears twice is the last resort after a handoff. The second try, without handoff, makes sense
         # only if the first one handed off: a target that failed is not tried again.
@@ -370,57 +268,6 @@ class AttemptSequence:
             for a in self.attempts
         ):
             self._plans.pop(0)
-
-
-# Ability → the request's field that needs it, and the text for it.
-_NEEDS: Mapping[Ability, tuple[str, str]] = {
-    "chat": ("model", "chat completions"),
-    "completion": ("model", "completions"),
-    "embedding": ("model", "embeddings"),
-    "tools": ("tools", "tool calls"),
-    "json": ("response_format", "JSON answers"),
-    "logprobs": ("logprobs", "logprobs"),
-    "image": ("messages", "images"),
-    "audio": ("messages", "audio"),
-    "file": ("messages", "files"),
-}
-
-
-def no_route(decision: Decision) -> CausewayError:
-    """Build the error for a decision without attempts.
-
-    1. The request needs what no target of the policy, or none that it names, can do: UnsupportedFeature (400), because
-       it can never pass.
-    2. Anything else may pass at another time: NoRoute (503). It names what excluded each target.
-    """
-    missing = decision.missing_abilities
-    if missing:  # (1)
-        needs = " and ".join(_NEEDS[ability][1] for ability in missing)
-        if decision.able_targets:
-            named = next(reason.detail for reason in decision.reasons if reason.code == "model_named")
-            able = " or ".join(f"`{name}`" for name in decision.able_targets)
-            return UnsupportedFeature(
-                f"`{named}` does not support {needs} under policy {decision.policy}@{decision.revision}. Send {able} "
-                f"as `model`, or `{AUTO}`; or add `can: [{', '.join(missing)}]` to the target in the policy.",
-                param="model",
-            )
-        return UnsupportedFeature(
-            f"no target of policy {decision.policy}@{decision.revision} that this request may use supports {needs}. "
-            f"Leave that out, or add a target with `can: [{', '.join(missing)}]` to the policy.",
-            param=_NEEDS[missing[0]][0],
-        )
-    exclusions = [  # (2)
-        f"{reason.target or 'no target'} ({reason.code}{': ' + because if because else ''})"
-        for reason in decision.reasons
-        if reason.code in ("constraint_excluded", "preference_excluded", "target_absent", "target_unable")
-        for because in (reason.detail or reason.rule,)
-    ]
-    detail = ", ".join(exclusions) or "no route of the policy holds"
-    return NoRoute(f"policy {decision.policy}@{decision.revision} leaves no target: {detail}")
-
-
-def _failure_reason(attempt: Attempt) -> str:
-    return attempt.state.value if attempt.error is None else f"{attempt.error.code} ({attempt.error.message})"
 
 
 def _milliseconds(seconds: float) -> float:

@@ -4,14 +4,13 @@
 
 1. Constraints: each one that holds binds the request, or its parts, to the device. A constraint that cannot be
    evaluated binds too (fail closed).
-2. Candidates: the target of the answer that the client continues, the targets that the client named, or the targets
-   of the first route that holds.
+2. Route: the target of the answer that the client continues, the targets that the client named, or the first route
+   that holds.
 3. Exclusion: by constraint, by the client's preference, because the box has no cloud or no engine, by the abilities
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
-   that a target cannot take reach it as text, if this box has an encoder for them, or as soft tokens, if the route
-   asks for that and the target's model has a projector.
+   that a target cannot take reach it as text or as soft tokens (`part_forms`).
 
 `plan_cache` applies the policy's cache rules, `fingerprint` is a request's cache key, `CachePlanner` joins the two.
 """
@@ -24,18 +23,24 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ..errors import InvalidRequest, ModelNotFound
-from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule
-from ..policy.signals import EvaluationFailure, SignalValues, is_sampled, modalities, wants_json, wants_tools
+from ..errors import ModelNotFound
+from ..policy.compiled import CacheRule, Constraint, Policy, Route, Rule, chosen_by_name
+from ..policy.signals import (
+    EvaluationFailure,
+    SignalValues,
+    is_sampled,
+    modalities,
+    required_abilities,
+    wants_json,
+    wants_tools,
+)
 from ..types import (
     AUTO,
     Ability,
     AttemptPlan,
-    BoxSetup,
     CachePlan,
     Decision,
     Estimates,
-    Fusion,
     Location,
     Modality,
     Prefer,
@@ -44,21 +49,20 @@ from ..types import (
     RequestFeatures,
     Snapshot,
     Target,
-    WaitFor,
 )
-from .continue_token import PARAM, split_token
+from .continue_token import continuing_target, split_token
 from .handoff import plan_handoff
+from .no_route import unmet_abilities
+from .part_forms import PartForms, part_forms
+from .semantic_question import without_question
 from .shadow import plan_shadow
 
-_ONLY: dict[Prefer | None, Location] = {"only_on_device": "edge", "only_cloud": "cloud"}
-_FIRST: dict[Prefer | None, Location] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
-_MODALITIES: dict[str, Ability] = {"image": "image", "audio": "audio", "file": "file"}
+_ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
+_FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
+_ABSENT: Final[dict[Location, str]] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
 _R = TypeVar("_R", bound=Rule)
-_TEXT_ONLY: list[Modality] = ["text"]
-_NO_ATTEMPTS: tuple[tuple[AttemptPlan, ...], str] = ((), "")
-_ABSENT: dict[Location, str] = {"edge": "this box runs no engine", "cloud": "no cloud is configured"}
 _QUALITY: Final = "edge.quality"
-_NO_ROUTE_HOLDS = Reason("no_route", detail="no route holds")
+_NO_ROUTE_HOLDS: Final = Reason("no_route", detail="no route holds")
 
 
 def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> Decision:
@@ -68,29 +72,28 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         ModelNotFound: no target has the name, or serves the model, that the client asked for.
         InvalidRequest: the continue token belongs to no target of this policy.
     """
-    named = () if request.model == AUTO else _named(policy, request.model)
-    if request.resume:
-        named = (_continuing_target(policy, request, named),)
+    named = _named(policy, request)
+    kinds = modalities(request)
+    values = (policy.route_needs if named is None else policy.constraint_needs).read(request, snapshot, estimates)
     reasons: list[Reason] = []
-    values = (policy.constraint_needs if named else policy.route_needs).read(request, snapshot, estimates)
     bound = _binding_constraints(policy.constraints, values, reasons)  # (1)
     kept: tuple[Constraint, ...] = ()
-    if policy.part_constraints and modalities(request) != _TEXT_ONLY:
+    if policy.part_constraints and len(kinds) > 1:
         kept = _binding_constraints(policy.part_constraints, values, reasons)
-    route = None
-    if named:  # (2)
-        reasons.append(
-            Reason("continued", target=named[0].name) if request.resume else Reason("model_named", detail=request.model)
-        )
-    else:
+    if named is None:  # (2)
         route = _first_match(policy.routes, values, reasons)
-    attempts, skipped_target = _NO_ATTEMPTS
-    if named or route is not None:
-        attempts, skipped_target = _attempts(request, snapshot, bound, kept, named, route, reasons)
-        if snapshot.uncalibrated and route is not None:
-            _note_uncalibrated(policy, route, snapshot, attempts, reasons)
     else:
+        route = named
+        reasons.append(_naming_reason(request, named))
+    attempts: tuple[AttemptPlan, ...] = ()
+    skipped_target = ""
+    if route is None:
         reasons.append(_NO_ROUTE_HOLDS)
+    else:
+        attempts, skipped_target = _plan(route, request, kinds, snapshot, bound, kept, reasons)
+        if snapshot.uncalibrated and named is None:
+            _note_uncalibrated(policy, route, snapshot, attempts, reasons)
+    missing, able = ((), ()) if attempts else unmet_abilities(policy, request, kinds, snapshot, route, named)
     return Decision(
         policy=policy.name,
         revision=policy.revision,
@@ -100,17 +103,114 @@ def decide(policy: Policy, request: Request, snapshot: Snapshot, estimates: Esti
         on_device=bool(bound) or request.hints.prefer == "only_on_device",
         private=bool(bound),
         parts_on_device=bool(kept),
-        missing_abilities=()
-        if attempts
-        else _missing_abilities(request, snapshot, named or policy.targets, _fusion(route)),
-        able_targets=()
-        if attempts or not named or request.resume
-        else _able_targets(request, snapshot, policy.targets),
+        missing_abilities=missing,
+        able_targets=able,
         skipped_target=skipped_target,
         shadow=None
-        if policy.shadow is None or named or bound or kept
+        if policy.shadow is None or named is not None or bound or kept
         else plan_shadow(policy.shadow, request, attempts),
     )
+
+
+def _named(policy: Policy, request: Request) -> Route | None:
+    """Return the targets that the client chose itself; None if the policy's routes choose."""
+    named = None
+    if request.model != AUTO:
+        named = policy.named.get(request.model)
+        if named is None:
+            names = ", ".join(policy.model_names)
+            raise ModelNotFound(
+                f"the model `{request.model[:100]}` does not exist here; available: {names}", param="model"
+            )
+    if request.resume:
+        return chosen_by_name((continuing_target(request.resume, policy.targets if named is None else named.targets),))
+    return named
+
+
+def _naming_reason(request: Request, named: Route) -> Reason:
+    if request.resume:
+        return Reason("continued", target=named.targets[0].name)
+    return Reason("model_named", detail=request.model)
+
+
+def _plan(
+    route: Route,
+    request: Request,
+    kinds: list[Modality],
+    snapshot: Snapshot,
+    bound: tuple[Constraint, ...],
+    kept: tuple[Constraint, ...],
+    reasons: list[Reason],
+) -> tuple[tuple[AttemptPlan, ...], str]:
+    """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
+    prefer = request.hints.prefer
+    forms = None if len(kinds) == 1 else part_forms(kinds, snapshot, route.fusion, kept=bool(kept))
+    if forms is not None and kept and any(kind not in forms.texts for kind in kinds[1:]):
+        bound = (*bound, *kept)  # no text stands for some of the parts: nothing of the request may leave
+    required = required_abilities(request, kinds)
+    allowed = _exclude(route, prefer, required, bound, snapshot.absent, forms, reasons)  # (3)
+    if not allowed:
+        reasons.append(Reason("no_route", rule=route.name, detail="every target is excluded"))
+        return (), ""
+    preferred = _prefer(allowed, prefer, reasons)  # (4)
+    ordered = _move_down_targets_last(preferred, route.name, snapshot.down, reasons)
+    skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
+    if route.handoff is None or bound or prefer == "only_on_device":  # (5)
+        plans = tuple([AttemptPlan(target) for target in ordered])
+    else:
+        plans = plan_handoff(ordered, route.handoff, snapshot.down)
+    return plans if forms is None else forms.noted(plans, route.wait_for), skipped_target
+
+
+def _exclude(
+    route: Route,
+    prefer: Prefer | None,
+    required: tuple[Ability, ...],
+    bound: tuple[Constraint, ...],
+    absent: frozenset[str],
+    forms: PartForms | None,
+    reasons: list[Reason],
+) -> tuple[Target, ...]:
+    """Return the targets of the route that may answer."""
+    allowed: list[Target] = []
+    only = _ONLY.get(prefer)
+    for target in route.targets:
+        missing = [ability for ability in required if ability not in target.can]
+        if missing and forms is not None:
+            missing = forms.unmet(missing, target)
+        if bound and target.at != "edge":
+            reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.name))
+        elif only is not None and target.at != only:
+            reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
+        elif target.name in absent:
+            reasons.append(Reason("target_absent", rule=route.name, target=target.name, detail=_ABSENT[target.at]))
+        elif missing:
+            reasons.append(Reason("target_unable", rule=route.name, target=target.name, detail=", ".join(missing)))
+        else:
+            allowed.append(target)
+    return tuple(allowed)
+
+
+def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Reason]) -> tuple[Target, ...]:
+    first = _FIRST.get(prefer)
+    if first is None:
+        return targets
+    moved = tuple(sorted(targets, key=lambda target: target.at != first))
+    reasons += [
+        Reason("preference_ordered", rule=prefer or "", target=target.name)
+        for target in moved
+        if target.at == first and moved.index(target) < targets.index(target)
+    ]
+    return moved
+
+
+def _move_down_targets_last(
+    targets: tuple[Target, ...], rule: str, down: frozenset[str], reasons: list[Reason]
+) -> tuple[Target, ...]:
+    if not down:
+        return targets
+    reasons += [Reason("target_down", rule=rule, target=target.name) for target in targets if target.name in down]
+    return tuple(sorted(targets, key=lambda target: target.name in down))
 
 
 def _note_uncalibrated(
@@ -121,11 +221,6 @@ def _note_uncalibrated(
         return
     names = dict.fromkeys(plan.target.name for plan in attempts if plan.target.name in snapshot.uncalibrated)
     reasons += [Reason("calibration_set_aside", rule=route.name, target=name) for name in names]
-
-
-def model_names(policy: Policy) -> tuple[str, ...]:
-    """Return the values that a client may send as `model`: auto, and the names of the targets."""
-    return (AUTO, *(target.name for target in policy.offered))
 
 
 def _binding_constraints(
@@ -164,195 +259,6 @@ def _failure_reason(rule: Rule, failure: EvaluationFailure) -> Reason:
     return Reason("rule_failed", rule=rule.name, detail=failure.message)
 
 
-def _named(policy: Policy, model: str) -> tuple[Target, ...]:
-    """Return the target of that name, else all targets that serve the model of that name, in the policy's order."""
-    offered = policy.offered
-    found = tuple(t for t in offered if t.name == model)
-    found = found or tuple(t for t in policy.targets if t.served == model)
-    found = found or tuple(t for t in policy.adapted if t.served == model)
-    if not found:
-        names = ", ".join(model_names(policy))
-        raise ModelNotFound(f"the model `{model[:100]}` does not exist here; available: {names}", param="model")
-    return found
-
-
-def _continuing_target(policy: Policy, request: Request, named: tuple[Target, ...]) -> Target:
-    """Return the target that cut the answer short: no other target has its start. Raises InvalidRequest."""
-    name, _ = split_token(request.resume)
-    for target in policy.targets:
-        if target.name == name and target.at == "cloud" and (not named or target in named):
-            return target
-    raise InvalidRequest(
-        f"`{PARAM}` belongs to no target of the active policy, or to another model. Send the question without it.",
-        param=PARAM,
-    )
-
-
-class _Encoding(msgspec.Struct, frozen=True):
-    """How this box encodes the parts of one request. `found`: their kinds; () if it encodes none."""
-
-    found: tuple[Modality, ...]
-    setup: BoxSetup
-    fusion: Fusion
-    kept: bool = False  # a constraint keeps the parts on the device
-
-    def forms(self, target: Target) -> tuple[tuple[Modality, ...], tuple[Modality, ...]]:
-        """Return the kinds of parts that reach a target as text, and as soft tokens.
-
-        They are those that it cannot take, or may not have.
-        """
-        away = target.at != "edge"
-        needed = [one for one in self.found if one not in target.can or (self.kept and away)]
-        projected = () if away or self.fusion == "late" else self.setup.projectors.get(target.model, ())
-        soft = tuple([one for one in needed if one in projected])
-        return tuple([one for one in self.texts if one in needed and one not in soft]), soft
-
-    @property
-    def texts(self) -> tuple[Modality, ...]:
-        """Kinds of parts that may reach a target as text."""
-        return () if self.fusion == "early" else self.setup.encoders
-
-    def missing(self, required: tuple[Ability, ...], target: Target) -> list[Ability]:
-        """Return what a target lacks of the abilities that a request requires."""
-        missing = [ability for ability in required if ability not in target.can]
-        if not missing or not self.found:
-            return missing
-        encoded = [one for form in self.forms(target) for one in form]
-        return [ability for ability in missing if ability not in encoded]
-
-
-_NOT_ENCODED = _Encoding((), BoxSetup(engine=False, cloud=False), "late")
-
-
-def _encoding(request: Request, snapshot: Snapshot, fusion: Fusion, *, kept: bool = False) -> _Encoding:
-    setup = snapshot.setup
-    if setup is None or not (setup.encoders or setup.projectors):
-        return _NOT_ENCODED
-    found = modalities(request)
-    return _NOT_ENCODED if found == _TEXT_ONLY else _Encoding(tuple(found[1:]), setup, fusion, kept)
-
-
-def _fusion(route: Route | None) -> Fusion:
-    return "late" if route is None else route.fusion
-
-
-def _with_forms(plans: tuple[AttemptPlan, ...], encoding: _Encoding, route: Route | None) -> tuple[AttemptPlan, ...]:
-    """Note in each plan which parts its target gets as text or as soft tokens, and how."""
-    if not encoding.found:
-        return plans
-    wait_for: WaitFor = "all" if route is None else route.wait_for
-    formed: list[AttemptPlan] = []
-    for plan in plans:
-        facts, soft = encoding.forms(plan.target)
-        formed.append(msgspec.structs.replace(plan, facts=facts, soft=soft, fusion=encoding.fusion, wait_for=wait_for))
-    return tuple(formed)
-
-
-def _attempts(
-    request: Request,
-    snapshot: Snapshot,
-    bound: tuple[Constraint, ...],
-    kept: tuple[Constraint, ...],
-    named: tuple[Target, ...],
-    route: Route | None,
-    reasons: list[Reason],
-) -> tuple[tuple[AttemptPlan, ...], str]:
-    """Return the plans, and the name of the target that would come first if it were not down ("" for none)."""
-    targets = route.targets if route is not None else named
-    rule = "" if route is None else route.name
-    encoding = _encoding(request, snapshot, _fusion(route), kept=bool(kept))
-    if kept and any(kind not in encoding.texts for kind in modalities(request) if kind != "text"):
-        bound = (*bound, *kept)  # no text stands for some of the parts: nothing of the request may leave
-    allowed = _exclude(targets, rule, request, bound, snapshot.absent, encoding, reasons)  # (3)
-    if not allowed:
-        reasons.append(Reason("no_route", rule=rule, detail="every target is excluded"))
-        return _NO_ATTEMPTS
-    preferred = _prefer(allowed, request.hints.prefer, reasons)  # (4)
-    ordered = _move_down_targets_last(preferred, rule, snapshot.down, reasons)
-    skipped_target = "" if ordered[0] is preferred[0] else preferred[0].name
-    on_device = bool(bound) or request.hints.prefer == "only_on_device"
-    if route is None or route.handoff is None or on_device:  # (5)
-        plans = tuple([AttemptPlan(target) for target in ordered])
-    else:
-        plans = plan_handoff(ordered, route.handoff, snapshot.down)
-    return _with_forms(plans, encoding, route), skipped_target
-
-
-def _exclude(
-    targets: tuple[Target, ...],
-    rule: str,
-    request: Request,
-    bound: tuple[Constraint, ...],
-    absent: frozenset[str],
-    encoding: _Encoding,
-    reasons: list[Reason],
-) -> tuple[Target, ...]:
-    allowed: list[Target] = []
-    prefer, required = request.hints.prefer, _required_abilities(request)
-    only = _ONLY.get(prefer)
-    for target in targets:
-        if bound and target.at != "edge":
-            reasons.append(Reason("constraint_excluded", rule=bound[0].name, target=target.name))
-        elif only is not None and target.at != only:
-            reasons.append(Reason("preference_excluded", rule=prefer or "", target=target.name))
-        elif target.name in absent:
-            reasons.append(Reason("target_absent", rule=rule, target=target.name, detail=_ABSENT[target.at]))
-        elif missing := encoding.missing(required, target):
-            reasons.append(Reason("target_unable", rule=rule, target=target.name, detail=", ".join(missing)))
-        else:
-            allowed.append(target)
-    return tuple(allowed)
-
-
-def _prefer(targets: tuple[Target, ...], prefer: Prefer | None, reasons: list[Reason]) -> tuple[Target, ...]:
-    first = _FIRST.get(prefer)
-    if first is None:
-        return targets
-    moved = tuple(sorted(targets, key=lambda target: target.at != first))
-    reasons += [
-        Reason("preference_ordered", rule=prefer or "", target=target.name)
-        for target in moved
-        if target.at == first and moved.index(target) < targets.index(target)
-    ]
-    return moved
-
-
-def _move_down_targets_last(
-    targets: tuple[Target, ...], rule: str, down: frozenset[str], reasons: list[Reason]
-) -> tuple[Target, ...]:
-    if not down:
-        return targets
-    reasons += [Reason("target_down", rule=rule, target=target.name) for target in targets if target.name in down]
-    return tuple(sorted(targets, key=lambda target: target.name in down))
-
-
-def _missing_abilities(
-    request: Request, snapshot: Snapshot, targets: tuple[Target, ...], fusion: Fusion = "late"
-) -> tuple[Ability, ...]:
-    """Return what the targets lack; () if one of them has all of it."""
-    encoding, required = _encoding(request, snapshot, fusion), _required_abilities(request)
-    lacks = [set(encoding.missing(required, target)) for target in targets]
-    return tuple(ability for ability in required if any(ability in one for one in lacks)) if all(lacks) else ()
-
-
-def _able_targets(request: Request, snapshot: Snapshot, targets: tuple[Target, ...]) -> tuple[str, ...]:
-    """Return the names of the targets that can do what the request needs."""
-    return tuple(target.name for target in targets if not _missing_abilities(request, snapshot, (target,)))
-
-
-def _required_abilities(request: Request) -> tuple[Ability, ...]:
-    """Return what a target must be able to do for this request."""
-    required: list[Ability] = [request.kind]
-    if wants_tools(request):
-        required.append("tools")
-    if wants_json(request):
-        required.append("json")
-    if request.logprobs is not None:
-        required.append("logprobs")
-    required += [_MODALITIES[modality] for modality in modalities(request) if modality != "text"]
-    return tuple(required)
-
-
 # --- cache -----------------------------------------------------------------------------------------------------------
 
 KEY_BYTES: Final = 16
@@ -382,29 +288,6 @@ def fingerprint(request: Request, scope: bytes) -> bytes:
     """
     encoded = _ENCODER.encode((scope, request.hints.prefer, _keyed_fields(request)))
     return blake2b(encoded, digest_size=KEY_BYTES).digest()
-
-
-def question_of(request: Request) -> str | None:
-    """Return the text that the semantic cache compares: the last message, of the user, or the only prompt.
-
-    None: nothing is compared, because the question is not text alone, or because the answer repeats it.
-    """
-    if request.kind == "chat" and request.messages:
-        last = request.messages[-1]
-        plain = last.role == "user" and not last.tool_calls
-        return last.content if plain and isinstance(last.content, str) else None
-    if request.kind == "completion" and len(request.prompts) == 1 and not request.echo and request.suffix is None:
-        prompt = request.prompts[0]
-        return prompt if isinstance(prompt, str) else None
-    return None
-
-
-def without_question(request: Request) -> Request:
-    """Return the request with an empty text where `question_of` finds the question."""
-    if request.kind == "chat":
-        last = msgspec.structs.replace(request.messages[-1], content="")
-        return msgspec.structs.replace(request, messages=(*request.messages[:-1], last))
-    return msgspec.structs.replace(request, prompts=("",))
 
 
 def plan_cache(policy: Policy, request: Request, snapshot: Snapshot, estimates: Estimates) -> CachePlan:

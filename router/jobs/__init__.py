@@ -1,1 +1,1 @@
-"""What gateway and device share of jobs, the asynchronous requests: states, submission, view. Pure."""
+"""What gateway and device share of jobs, the asynchronous requests: states, submission, view, events. Pure."""

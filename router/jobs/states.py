@@ -32,6 +32,7 @@ class JobEvent(StrEnum):
     CANCEL = "cancel"
     EXPIRE = "expire"
     REVIVE = "revive"
+    REVISE = "revise"  # a late part was read: the answer is made anew
 
 
 class IllegalJobTransition(RuntimeError):
@@ -60,7 +61,7 @@ TRANSITIONS: Final[dict[JobState, dict[JobEvent, JobState]]] = {
         JobEvent.EXPIRE: JobState.EXPIRED,
     },
     JobState.DEAD: {JobEvent.REVIVE: JobState.QUEUED},
-    JobState.SUCCEEDED: {},
+    JobState.SUCCEEDED: {JobEvent.REVISE: JobState.SUCCEEDED},
     JobState.FAILED: {},
     JobState.CANCELLED: {},
     JobState.EXPIRED: {},

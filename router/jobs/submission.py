@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..openai import check_field_names, parse_chat, parse_completion
-from ..openai.request_body import load
+from ..openai.request_body import load, validate
 from ..types import Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
+_ADVICE: Final = {
+    "priority": "Use interactive, standard or bulk.",
+    "endpoint": "Use /v1/chat/completions or /v1/completions.",
+    "webhook": "Send a URL.",
+    "window": "Use off_peak, or leave it out.",
+    "not_before_ms": "Send the time to wait as a whole number of milliseconds, at least 0.",
+    "revise_within_ms": "Send a whole number of milliseconds, at least 0.",
+}
 
 
 class JobFields(msgspec.Struct, frozen=True):
-    """The fields of ours in a job's body. `deadline_ms` is the time left."""
+    """The fields of ours in a job's body. `deadline_ms` is the time left, `not_before_ms` the least time to wait.
+
+    `revise_within_ms`: the time from the start of a run in which parts that are late may revise its answer; 0: none.
+    """
 
     priority: Priority | None = None
-    deadline_ms: int | None = None
+    deadline_ms: Annotated[int, Meta(ge=1)] | None = None
+    not_before_ms: Annotated[int, Meta(ge=0)] = 0
     webhook: str = ""
     endpoint: Endpoint = "/v1/chat/completions"
+    revise_within_ms: Annotated[int, Meta(ge=0)] = 0
 
 
 F = TypeVar("F", bound=JobFields)
@@ -37,23 +51,17 @@ def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
     Raises:
         InvalidRequest: the body is no JSON object, repeats a key, or one of our fields is invalid or misspelt.
     """
-    load(body)  # refuses a key that is given twice, which the decoder below would drop
-    try:
-        document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise InvalidRequest("The body is not a JSON object.") from None
+    whole = load(body)
     names = kind.__struct_fields__
     known = frozenset((*names, "causeway"))
-    check_field_names(document.keys() - known, known)
-    fields = {name: document.pop(name) for name in names if name in document}
+    check_field_names(whole.keys() - known, known)
+    fields = {name: whole[name] for name in names if name in whole}
     if not fields:
         return kind(), body
-    try:
-        extensions = msgspec.json.decode(msgspec.json.encode(fields), type=kind)
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$.")
-        raise InvalidRequest(reason, param=path.rstrip("`") or None) from None
-    return extensions, msgspec.json.encode(document)
+    plain = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    for name in fields:
+        del plain[name]
+    return validate(fields, kind, _ADVICE), msgspec.json.encode(plain)
 
 
 def parse_job_request(endpoint: Endpoint, body: bytes, hints: RoutingHints) -> Request:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from ..errors import CausewayError
+from ..types import Modality
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error."""
+    """The body of `GET /v1/jobs/{id}`. Times are unix seconds; `error` is the inner object of an error.
+
+    `revision`: which one of the answer `result` is. `late_parts`: kinds of part that may still revise it. `late_error`:
+    why no further revision came.
+    """
 
     id: str
     object: str = "job"
@@ -20,12 +25,16 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     started_at: int | None
     finished_at: int | None
     deadline_at: int
+    not_before_at: int | None
     attempts: int
     cache: str | None
     error: msgspec.Raw
     result: msgspec.Raw
     webhook: str | None
     webhook_status: str | None
+    revision: int
+    late_parts: tuple[Modality, ...]
+    late_error: msgspec.Raw
 
 
 def encode_job_error(error: CausewayError) -> bytes:

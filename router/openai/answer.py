@@ -31,12 +31,10 @@ class AnswerEncoder:
         created: Unix time in seconds.
     """
 
-    def __init__(
-        self, request: Request, answer_id: str, model: str, created: int, *, system_fingerprint: str | None = None
-    ) -> None:
+    def __init__(self, request: Request, answer_id: str, model: str, created: int) -> None:
         self._format = format_of(request.kind, request.logprobs)
         self._identity = identity(answer_id, created)
-        self._model = model_json(model, system_fingerprint)
+        self._model = model_json(model)
         self._choices = request.n * max(1, len(request.prompts))
         # With include_usage each event carries `usage`: null, until the last one brings the numbers.
         self._tail = b'],"usage":null}\n\n' if request.include_usage else b"]}\n\n"
@@ -113,9 +111,8 @@ def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
     return _encode(answer_id), b"%d" % created
 
 
-def model_json(model: str, system_fingerprint: str | None = None) -> bytes:
-    fingerprint = b"" if system_fingerprint is None else b',"system_fingerprint":' + _encode(system_fingerprint)
-    return b',"model":' + _encode(model) + fingerprint + b',"choices":['
+def model_json(model: str) -> bytes:
+    return b',"model":' + _encode(model) + b',"choices":['
 
 
 def event_head(form: ChoiceFormat, answer_id: bytes, created: bytes, model: bytes) -> bytes:

@@ -27,8 +27,8 @@ def encode_error(error: CausewayError) -> bytes:
     try:
         return _ENCODER.encode(_Envelope(_Error(error.message, error.type, error.param, error.code)))
     except UnicodeEncodeError:
-        param = None if error.param is None else _replace_surrogates(error.param)
-        return _ENCODER.encode(_Envelope(_Error(_replace_surrogates(error.message), error.type, param, error.code)))
+        param = None if error.param is None else replace_surrogates(error.param)
+        return _ENCODER.encode(_Envelope(_Error(replace_surrogates(error.message), error.type, param, error.code)))
 
 
 def error_headers(error: CausewayError) -> dict[str, str]:
@@ -49,5 +49,6 @@ def error_event(error: CausewayError) -> bytes:
     return b"data: " + encode_error(error) + b"\n\n"
 
 
-def _replace_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
+    """Return text without lone surrogates, which no encoder accepts: bytes of headers are decoded to them."""
     return text.encode("utf-8", "replace").decode("utf-8")

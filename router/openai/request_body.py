@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -112,12 +113,19 @@ def load(body: bytes) -> JSONObject:
     return document
 
 
-def validate(document: JSONObject, kind: type[T]) -> T:
-    """Convert the document to the struct `kind`. Raises InvalidRequest with `param` as OpenAI writes it."""
+def validate(document: JSONObject, kind: type[T], advice: Mapping[str, str] = _ADVICE) -> T:
+    """Convert the document to the struct `kind`.
+
+    Args:
+        advice: by field, what to send instead of a wrong value; where it has none, that of OpenAI's fields.
+
+    Raises:
+        InvalidRequest: with `param` as OpenAI writes it.
+    """
     try:
         return msgspec.convert(document, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _translate(str(error), document) from None
+        raise _translate(str(error), document, {**_ADVICE, **advice}) from None
 
 
 def canonical_json(value: object, *, sort: bool = False) -> str:
@@ -255,22 +263,22 @@ def _surrogate_note(body: bytes) -> str:
     return " (or a \\ud800-\\udfff escape without its pair)" if b"\\ud" in body.lower() else ""
 
 
-def _translate(text: str, document: JSONObject) -> InvalidRequest:
+def _translate(text: str, document: JSONObject, all_advice: Mapping[str, str]) -> InvalidRequest:
     match = _VALIDATION.match(text)
     reason, path = (match["reason"], match["path"] or "") if match else (text, "")
     path = path.removeprefix(".").replace("[...]", "")
     field = _FIELD.match(reason)
     if field is not None:
-        return _field_error(field["fault"], f"{path}.{field['name']}" if path else field["name"])
+        name = f"{path}.{field['name']}" if path else field["name"]
+        return _field_error(field["fault"], name, all_advice.get(field["name"], ""))
     names = [name for _, name in _STEP.findall(path) if name]
-    advice = _ADVICE.get(".".join(names[-2:])) or _ADVICE.get(names[-1] if names else "", "")
+    advice = all_advice.get(".".join(names[-2:])) or all_advice.get(names[-1] if names else "", "")
     reason = reason.replace("Invalid enum value", "unknown value").replace("Invalid value", "unknown value")
-    got = "" if "got" in reason or "unknown value" in reason else f", got {_type_at(document, path)}"
+    got = "" if "got" in reason or "unknown value" in reason else f", got {_value_at(document, path, reason)}"
     return InvalidRequest(f"`{path}`: {reason[:1].lower()}{reason[1:200]}{got}. {advice}".rstrip(), param=path or None)
 
 
-def _field_error(fault: str, path: str) -> InvalidRequest:
-    advice = _ADVICE.get(path.rpartition(".")[2], "")
+def _field_error(fault: str, path: str, advice: str) -> InvalidRequest:
     if fault == "missing required":
         return MissingField(f"`{path}` is missing. {advice or 'Send it.'}", param=path)
     parent, _, name = path.rpartition(".")
@@ -278,7 +286,8 @@ def _field_error(fault: str, path: str) -> InvalidRequest:
     return UnknownField(f"`{path}` is not a known field{mend}", param=path)
 
 
-def _type_at(document: JSONObject, path: str) -> str:
+def _value_at(document: JSONObject, path: str, reason: str) -> str:
+    """What is wrong about the value at `path`: its length where the `reason` is about that, else its type."""
     value: object = document
     for index, name in _STEP.findall(path):
         if isinstance(value, list) and index and int(index) < len(value):
@@ -287,4 +296,4 @@ def _type_at(document: JSONObject, path: str) -> str:
             value = value[name]
         else:
             return "another value"
-    return _json_type(value)
+    return f"{len(value)}" if "of length" in reason and isinstance(value, str | list) else _json_type(value)

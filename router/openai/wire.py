@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..reasoning import Effort
-from ..types import Prefer
+from ..types import Effort, Prefer
 
 INT32_MAX = 2**31 - 1
 

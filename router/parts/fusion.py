@@ -94,8 +94,7 @@ def _fused(
         modality = modality_of(part)
         if (at, index) in markers:
             marker = markers[at, index]
-            read = f"[A {_WORDS[modality][0]}:{marker}]" if marker else _in_words(part, modality, None)
-            content.append(TextPart(read))
+            content.append(TextPart(marker or _in_words(part, modality, None)))
         elif modality in kinds:
             content.append(TextPart(_in_words(part, modality, facts.get((at, index)))))
         else:

@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -39,14 +39,26 @@ def has_parts(request: Request, kinds: Sequence[Modality]) -> bool:
     )
 
 
-def first_part(request: Request) -> str:
-    """Return the place of the first part that is not text, ``messages[0].content[1]``; "" if there is none."""
+def first_part(request: Request, kinds: Collection[Modality] = ()) -> tuple[str, Modality]:
+    """Return the place of the first part that is not text, ``messages[0].content[1]``, and its kind; "" for none.
+
+    Args:
+        kinds: parts of these are passed over.
+    """
     for at, message in enumerate(request.messages):
         if type(message.content) is tuple:
             for index, part in enumerate(message.content):
-                if not isinstance(part, TextPart):
-                    return f"messages[{at}].content[{index}]"
-    return ""
+                if not isinstance(part, TextPart) and (kind := modality_of(part)) not in kinds:
+                    return f"messages[{at}].content[{index}]", kind
+    return "", "text"
+
+
+def text_bytes(request: Request, body_bytes: int) -> int:
+    """Return how much of a request's body is text: all but its sounds, pictures and files."""
+    parts = sum(
+        _size(part) for message in request.messages if type(message.content) is tuple for part in message.content
+    )
+    return max(0, body_bytes - parts)
 
 
 def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tuple[FoundPart, ...]:
@@ -70,6 +82,12 @@ def find_parts(request: Request, kinds: Sequence[Modality], at_most: int) -> tup
             f"`{path}`: at most {at_most} sounds, pictures and files are taken. Send fewer.", param=path
         )
     return tuple(_found(at, index, part, modality) for at, index, part, modality in places if modality in kinds)
+
+
+def _size(part: Part) -> int:
+    if isinstance(part, FilePart):
+        return len(part.document)
+    return len(part.url) if isinstance(part, ImagePart) else len(part.data) if isinstance(part, AudioPart) else 0
 
 
 def modality_of(part: Part) -> Modality:
@@ -117,7 +135,7 @@ def _file_data(part: FilePart, path: str) -> tuple[str, str]:
     if not file.file_data:
         if file.file_id:
             raise UnsupportedFeature(
-                f"`{path}.file_id`: this box keeps no uploaded files. Send `file_data`.", param=f"{path}.file_id"
+                f"`{path}.file_id`: uploaded files are not read in messages. Send `file_data`.", param=f"{path}.file_id"
             )
         raise MissingField(f"`{path}.file_data` is missing. Send a data: URL.", param=f"{path}.file_data")
     match = _DATA_URL.match(file.file_data)

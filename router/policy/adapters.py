@@ -22,6 +22,10 @@ ModelAdapters = Callable[[str], Sequence[str] | None]
 def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
     """Return the policy with a target for each adapter of its edge targets' models, which clients may name.
 
+    Args:
+        policy: As it is written.
+        model_adapters: Those of the box, or of the bundle that it will run.
+
     Raises:
         PolicyError: an edge target names an adapter that its model does not have.
     """
@@ -35,7 +39,7 @@ def with_adapters(policy: Policy, model_adapters: ModelAdapters) -> Policy:
         elif target.adapter not in known:
             names = ", ".join(known) or "none"
             raise PolicyError(
-                f"{target.model} has no adapter `{target.adapter}` on this box; there are: {names}",
+                f"{target.model} has no adapter `{target.adapter}`; there are: {names}",
                 where=f"targets.{target.name}.model",
             )
     return replace(policy, adapted=tuple(adapted))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -16,7 +16,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, read_struct
 from ..documents.strict_yaml import Problem
 from ..errors import PolicyError
-from ..types import ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Shadow, Target, WaitFor
+from ..types import AUTO, ExactCache, Fusion, Handoff, Reason, ReasonCode, SemanticCache, Shadow, Target, WaitFor
 from .cel_source import ExpressionError
 from .expression import compile_expression
 from .file import CacheDoc, PolicyDoc, RouteDoc, ShadowDoc, TargetDoc, rules, seconds
@@ -99,9 +99,16 @@ class Policy:
     cache_needs: RequiredSignals  # of `plan_cache`: constraints and cache rules
     adapted: tuple[Target, ...] = ()  # edge targets with an adapter of their model, for clients that name one
     offered: tuple[Target, ...] = field(init=False)  # the targets that a client may name
+    named: Mapping[str, Route] = field(init=False)  # the targets of each name that a client may send as `model`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offered", self.targets + self.adapted)
+        object.__setattr__(self, "named", _named_routes(self.targets, self.adapted))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The values that a client may send as `model`: auto, and the names of the targets."""
+        return (AUTO, *(target.name for target in self.offered))
 
     @property
     def needs(self) -> frozenset[str]:
@@ -111,6 +118,23 @@ class Policy:
     def model_temperatures(self) -> dict[str, float | None]:
         """Temperatures of models on the device whose target declares none; None: not known, and 1.0 is assumed."""
         return {target.model: target.temperature for target in self.targets if target.name in self.own_temperature}
+
+
+def _named_routes(targets: tuple[Target, ...], adapted: tuple[Target, ...]) -> dict[str, Route]:
+    """A name stands for the target of that name, else for all targets that serve the model of that name, in order."""
+    named: dict[str, tuple[Target, ...]] = {}
+    for group in (adapted, targets):
+        served: dict[str, tuple[Target, ...]] = {}
+        for target in group:
+            served[target.served] = (*served.get(target.served, ()), target)
+        named |= served
+    named |= {target.name: (target,) for target in targets + adapted}
+    return {name: chosen_by_name(found) for name, found in named.items()}
+
+
+def chosen_by_name(targets: tuple[Target, ...]) -> Route:
+    """Return the route of a request that names its targets, instead of one of the policy."""
+    return Route("", when=None, targets=targets, handoff=None, fusion="late", wait_for="all")
 
 
 def parse_policy(text: str, file: str = NAME, model_temperature: ModelTemperature = lambda _: None) -> Policy:

@@ -124,8 +124,8 @@ class RouteDoc(_Doc, frozen=True):
         Fusion,
         Meta(
             description="How sound and pictures reach a target that takes text only. late: as text in their place. "
-            "early: as soft tokens in the prompt, where the target's model on the device has a projector for them; "
-            "other targets are left out. hybrid: early where the model can, late for the rest."
+            "early: as soft tokens in the prompt, where the target's model on the device has a projector or an "
+            "mmproj file for them; other targets are left out. hybrid: early where the model can, late for the rest."
         ),
     ] = "late"
     wait_for: Annotated[
@@ -202,8 +202,9 @@ class ShadowDoc(_Doc, frozen=True):
         Meta(
             gt=0,
             le=1,
-            description="Share of the answers after which a target on the other side (device, cloud) is asked as well. "
-            "Never for requests that are bound to the device.",
+            description="Share of the answers after which a target on the other side (device, cloud) is asked as well, "
+            "and of the semantic answers that are made anew and compared. Never for requests that are bound to the "
+            "device.",
         ),
     ]
     usd_per_day: Annotated[

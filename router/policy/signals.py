@@ -18,6 +18,7 @@ import msgspec
 
 from ..types import (
     MODALITIES,
+    Ability,
     BoxSetup,
     CloudSignals,
     EdgeSignals,
@@ -102,6 +103,18 @@ def modalities(request: Request) -> list[Modality]:
             if not isinstance(part, TextPart):
                 found.add("image" if isinstance(part, ImagePart) else "file" if isinstance(part, FilePart) else "audio")
     return ["text"] if len(found) == 1 else [name for name in MODALITIES if name in found]
+
+
+def required_abilities(request: Request, kinds: list[Modality]) -> tuple[Ability, ...]:
+    """Return what a target must be able to do for a request with these kinds of content."""
+    required: list[Ability] = [request.kind]
+    if wants_tools(request):
+        required.append("tools")
+    if wants_json(request):
+        required.append("json")
+    if request.logprobs is not None:
+        required.append("logprobs")
+    return (*required, *[kind for kind in kinds if kind != "text"])
 
 
 def _of_parts(modality: Modality, value: Value | None, without: Value, request: Request) -> Value | None:

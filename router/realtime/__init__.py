@@ -2,9 +2,11 @@
 
     frame → Request      session        one client event: settings, conversation, sound, or a response
                          effects        what the caller has to do then
+                         request        the request of a response
                          wire, settings the events' types; the fields that a client changes
                          conversation   the items, bounded; they become the messages of a request
                          sound          sound as it comes, until it is an item
+                         spoken_input, turns  where a turn of speech starts and ends in it, what is certain of its words
     Chunks → events      response       the events that build one response
     events → frames      event_log      numbered, kept until they are sent, and for a while after it: a cut connection
                                         resumes by the number of the last event that it received
@@ -14,7 +16,7 @@ are the same. Edge and gateway have sockets of their own; the events, the bounds
 """
 
 from .close_codes import CloseCode
-from .effects import CancelResponse, HearSound, SessionLimits, StartResponse
+from .effects import CancelResponse, DetectSpeech, Effect, HearPartial, HearSound, SessionLimits, StartResponse
 from .event_log import EventLog, EventsLost, encode_refusal
 from .response import ResponseStream
 from .session import RealtimeSession
@@ -22,8 +24,11 @@ from .session import RealtimeSession
 __all__ = [
     "CancelResponse",
     "CloseCode",
+    "DetectSpeech",
+    "Effect",
     "EventLog",
     "EventsLost",
+    "HearPartial",
     "HearSound",
     "RealtimeSession",
     "ResponseStream",

@@ -76,6 +76,11 @@ class Conversation:
     def __iter__(self) -> Iterator[ConversationItem]:
         return iter(self._items)
 
+    @property
+    def sound_bytes(self) -> int:
+        """How large its sounds are together."""
+        return self._sound_bytes
+
     def __contains__(self, item_id: str) -> bool:
         return any(item.id == item_id for item in self._items)
 

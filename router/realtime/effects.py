@@ -12,7 +12,8 @@ class SessionLimits(msgspec.Struct, frozen=True):
     """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection.
 
     `max_audio_s`: of the sounds of its conversation together, and of the one that is sent; 0: it takes none.
-    `speaks`: whether its answers may be spoken.
+    `speaks`: whether its answers may be spoken. `detects_turns`: whether turns may be detected in its sound.
+    `partial_s`: new sound between two transcripts of a sound that goes on; 0: it has none.
     """
 
     max_items: int = 256
@@ -21,6 +22,8 @@ class SessionLimits(msgspec.Struct, frozen=True):
     max_audio_s: float = 0.0
     max_sounds: int = 8
     speaks: bool = False
+    detects_turns: bool = False
+    partial_s: float = 0.0
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -55,4 +58,23 @@ class HearSound(msgspec.Struct, frozen=True):
     wav: str
 
 
-Effect = StartResponse | CancelResponse | HearSound
+class HearPartial(msgspec.Struct, frozen=True):
+    """Find out what was said so far in a sound that goes on, if that costs nobody a wait. `wav`: a WAV file."""
+
+    item_id: str
+    wav: bytes
+
+
+class DetectSpeech(msgspec.Struct, frozen=True):
+    """Find out in which windows of a sound somebody speaks, and tell `RealtimeSession.detected` or `not_detected`.
+
+    `pcm`: 16-bit PCM at 24 kHz, windows of 32 ms; `state`: of the detector, after the window before; `at`: where the
+    sound begins.
+    """
+
+    pcm: bytes
+    state: bytes
+    at: int
+
+
+Effect = StartResponse | CancelResponse | HearSound | DetectSpeech

@@ -18,6 +18,7 @@ from .wire import JSONObject
 Emit = Callable[[str, JSONObject], None]
 Status = Literal["completed", "cancelled", "incomplete", "failed"]
 _SENTENCE: Final = re.compile(r"[.!?:;]+[\"')\]]*\s|\n")
+_BEGINNING: Final = 8  # pieces of a text that tell what it is
 _CUT: Mapping[str, str] = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -61,6 +62,11 @@ class ResponseStream:
         emit("response.created", {"response": self._response("in_progress", None)})
 
     @property
+    def in_conversation(self) -> bool:
+        """Whether its items are added to the conversation."""
+        return self._conversation is not None
+
+    @property
     def finished(self) -> bool:
         """Whether the answer has its finish reason: only the usage may follow."""
         return bool(self._finish)
@@ -84,9 +90,12 @@ class ResponseStream:
         self._resume = chunk.resume or self._resume
 
     def ready_to_speak(self, *, rest: bool = False) -> str:
-        """Return whole sentences of the open message that were not returned before, or all the rest; "" for none."""
+        """Return whole sentences of the open message that were not returned before, or all the rest; "" for none.
+
+        An object of JSON is for a program, such as the call of a model that answers with calls: it is not spoken.
+        """
         item = self._open
-        if item is None or item.is_call or not self._spoken:
+        if item is None or item.is_call or item.is_json or not self._spoken:
             return ""
         ends = [len(item.unspoken)] if rest else [found.end() for found in _SENTENCE.finditer(item.unspoken)]
         ready, item.unspoken = item.unspoken[: ends[-1]] if ends else "", item.unspoken[ends[-1] if ends else 0 :]
@@ -107,9 +116,9 @@ class ResponseStream:
         else:
             self._end("completed", {"type": "completed"})
 
-    def cancel(self) -> None:
+    def cancel(self, reason: Literal["client_cancelled", "turn_detected"] = "client_cancelled") -> None:
         """End it with what there is: the client interrupted."""
-        self._end("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+        self._end("cancelled", {"type": "cancelled", "reason": reason})
 
     def fail(self, error: CausewayError) -> None:
         """End it with what there is, and the error."""
@@ -225,6 +234,11 @@ class _GeneratedItem:
         self.name = "" if call is None else call.name or ""
         self.pieces: list[str] = []
         self.unspoken = ""  # of a spoken response
+
+    @property
+    def is_json(self) -> bool:
+        """Whether its text is an object of JSON, as far as its beginning tells."""
+        return "".join(self.pieces[:_BEGINNING]).lstrip().startswith("{")
 
     def fields(self, *, begun: bool = False) -> JSONObject:
         text = "".join(self.pieces)

@@ -8,6 +8,9 @@
     input_audio_buffer.append, .clear    6. sound is kept, at most so much
     input_audio_buffer.commit            7. it becomes an item; the caller tells what is said in it, if the client asks
 
+With `turn_detection` the caller finds out where somebody speaks (`DetectSpeech`). A turn that starts cancels the
+response, one that ends becomes an item and is answered, where the client does not say otherwise.
+
 An event that is wrong is answered by an `error` event, and changes nothing.
 """
 
@@ -18,17 +21,18 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ..errors import CausewayError, InvalidRequest, MissingField, UnsupportedFeature
-from ..openai import parse_response
 from ..openai.audio import Transcript
 from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
-from ..types import Request, RoutingHints
+from ..types import RoutingHints
 from .conversation import Conversation, ConversationItem, read_item, spoken_item
-from .effects import CancelResponse, Effect, HearSound, SessionLimits, StartResponse, Voice
+from .effects import CancelResponse, DetectSpeech, Effect, HearPartial, HearSound, SessionLimits, StartResponse, Voice
 from .event_log import EventLog, error_fields
+from .request import ANYTHING, build_request
 from .response import ResponseStream
 from .settings import merged, supported, within
 from .sound import SoundBuffer, stored_bytes
+from .spoken_input import SpokenInput, TurnEnded, TurnStarted
 from .wire import (
     BufferAppend,
     ClientEvent,
@@ -41,16 +45,19 @@ from .wire import (
     ResponseCancel,
     ResponseCreate,
     ResponseFields,
+    ServerVAD,
     SessionAudio,
     SessionUpdate,
 )
 
-_encode = msgspec.json.Encoder().encode
 _RESPONSE_FIELDS = frozenset(ResponseFields.__struct_fields__)
 _SPOKEN = ("output_audio_buffer.", "conversation.item.truncate")
 _SESSION_ONLY = ("type", "model", "truncation", "audio")
 NO_SOUND = "sessions here take and give text, no sound."
-_ANYTHING: JSONObject = {"type": "message", "role": "user", "content": "."}  # to check settings
+NO_TURNS = (
+    "`session.audio.input.turn_detection`: turns cannot be detected here. Send null, and `input_audio_buffer.commit` "
+    "where a turn ends; a box or gateway detects them with `pip install 'causeway[voice]'`."
+)
 
 
 class ResponseActive(InvalidRequest):
@@ -75,6 +82,7 @@ class RealtimeSession:
         hints: routing hints from the request's headers.
         new_id: makes the ids of responses, which are those of their decisions.
         no_sound: why a session without `limits.max_audio_s` takes none, and what to do, for the client.
+        hold_sound: gets how many bytes its sounds take, before they take more; may raise CausewayError.
     """
 
     def __init__(
@@ -85,13 +93,16 @@ class RealtimeSession:
         limits: SessionLimits,
         new_id: Callable[[], str],
         no_sound: str = NO_SOUND,
+        hold_sound: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.id = session_id
         self.hints = hints
         self.log = EventLog(limits.replay_bytes)
         self._new_id = new_id
         self._sound = SoundBuffer(limits.max_audio_s, no_sound)
+        self._spoken = SpokenInput(self._sound, self._next_item_id, limits.partial_s)
         self._speaks = limits.speaks
+        self._detects_turns = limits.detects_turns
         audio = SessionAudio(
             InputAudio() if self._sound.is_open else msgspec.UNSET, OutputAudio() if self._speaks else msgspec.UNSET
         )
@@ -103,6 +114,8 @@ class RealtimeSession:
             stored_bytes(self._sound.max_bytes, limits.max_sounds),
         )
         self._conversation_id = f"conv_{new_id()}"
+        self._hold_sound = hold_sound
+        self._held_bytes = 0  # of sound, as `hold_sound` knows it
         self._made = 0  # ids of items that the client gave none
         self._response: ResponseStream | None = None
         self._emit("session.created", {"session": self._shown()})
@@ -111,6 +124,11 @@ class RealtimeSession:
     def running(self) -> bool:
         """Whether a response is being generated."""
         return self._response is not None and not self._response.ended
+
+    @property
+    def request_hints(self) -> RoutingHints:
+        """The hints of its connections and of its settings."""
+        return merge_hints(self.hints, self._settings.causeway)
 
     def receive(self, frame: bytes) -> Effect | None:
         """Take one event of the client. Returns what the caller has to do."""
@@ -122,6 +140,8 @@ class RealtimeSession:
         except CausewayError as error:
             self.report(error, event_id if isinstance(event_id, str) else None)
             return None
+        finally:
+            self._hold()
 
     def report(self, error: CausewayError, event_id: str | None = None) -> None:
         """Tell the client about an error. `event_id`: of the client's event that caused it."""
@@ -135,7 +155,9 @@ class RealtimeSession:
     def narrow(self, hints: RoutingHints) -> None:
         """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict."""
         more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
-        self.hints = merge_hints(self.hints, more)
+        hints = merge_hints(self.hints, more)
+        merge_hints(hints, self._settings.causeway)
+        self.hints = hints
 
     def heard(self, sound: HearSound, transcript: Transcript) -> None:
         """Take what was said in a sound."""
@@ -150,6 +172,58 @@ class RealtimeSession:
     def not_heard(self, sound: HearSound, error: CausewayError) -> None:
         """Take why it is not known what was said. A response of this sound tries again."""
         self._tell("failed", sound, {"error": error_fields(error)})
+
+    def partial(self) -> HearPartial | None:
+        """Return the sound that goes on, if the client wants to know what is said, and enough of it is new."""
+        audio = self._settings.audio.input
+        return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
+
+    def overheard(self, partial: HearPartial, transcript: str) -> None:
+        """Take what was said so far in a sound that goes on; what is certain of it is told."""
+        if delta := self._spoken.overheard(partial, transcript):
+            place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
+            self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
+
+    def detected(self, asked: DetectSpeech, probabilities: Sequence[float], state: bytes) -> list[Effect]:
+        """Take the probability of speech in each window of a sound. Returns what the caller has to do, in order.
+
+        Args:
+            state: of the detector, for the windows that follow.
+        """
+        effects: list[Effect] = []
+        for change in self._spoken.judged(asked, probabilities, state):
+            try:
+                if isinstance(change, TurnStarted):
+                    effects += self._turn_started(change)
+                else:
+                    effects += self._turn_ended(change)
+            except CausewayError as error:
+                self.report(error)
+        self._hold()
+        return effects
+
+    def _turn_started(self, turn: TurnStarted) -> list[Effect]:
+        self._emit("input_audio_buffer.speech_started", {"audio_start_ms": turn.at_ms, "item_id": turn.item_id})
+        response, settings = self._response, self._turn_detection
+        if response is None or response.ended or not response.in_conversation:
+            return []
+        if settings is None or not settings.interrupt_response:
+            return []
+        response.cancel("turn_detected")
+        return [CancelResponse()]
+
+    def _turn_ended(self, turn: TurnEnded) -> list[Effect]:
+        """Raises InvalidRequest: the conversation is full, or the turn cannot be answered."""
+        self._emit("input_audio_buffer.speech_stopped", {"audio_end_ms": turn.at_ms, "item_id": turn.item_id})
+        hear = self._add_sound(turn.item_id, turn.wav)
+        effects: list[Effect] = [] if hear is None else [hear]
+        settings = self._turn_detection
+        if settings is not None and settings.create_response:
+            try:
+                effects.append(self._start(ResponseCreate(type="response.create")))
+            except CausewayError as error:  # the turn is an item all the same, and is heard
+                self.report(error)
+        return effects
 
     def _tell(self, outcome: str, sound: HearSound, fields: JSONObject) -> None:
         place: JSONObject = {"item_id": sound.item_id, "content_index": sound.index}
@@ -177,16 +251,20 @@ class RealtimeSession:
                 return self._cancel(validate(document, ResponseCancel))
             case "input_audio_buffer.append":
                 self._sound.check_open("type")
-                self._sound.append(validate(document, BufferAppend).audio)
+                audio = validate(document, BufferAppend).audio
+                self._hold(len(audio) * 3 // 4)
+                return self._spoken.append(audio)
             case "input_audio_buffer.clear":
                 self._sound.check_open("type")
                 validate(document, ClientEvent)
-                self._sound.clear()
+                self._spoken.clear()
                 self._emit("input_audio_buffer.cleared", {})
             case "input_audio_buffer.commit":
                 self._sound.check_open("type")
                 validate(document, ClientEvent)
-                return self._commit()
+                hear = self._add_sound(*self._spoken.whole())
+                self._spoken.clear()
+                return hear
             case _:
                 raise _unknown(kind)
         return None
@@ -199,23 +277,29 @@ class RealtimeSession:
             raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
         settings = merged(self._settings, update, "session")
         try:
-            self._request(settings, [_ANYTHING], self.hints)
+            build_request(settings, [ANYTHING], self.hints)
         except InvalidRequest as error:
             raise within("session", error) from None
         self._settings = settings
+        self._spoken.configure(self._turn_detection)
         self._emit("session.updated", {"session": self._shown()})
 
     def _complete_audio(self, update: JSONObject) -> None:
-        """Add the session's own settings of sound to those that are updated. Raises UnsupportedFeature."""
+        """Add the session's own settings of sound to those that are updated. Raises InvalidRequest."""
         audio = update.pop("audio", None) or {}
         if not isinstance(audio, dict):
             raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
         given = {name: value for name, value in audio.items() if value is not None}
         if "input" in given:
             self._sound.check_open("session.audio.input")
+            if not self._detects_turns and isinstance(given["input"], dict) and given["input"].get("turn_detection"):
+                raise UnsupportedFeature(NO_TURNS, param="session.audio.input.turn_detection")
         if "output" in given and not self._speaks:
             raise _not_spoken("session.audio.output")
-        update["audio"] = {**msgspec.to_builtins(self._settings.audio), **given}
+        both = msgspec.to_builtins(self._settings.audio)
+        for side, fields in given.items():
+            both[side] = {**both.get(side, {}), **fields} if isinstance(fields, dict) else fields
+        update["audio"] = both
 
     def _check_spoken(self, update: JSONObject, where: str) -> None:
         if update.get("output_modalities") == ["audio"] and not self._speaks:
@@ -224,21 +308,24 @@ class RealtimeSession:
     def _create_item(self, event: ItemCreate) -> None:
         self._insert(read_item(event.item, self._next_item_id(), self._sound), event.previous_item_id)
 
-    def _commit(self) -> HearSound | None:
-        """(7)"""
-        wav = self._sound.wav()
-        item = spoken_item(self._next_item_id(), wav)
-        self._insert(item, None, committed=True)
-        self._sound.clear()
+    def _add_sound(self, item_id: str, wav: str) -> HearSound | None:
+        """(7) Raises ConversationFull."""
+        self._insert(spoken_item(item_id, wav), None, committed=True)
         audio = self._settings.audio.input
         if audio is msgspec.UNSET or audio.transcription is None:
             return None
-        return HearSound(item.id, 0, wav)
+        return HearSound(item_id, 0, wav)
+
+    @property
+    def _turn_detection(self) -> ServerVAD | None:
+        audio = self._settings.audio.input
+        return None if audio is msgspec.UNSET else audio.turn_detection
 
     def _insert(self, item: ConversationItem, after: str | None, *, committed: bool = False) -> None:
         """Add an item to the conversation, and tell. `committed`: it was the buffer's sound."""
         if self._settings.truncation == "disabled":
             self._conversation.check_room(item)
+        self._hold(item.sound_bytes)
         self._conversation.insert(item, after)
         if committed:
             previous = self._conversation.previous(item.id)
@@ -247,6 +334,13 @@ class RealtimeSession:
         self._emit("conversation.item.added", fields)
         self._emit("conversation.item.done", fields)
         self._shorten()
+
+    def _hold(self, more_bytes: int = 0) -> None:
+        """Tell how many bytes its sounds take, and soon take. Raises CausewayError if there is no room for more."""
+        held_bytes = self._sound.held_bytes + self._conversation.sound_bytes + more_bytes
+        if held_bytes != self._held_bytes:
+            self._hold_sound(held_bytes)
+            self._held_bytes = held_bytes
 
     def _shorten(self) -> None:
         if self._settings.truncation == "disabled":
@@ -263,15 +357,14 @@ class RealtimeSession:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
         self._check_spoken(asked, "response")
         own = merged(ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response")
-        # Hints add up: a response's own never replace those of the session.
-        hints = merge_hints(self.hints, self._settings.causeway)
+        hints = self.request_hints  # hints add up: a response's own never replace those of the session
         settings = merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
         in_conversation = own.conversation != "none"
         if in_conversation and self._settings.truncation == "disabled":
             self._conversation.check_room()
         items = self._conversation if own.input is None else [self._input(at, one) for at, one in enumerate(own.input)]
         try:
-            request, size_bytes = self._request(settings, [item.requested for item in items], hints)
+            request, size_bytes = build_request(settings, [item.requested for item in items], hints)
         except InvalidRequest as error:
             raise within("response", error) from None
         response_id = self._new_id()
@@ -302,26 +395,6 @@ class RealtimeSession:
             raise NothingToCancel("No such response is running.", param="response_id")
         self._response.cancel()
         return CancelResponse()
-
-    def _request(self, settings: RealtimeSettings, items: Sequence[object], hints: RoutingHints) -> tuple[Request, int]:
-        """The request of a response, and its size as a body of HTTP. Raises InvalidRequest."""
-        if not items:
-            raise MissingField("The conversation is empty. Create an item, or send `input`.", param="input")
-        body: JSONObject = {
-            "model": settings.model,
-            "input": items,
-            "instructions": settings.instructions or None,
-            "tools": settings.tools or None,
-            "tool_choice": settings.tool_choice,
-            "parallel_tool_calls": settings.parallel_tool_calls,
-            "max_output_tokens": None if settings.max_output_tokens == "inf" else settings.max_output_tokens,
-            "temperature": settings.temperature,
-            "reasoning": settings.reasoning,
-            "causeway": settings.causeway,
-            "stream": True,
-        }
-        encoded = _encode({name: value for name, value in body.items() if value is not None})
-        return parse_response(encoded, hints)[0], len(encoded)
 
     # --- events for the client ---------------------------------------------------------------------------------------
 

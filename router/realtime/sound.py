@@ -11,7 +11,7 @@ from ..errors import InvalidRequest, UnsupportedFeature
 
 RATE: Final = 24_000
 """Samples per second of `audio/pcm`: 16 bits, little endian, one channel."""
-_BYTES_PER_S: Final = 2 * RATE
+BYTES_PER_S: Final = 2 * RATE
 _SHORTEST_S: Final = 0.1
 
 
@@ -28,7 +28,7 @@ class BufferEmpty(InvalidRequest):
 
 
 class SoundBuffer:
-    """What was appended and is not committed yet.
+    """What was appended and is not committed yet. Positions are bytes since the session began.
 
     Args:
         max_s: longest sound in seconds; 0: the session takes no sound.
@@ -40,6 +40,17 @@ class SoundBuffer:
         self._max_s = max_s
         self._refusal = refusal
         self._pcm = bytearray()
+        self.start = 0
+        """The position of the first byte."""
+
+    @property
+    def end(self) -> int:
+        """The position after the last byte."""
+        return self.start + len(self._pcm)
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._pcm)
 
     @property
     def is_open(self) -> bool:
@@ -51,16 +62,34 @@ class SoundBuffer:
         if not self.is_open:
             raise UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
 
-    def append(self, encoded: str) -> None:
-        """Raises InvalidRequest or BufferFull."""
-        self._pcm += self._decode(encoded, "audio", len(self._pcm))
+    def append(self, encoded: str, bounded_from: int | None = None) -> None:
+        """Raises InvalidRequest or BufferFull. `bounded_from`: only what is after this position counts as held."""
+        held_bytes = self.end - (self.start if bounded_from is None else bounded_from)
+        self._pcm += self._decode(encoded, "audio", held_bytes)
 
-    def wav(self) -> str:
-        """Return the sound as a WAV file in base64. Raises BufferEmpty."""
-        return self._wav(bytes(self._pcm), "audio")
+    def pcm(self, start: int, end: int) -> bytes:
+        """Return the sound between two positions."""
+        return bytes(self._pcm[start - self.start : end - self.start])
 
-    def clear(self) -> None:
-        self._pcm.clear()
+    def wav(self, end: int | None = None) -> str:
+        """Return the sound as a WAV file in base64, to this position or all of it.
+
+        Raises:
+            BufferEmpty: all of it is too short.
+        """
+        if end is None:
+            return self._wav(bytes(self._pcm), "audio")
+        return base64.b64encode(self.file(end)).decode()
+
+    def file(self, end: int) -> bytes:
+        """Return the sound to this position as a WAV file."""
+        return wav_file(self.pcm(self.start, end))
+
+    def drop_to(self, position: int) -> None:
+        """Drop what is before this position."""
+        if position > self.start:
+            del self._pcm[: position - self.start]
+            self.start = position
 
     def read(self, encoded: object, param: str) -> str:
         """Return the sound of an item as a WAV file in base64.
@@ -85,10 +114,10 @@ class SoundBuffer:
 
     def _wav(self, pcm: bytes, param: str) -> str:
         pcm = pcm[: len(pcm) & ~1]
-        if len(pcm) < _SHORTEST_S * _BYTES_PER_S:
-            seconds = len(pcm) / _BYTES_PER_S
+        if len(pcm) < _SHORTEST_S * BYTES_PER_S:
+            seconds = len(pcm) / BYTES_PER_S
             raise BufferEmpty(f"The sound has {seconds:.2f} s. Send at least {_SHORTEST_S:g} s.", param=param)
-        return base64.b64encode(_wav_header(len(pcm)) + pcm).decode()
+        return base64.b64encode(wav_file(pcm)).decode()
 
 
 def stored_bytes(max_bytes: int, sounds: int) -> int:
@@ -96,6 +125,8 @@ def stored_bytes(max_bytes: int, sounds: int) -> int:
     return (max_bytes + 48 * sounds) * 4 // 3
 
 
-def _wav_header(size: int) -> bytes:
-    form = struct.pack("<IHHIIHH", 16, 1, 1, RATE, _BYTES_PER_S, 2, 16)
-    return b"RIFF" + struct.pack("<I", 36 + size) + b"WAVEfmt " + form + b"data" + struct.pack("<I", size)
+def wav_file(pcm: bytes) -> bytes:
+    """Return 16-bit PCM at `RATE` as a WAV file."""
+    form = struct.pack("<IHHIIHH", 16, 1, 1, RATE, BYTES_PER_S, 2, 16)
+    head = b"RIFF" + struct.pack("<I", 36 + len(pcm)) + b"WAVEfmt " + form + b"data" + struct.pack("<I", len(pcm))
+    return head + pcm

@@ -65,12 +65,28 @@ class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     model: str | None = None
 
 
+class ServerVAD(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Turns are detected by their sound: speech that silence of `silence_duration_ms` follows.
+
+    `threshold`: of the probability of speech. `create_response`: a turn is answered. `interrupt_response`: a turn that
+    starts cancels the answer.
+    """
+
+    type: Literal["server_vad"] = "server_vad"
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 500
+    create_response: bool = True
+    interrupt_response: bool = True
+    idle_timeout_ms: None = None
+
+
 class InputAudio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The client says where its turns end: `turn_detection` is null."""
+    """`turn_detection`: null: the client says where its turns end."""
 
     format: PCMFormat = PCMFormat()
     transcription: InputTranscription | None = None
-    turn_detection: None = None
+    turn_detection: ServerVAD | None = None
     noise_reduction: None = None
 
 

@@ -93,6 +93,23 @@ def test_a_new_worker_gets_its_part_as_jobs_of_the_others_end() -> None:
     assert found == [(4, 0), (4, 1), (4, 2), (4, 3), (4, 4)]
 
 
+@pytest.mark.parametrize("idle", ["a", "z"])
+@pytest.mark.parametrize("demand", [1.0, 32.0])
+def test_the_only_permit_is_for_the_one_that_has_work(idle: str, demand: float) -> None:
+    """Whatever their names: a pipeline that stands by will never have any."""
+    peers = {"m": PeerState("worker", demand), idle: PeerState("worker", 0.0)}
+    assert all(worker_permits(1, peers, turn) == {"m": 1, idle: 0} for turn in range(9))
+
+
+def test_those_that_have_work_take_turns_at_the_only_permit() -> None:
+    """However much another one wants: a pipeline beside a worker with a long queue of jobs."""
+    demands = {"jobs": 1e6, "messages": 1.0, "idle": 0.0}
+    peers = {name: PeerState("worker", demand) for name, demand in demands.items()}
+    turns = [worker_permits(1, peers, turn) for turn in range(20)]
+    assert all(sum(parts.values()) == 1 for parts in turns)
+    assert {name for parts in turns for name, part in parts.items() if part} == {"jobs", "messages"}
+
+
 def test_twenty_workers_share_what_is_left() -> None:
     """Twenty workers together run no more jobs than one alone would."""
     peers = {**gateways({"a": 6.25, "b": 0.0}), **workers({f"w{number:02}": 64.0 for number in range(20)})}
@@ -119,7 +136,8 @@ def test_jobs_use_an_idle_pool() -> None:
 def test_where_nothing_is_left_one_job_starts_every_eight_heartbeats() -> None:
     share, peers = JobShare(), {**gateways({"a": 90.0}), **workers({"v": 8.0, "w": 8.0})}
     assert [share.permits(16, peers, 0.5 * beat) for beat in range(16)] == [1, 1, 1, 0, 0, 0, 0, 0] * 2
-    assert worker_permits(1, {**gateways({"a": 90.0}), **workers({"v": 0.0, "w": 0.0})}) == {"v": 1, "w": 0}
+    parts = worker_permits(1, {**gateways({"a": 90.0}), **workers({"v": 0.0, "w": 0.0})})
+    assert sorted(parts.values()) == [0, 1]
 
 
 def test_jobs_come_back_slowly_after_a_burst_of_requests() -> None:

@@ -247,6 +247,29 @@ async def test_workers_run_what_the_gateways_leave(client: redis.asyncio.Redis) 
         assert sum(each.limit for each in crowd) == 16 - 4 - 1 - 4
 
 
+async def test_a_pipeline_that_stands_by_leaves_its_permits_to_the_one_that_receives(
+    client: redis.asyncio.Redis,
+) -> None:
+    """It keeps one for a first message."""
+    standby, receiving = controller(least=0), controller(least=0)
+    peers = [peer(client, "a", standby, kind="worker"), peer(client, "b", receiving, kind="worker")]
+    await beat(*peers)
+    async with holding(receiving, 32):
+        await beat(*peers)
+        assert (standby.limit, receiving.limit) == (1, 15)
+
+
+async def test_messages_that_wait_leave_jobs_their_half(client: redis.asyncio.Redis) -> None:
+    """Jobs wait in Redis, messages in the pipeline."""
+    jobs, messages = controller(least=0), controller(least=0)
+    jobs.wants_more = True
+    peers = [peer(client, "a", jobs, kind="worker"), peer(client, "b", messages, kind="worker")]
+    await beat(*peers)
+    async with holding(messages, 32):
+        await beat(*peers)
+        assert (jobs.limit, messages.limit) == (8, 8)
+
+
 async def test_a_worker_takes_no_permit_before_its_third_heartbeat(client: redis.asyncio.Redis) -> None:
     """The gateways have not reserved it yet."""
     jobs = controller(least=0)

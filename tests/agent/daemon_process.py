@@ -10,7 +10,7 @@ from edge_node.agent.host import AgentSettings, FleetLink
 from edge_node.agent.source import FolderSource
 from edge_node.agent.trial import TrialSettings
 from edge_node.cli.serve import run
-from edge_node.config.schema import load_config
+from edge_node.config.loader import load_config
 
 from .fleet import Member, Publisher
 

@@ -16,7 +16,9 @@ from router.policy.compiled import Policy, parse_policy
 from ..edge.scripted import ScriptedEngine
 from .fleet import POLICY
 
-pytestmark = pytest.mark.slow
+POLL_S = 0.01
+LOOKS_S = 20 * POLL_S
+"""Longer than the looks after which an engine without jobs is closed."""
 
 
 class Pool:
@@ -25,7 +27,7 @@ class Pool:
     def __init__(self) -> None:
         self.weights = "1"
         self.made: list[ScriptedEngine] = []
-        self.pool = EnginePool(self._make, lambda _: self.weights)
+        self.pool = EnginePool(self._make, lambda _: self.weights, POLL_S)
 
     def _make(self, model: str) -> ScriptedEngine:
         engine = ScriptedEngine(model)
@@ -36,7 +38,7 @@ class Pool:
     async def settle(self, engine: ScriptedEngine, state: str) -> None:
         async with asyncio.timeout(30.0):
             while engine.state != state:  # noqa: ASYNC110 -- a scripted engine has no events
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(POLL_S)
 
 
 def policy(model: str = "m-small") -> Policy:
@@ -71,7 +73,7 @@ async def test_weights_that_were_loaded_beside_take_over_at_once() -> None:
         old, new = pool.made
         new.restarts = 7
         assert dict(pool.pool.restarts()) == {"m-small": 7}
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(LOOKS_S)
         assert not old.closed
         old.running = 0
         await pool.settle(old, "closed")
@@ -84,7 +86,7 @@ async def test_where_memory_is_short_the_new_engine_starts_after_the_old_one_is_
         pool.weights = "2"
         pool.pool.use(policy())
         old, new = pool.made
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(LOOKS_S)
         assert (old.closed, new.state) == (False, "idle")
         old.running = 0
         await pool.settle(new, "ready")
@@ -96,7 +98,7 @@ async def test_a_model_that_is_no_longer_named_ends_its_answers() -> None:
         pool.made[0].running = 1
         pool.pool.use(policy("m-other"))
         await pool.settle(pool.made[1], "ready")
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(LOOKS_S)
         assert not pool.made[0].closed
         pool.made[0].running = 0
         await pool.settle(pool.made[0], "closed")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -23,16 +25,18 @@ from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow
 from edge_node.backends.engine.backend import EngineBackend
 from edge_node.config.schema import EngineConfig
-from edge_node.daemon.bundles import golden_answer
+from edge_node.daemon.golden import golden_answer
 from models.catalog.artifact import Manifest, save_manifest, sha256_of
-from models.llama_cpp.protocol import AdapterFile
+from models.llama_cpp.protocol import AdapterFile, SoftTokens
 from router.bundle.protocol import BoxState
 from router.types import Target
 
 from ..engine.tiny_adapter import write_tiny_adapter
 from ..engine.tiny_gguf import write_tiny_gguf
+from ..engine.tiny_mmproj import LANGUAGE, MARKS, needs_mtmd, write_tiny_mmproj
+from ..modalities.test_decoding import needs_pillow
 from ..ports import free_port
-from .fleet import FACTORY, Publisher
+from .fleet import FACTORY, POLICY, Publisher
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -80,9 +84,9 @@ class DaemonProcess:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=30.0) as response:
             return dict(json.load(response))
 
-    def ask(self, tokens: int = 20, model: str = "auto") -> tuple[str, str]:
+    def ask(self, tokens: int = 20, model: str = "auto", content: object = PROMPT) -> tuple[str, str]:
         """Return the answer, and the policy that routed it."""
-        body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "temperature": 0}
+        body = {"model": model, "messages": [{"role": "user", "content": content}], "temperature": 0}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/chat/completions",
             json.dumps({**body, "max_tokens": tokens}).encode(),
@@ -147,7 +151,7 @@ def daemon(tmp_path: Path, publisher: Publisher) -> Iterator[DaemonProcess]:
         daemon.process.wait()
 
 
-async def answer_of(weights: Path, adapter: Path | None = None) -> str:
+async def answer_of(weights: Path, adapter: Path | None = None, soft: SoftTokens | None = None) -> str:
     """What a model answers to the prompt, from an engine of its own."""
     files = () if adapter is None else (AdapterFile("night", str(adapter)),)
     config = EngineConfig(sequences=1, threads=1, context_tokens=256)
@@ -155,7 +159,7 @@ async def answer_of(weights: Path, adapter: Path | None = None) -> str:
     await engine.start()
     try:
         target = Target("m-small", "edge", "m-small", adapter="" if adapter is None else "night")
-        return await golden_answer(engine, target, PROMPT)
+        return await golden_answer(engine, target, PROMPT, soft)
     finally:
         await engine.close()
 
@@ -264,6 +268,53 @@ async def test_a_bundle_brings_adapters(publisher: Publisher, daemon: DaemonProc
     assert right.startswith(adapted)
     assert adapted != plain
     assert "small+night" in {model["id"] for model in daemon.get("/v1/models")["data"]}
+
+
+@needs_mtmd
+@needs_pillow
+async def test_a_bundle_brings_a_vision_model(publisher: Publisher, daemon: DaemonProcess) -> None:
+    """Its golden prompt has a picture: a model that sees something else in it never answers a user."""
+    marks, architecture = MARKS["gemma3"], LANGUAGE["gemma3"]
+    write_tiny_gguf(publisher.path / "model.gguf", architecture=architecture, marks=marks, window=512)
+    write_tiny_mmproj(publisher.path / "mmproj.gguf", "gemma3")
+    (publisher.path / "white.png").write_bytes(white_picture())
+    right = await answer_of(publisher.path / "model.gguf", soft=white_tokens(publisher.path))
+    policy = POLICY.format(number=1, model="m-small").replace("use: [small]", "fusion: early, use: [small]")
+
+    def release(answer: str) -> str:
+        golden = json.dumps([{"prompt": PROMPT, "answer": answer, "picture": "white.png"}])
+        model = f"{{file: model.gguf, projector: {{file: mmproj.gguf}}, golden: {golden}}}"
+        return publisher.release(policy=policy, extra=f"    models:\n      m-small: {model}\n")
+
+    blind = release("The light is on.")
+    daemon.wait("refused", lambda: blind in daemon.row.quarantined)
+    assert daemon.row.quarantined[blind].startswith("golden_answer_differs: m-small answers")
+    assert daemon.ask()[1] == "kiosk-0"
+    bundle = release(right)
+    daemon.prove(bundle)
+    url = f"data:image/png;base64,{base64.b64encode(white_picture()).decode()}"
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    answer, route = daemon.ask(24, content=[{"type": "text", "text": PROMPT}, picture])
+    assert (right.startswith(answer[:20]), route) == (True, "kiosk-1")
+
+
+def white_picture() -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (32, 16), "white").save(file, "PNG")
+    return file.getvalue()
+
+
+def white_tokens(folder: Path) -> SoftTokens:
+    from models.llama_cpp.native.mtmd import VisionEncoder
+
+    encoder = VisionEncoder(folder / "mmproj.gguf", folder / "model.gguf", threads=1)
+    try:
+        vectors, runs = encoder.encode(b"\xff" * (32 * 16 * 3), 32, 16)
+    finally:
+        encoder.close()
+    return SoftTokens(vectors.tobytes(), runs)
 
 
 def test_a_state_folder_on_a_full_disk(publisher: Publisher, daemon: DaemonProcess, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from cloud_pool.http.listener import MAX_CONNECTIONS
-from tests.cloud.conftest import Command, until
+from tests.cloud.conftest import Command
+from tests.waiting import until
 
 MANY = 10_000
 SPARE = 600  # files: of Python, gRPC, and of connections that end while others begin

@@ -13,9 +13,10 @@ import pytest
 from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
+from tests.waiting import until
 
 from ..cloud.test_triton_client import bed, two_pieces
-from .test_repair import QUICK, leased, until
+from .test_repair import QUICK, leased
 
 
 class Middle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
@@ -19,6 +19,7 @@ from cloud_pool.config.chat_format import ChatFormat
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 from cloud_pool.config.tiers import Tier
 from router.errors import ConfigError
+from tests.waiting import until
 
 
 class Resolver:
@@ -117,11 +118,6 @@ async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pool
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await pools.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 def addresses(pools: Pools) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -19,6 +19,7 @@ from router.errors import (
     EngineUnavailable,
     StreamBroken,
 )
+from tests.waiting import until
 
 from .scripted import Bed
 
@@ -32,11 +33,6 @@ async def watching(bed: Bed) -> AsyncIterator[None]:
         with anyio.fail_after(60.0):
             yield
         tasks.cancel_scope.cancel()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 def outstanding(bed: Bed) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -18,6 +18,7 @@ from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from cloud_pool.upstreams.triton.tensors import Delta
 from router.errors import CausewayError, EngineUnavailable, StreamBroken
+from tests.waiting import until
 
 from ..cloud.test_triton_client import (
     FakeTriton,
@@ -52,11 +53,6 @@ async def leased(pool: Pool) -> list[Delta]:
         except CausewayError as error:
             lease.failed(error)
             raise
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 def dies_after(calls: int) -> Script:

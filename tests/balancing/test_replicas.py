@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import CausewayError
+from tests.waiting import until
 
 from ..cloud.conftest import PATIENCE_S, Command
 from ..cloud.conftest import Pool as Replica
@@ -88,11 +89,6 @@ async def crowd(replicas: tuple[Replica, Replica], *, deadline_s: float = 20.0) 
         tasks.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await clients.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
 
 
 def phase(pool: Pool, replica: Replica) -> str:

@@ -1,9 +1,10 @@
 """`python -m tests.bed.hostile_files [--files 2000]`: seeded hostile sounds, pictures and files through both daemons.
 
-Each is a good one with bytes flipped, cut, doubled or spliced, or one of the lists that the tests use. Decoders of the
-edge are real, its encoders tiny; the gateway, which takes no parts, has a real Triton behind it. Every answer must be a
-200, a 400 that names the part, or a 413; then a good request is answered, and the daemon has not grown. Needs Pillow
-(extra `pictures`), and Triton's environment for the gateway.
+Each is a good one with bytes flipped, cut, doubled or spliced, or one of the lists that the tests use. Decoders are
+real, encoders tiny; those of the gateway are in a real Triton. Every answer must be a 200, a 400 that names the part,
+or a 413; then a good request is answered, and neither the daemon nor Triton's models have grown. A 503 is repeated and
+counted: on a busy machine the language model's probes are late. Needs Pillow (extra `pictures`), and Triton's
+environment for the gateway; with PyAV (extra `voice`) some sounds are compressed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import importlib.util
 import io
-import os
 import random
 import sys
 import tempfile
@@ -25,20 +26,26 @@ import aiohttp
 import numpy as np
 import psutil
 
+from models.modalities.installed import ENCODERS
 from tests.cloud.conftest import ROOT, Command
+from tests.dispatch.replica import Replica
 from tests.edge.box import running
 from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
 from tests.modalities.test_files import ALL, file
 from tests.modalities.test_fusion import ask, picture, sound, text
 
-TRITON = ROOT / ".venv-triton"
-GATEWAY = """
-server: {port: 0, max_body_bytes: 20000000}
-tiers: [{name: assistant-large, aliases: [large]}]
+GATEWAY = f"""
+server: {{port: 0, max_body_bytes: 20000000}}
+tiers:
+  - {{name: large, model: obedient, template_file: {ROOT}/tests/cloud/plain.jinja, context_tokens: 4096}}
+  - {{name: speech, can: [audio]}}
+  - {{name: pictures, can: [image]}}
+  - {{name: files, can: [file]}}
 """
 
 _BOUND_S = 30.0  # of one answer: far above any seen, below the branches' own time
 _GROWTH_BYTES = 30_000_000
+_TRIES = 10  # of a request whose language model cannot be reached for the moment
 
 
 def good_pictures() -> list[bytes]:
@@ -54,7 +61,31 @@ def good_pictures() -> list[bytes]:
 
 
 def good_sounds() -> list[bytes]:
-    return [wav(tone(0.2, rate), rate, width=width) for rate, width in ((8_000, 1), (16_000, 2), (44_100, 3))]
+    plain = [wav(tone(0.2, rate), rate, width=width) for rate, width in ((8_000, 1), (16_000, 2), (44_100, 3))]
+    if importlib.util.find_spec("av") is None:
+        return plain
+    kinds = (("flac", "flac"), ("ogg", "libopus"), ("webm", "libopus"), ("mp3", "libmp3lame"), ("mp4", "aac"))
+    return [*plain, *(compressed(kind, codec) for kind, codec in kinds)]
+
+
+def compressed(kind: str, codec: str) -> bytes:
+    """A second of a tone in a file of this kind."""
+    import av
+
+    file, rate = io.BytesIO(), 48_000
+    with av.open(file, "w", format=kind) as container:
+        stream = container.add_stream(codec, rate=rate)
+        stream.layout = "mono"
+        samples = np.round(tone(1.0, rate) * 32_767).astype(np.int16)[np.newaxis]
+        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+        frame.sample_rate = rate
+        queue = av.AudioFifo()
+        for part in av.AudioResampler(format=stream.format.name, layout="mono", rate=rate).resample(frame):
+            queue.write(part)
+        while (block := queue.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
+            container.mux(stream.encode(block))
+        container.mux(stream.encode(None))
+    return file.getvalue()
 
 
 def good_files() -> list[bytes]:
@@ -115,31 +146,45 @@ async def through_edge(chance: random.Random, files: int) -> bool:
 
 
 async def through_gateway(chance: random.Random, files: int) -> bool:
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
-    pool = Command("triton", *ports, CAUSEWAY_TRITON_ENV=os.environ.get("CAUSEWAY_TRITON_ENV", str(TRITON)))
-    gateway = None
-    try:
-        grpc = pool.ready()["grpc"]
-        with tempfile.TemporaryDirectory() as folder:
+    counts: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        replica, gateway = Replica("a", Path(folder), encoders=True), None
+        try:
+            replica.process.ready()
             (Path(folder) / "gateway.yaml").write_text(GATEWAY)
-            gateway = Command("serve", "--config", f"{folder}/gateway.yaml", "--triton", grpc)
+            gateway = Command("serve", "--config", f"{folder}/gateway.yaml", "--triton", replica.address)
             url = gateway.ready()["url"] + "/chat/completions"
-            watched = Watched(psutil.Process(gateway.process.pid))
+            watched = [Watched(psutil.Process(gateway.process.pid))]
+            watched += [Watched(replica.stub(model)) for model in ENCODERS]
             async with aiohttp.ClientSession() as session:
-                for at, (_, part) in enumerate(hostile_parts(chance, files)):
+                for at, (name, part) in enumerate(hostile_parts(chance, files)):
                     messages = [{"role": "user", "content": [text("hello"), part]}]
-                    with watched.request(half=at == files // 2):
-                        async with session.post(url, json={"model": "large", "messages": messages}) as answer:
-                            message = str((await answer.json())["error"]["message"])
+                    with contextlib.ExitStack() as requests:
+                        for one in watched:
+                            requests.enter_context(one.request(half=at == files // 2))
+                        for _ in range(_TRIES):
+                            async with session.post(url, json={"model": "large", "messages": messages}) as answer:
+                                message = str((await answer.json()).get("error", {}).get("message", ""))
+                            if answer.status != 503:
+                                break
+                            counts["repeated"] += 1
+                            await asyncio.sleep(1.0)
                     check(answer.status, message, "messages[0].content[1]")
-                hello = {"model": "large", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
-                async with session.post(url, json=hello) as answer:
+                    said = answer.headers.get("x-causeway-modalities", "refused").partition("=")[2] or "refused"
+                    counts[f"{name} {said}"] += 1
+                good = [sound(wav(np.asarray(tone(0.3)))), picture(png(9, 9)), file("hello")]
+                async with session.post(
+                    url, json={"model": "large", "messages": [{"role": "user", "content": good}]}
+                ) as answer:
                     last = answer.status
-        print(f"gateway: {files} files")
-        return watched.report(last)
-    finally:
-        for command in filter(None, (gateway, pool)):
-            command.stop()
+            starts = [replica.gauge("process_starts", model) for model in ENCODERS]
+            print(f"gateway: {files} files: {dict(sorted(counts.items()))}; processes started {starts}")
+            passed = [one.report(last) for one in watched]
+            return all(passed)
+        finally:
+            if gateway is not None:
+                gateway.stop()
+            replica.process.stop()
 
 
 class Watched:

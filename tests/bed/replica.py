@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cloud_pool.cli.main import ENVIRONMENT
 from cloud_pool.cli.process import until_stopped
+from cloud_pool.cli.triton import ENVIRONMENT
 from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository

@@ -67,7 +67,9 @@ class NatsBroker:
 
     @asynccontextmanager
     async def _stream(self) -> AsyncIterator[JetStreamContext]:
-        client = await nats.connect(self._server.host, max_reconnect_attempts=-1, reconnect_time_wait=0.1)
+        client = await nats.connect(
+            self._server.host, max_reconnect_attempts=-1, reconnect_time_wait=0.1, error_cb=_say_nothing
+        )
         try:
             yield client.jetstream(timeout=2.0)
         finally:
@@ -98,6 +100,10 @@ class NatsBroker:
                 deliver_policy="new",  # type: ignore[arg-type]
             )
             yield (message.data async for message in subscription.messages)
+
+
+async def _say_nothing(_error: Exception) -> None:
+    """The server is away as often as it is killed."""
 
 
 class _NatsPublisher:

@@ -6,8 +6,8 @@
 2. In each round every kind of process is killed once, at random moments, and comes back: the broker, both processes of
    the pipeline, a gateway (beside whose requests the messages run), Redis, Triton.
 3. At the end every message has one outcome, an answer, and each key's outcomes are in the order of its messages.
-4. Goodput: as many messages through the pipeline, and as many requests to a gateway, each with so many in flight, in
-   turn. Judged with `--ratio`.
+4. Goodput: as many messages through the pipeline, and as many requests to a gateway, in turn, with 32 in flight in
+   both processes of the pipeline together, and in the gateway. The median of the pairs is judged (`--ratio`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ TIER = "assistant-large"
 VICTIMS = ("broker", "pipeline-1", "pipeline-2", "gateway", "redis", "triton")
 SPEED = ReplicaSpeed(slots=32, prefill_s=0.05, step_s=0.01)
 IN_FLIGHT = 32
+RECEIVERS = {"nats": 1, "kafka": 2}  # of the two processes of the pipeline
 TOKENS = 20
 KEYS = 6
 TIMEOUT_S = 180.0
@@ -276,7 +277,8 @@ def main() -> int:
     parser.add_argument("--pause-s", type=float, default=12.0, help="before each run for goodput")
     parser.add_argument("--ratio", type=float, default=0.8, help="least goodput beside the gateway's")
     arguments = parser.parse_args()
-    config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": IN_FLIGHT, "max_attempts": 1000}}
+    in_flight = IN_FLIGHT // RECEIVERS[arguments.broker]
+    config = {"streams": {"tenant": "acme", "lease_s": 3.0, "in_flight": in_flight, "max_attempts": 1000}}
     with running_bed(
         (TIER,),
         model="paced",

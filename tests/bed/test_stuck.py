@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from cloud_pool.cli.main import ENVIRONMENT
+from cloud_pool.cli.triton import ENVIRONMENT
 
 from .bed import SPEED, Replica
 

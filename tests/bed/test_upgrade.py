@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from cloud_pool.cli.main import ENVIRONMENT
+from cloud_pool.cli.triton import ENVIRONMENT
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, JOBS_LAYOUT
 from tests.jobs.webhook_receiver import receiving
 

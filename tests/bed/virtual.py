@@ -185,11 +185,11 @@ class SharedHashes:
     def __init__(self) -> None:
         self._hashes: dict[str, dict[str, bytes]] = {}
 
-    def register_script(self, script: str) -> Callable[..., Awaitable[list[bytes]]]:
-        async def run(keys: Sequence[str], args: Sequence[Any]) -> list[bytes]:
+    def register_script(self, script: str) -> Callable[..., Awaitable[list[int | bytes]]]:
+        async def run(keys: Sequence[str], args: Sequence[Any]) -> list[int | bytes]:
             peers = self._hashes.setdefault(keys[0], {})
             peers[args[0]] = args[1]
-            return [part for name, state in peers.items() for part in (name.encode(), state)]
+            return [0, *(part for name, state in peers.items() for part in (name.encode(), state))]
 
         return run
 

@@ -34,6 +34,7 @@ MAX_DAEMON_FILES = 25
 _FOLDER_VARIABLE = "HOPS_FOLDER"
 _CHILD = "models.llama_cpp.process.child"
 _TIMEOUT_S = 60.0
+_PERIODIC = ("_every", "_supervise")  # of the daemon; of an engine's supervisor
 
 
 class Hops(NamedTuple):
@@ -98,7 +99,7 @@ class _Tracer:
 def _is_periodic(frame: FrameType | None) -> bool:
     """Whether one of the daemon's periodic tasks made this call."""
     while frame is not None:
-        if frame.f_code.co_name == "_every":
+        if frame.f_code.co_name in _PERIODIC:
             return True
         frame = frame.f_back
     return False

@@ -99,7 +99,7 @@ async def measure(app: App, session: aiohttp.ClientSession, row: Row, voice: str
         msgspec.json.encode({"model": "auto", "messages": [{"role": "user", "content": content}]}), RoutingHints()
     )
     assert app.parts.encoders is not None
-    heard = next(iter((await app.parts.encoders.facts(request, time.monotonic() + 60)).facts.values()))
+    heard = next(iter((await app.parts.encoders.graph.facts(request, time.monotonic() + 60)).facts.values()))
     assert heard is not None
     return Spoken(
         TranscribedRow(row, voice, heard.text, heard.confidence),

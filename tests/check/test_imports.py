@@ -53,7 +53,6 @@ IMPURE = {
 IMPURE_CALLS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
 # Triton loads a model.py by its path, as a part of no package: it can only import absolutely.
 LOADED_BY_PATH = "triton_models"
-TRITON_MODELS = sorted(ROOT.glob(f"cloud_pool/triton_server/{LOADED_BY_PATH}/*/1/model.py"))
 # Import names that differ from the name of the distribution that brings them.
 BROUGHT_BY = {
     "cel": "common-expression-language",

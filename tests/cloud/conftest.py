@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import queue
 import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from urllib.request import urlopen
@@ -99,14 +97,6 @@ class Pool:
 
     def is_idle(self) -> bool:
         return self.gauge("running") == 0.0 and self.gauge("waiting") == 0.0
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the effect of another process."""
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, "timed out"
-        await asyncio.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -31,8 +31,9 @@ from cloud_pool.serving.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from router.errors import CausewayError, CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request
+from tests.waiting import until
 
-from .conftest import TOKEN, Command, Pool, until
+from .conftest import TOKEN, Command, Pool
 from .test_triton_client import PATIENCE_S, Reply, Script, bed
 
 pytestmark = pytest.mark.slow
@@ -207,7 +208,7 @@ async def test_another_number_of_dimensions_is_refused(dimensions: int) -> None:
 
 async def test_a_tier_that_makes_no_vectors_sends_nothing() -> None:
     async with bed(stock) as (fake, triton):
-        with pytest.raises(UnsupportedFeature, match="chat, completion"):
+        with pytest.raises(UnsupportedFeature, match="chats and completions"):
             await embed(triton, TEXTS, AdmissionController(1, 0), embedding_tier=tier("chat", "completion"))
     assert fake.requests == []
 
@@ -226,7 +227,7 @@ def test_a_tier_of_embeddings_alone_needs_no_template(tmp_path: Path) -> None:
     path.write_text("tiers: [{name: bge-m3, can: [embedding]}, {name: assistant-large}]")
     embeds, answers = load_tiers(load_config(path, Flags()))
     assert (embeds.only_embeds, answers.only_embeds) == (True, False)
-    with pytest.raises(UnsupportedFeature, match="embedding, not chat"):
+    with pytest.raises(UnsupportedFeature, match="for embeddings, not for chats"):
         embeds.prompts(Request(kind="chat", model="bge-m3"))
 
 

@@ -15,8 +15,9 @@ import pytest
 from cloud_pool.app import build
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
 from cloud_pool.triton_server.server_process import SHARED_MEMORY
+from tests.waiting import until
 
-from .conftest import PATIENCE_S, Command, Pool, until
+from .conftest import PATIENCE_S, Command, Pool
 from .test_gateway import LONG, read
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
@@ -158,7 +159,9 @@ async def test_gateway_starts_without_its_triton() -> None:
 
 
 async def test_drain_finishes_running_answers_and_refuses_new_requests(pool: Pool, tmp_path: Path) -> None:
-    command = Command("serve", "--port", "0", "--triton", pool.grpc)
+    config = tmp_path / "gateway.yaml"
+    config.write_text("server: {port: 0, drain_s: 120}")  # a busy machine may need more than the usual 20 s
+    command = Command("serve", "--config", str(config), "--triton", pool.grpc)
     url = command.ready()["url"]
     try:
         async with aiohttp.ClientSession(base_url=url.removesuffix("/v1")) as http:
@@ -176,6 +179,28 @@ async def test_drain_finishes_running_answers_and_refuses_new_requests(pool: Poo
         assert command.process.wait(timeout=PATIENCE_S) == 0
     finally:
         command.process.kill()
+
+
+async def test_answers_that_outlast_the_drain_end_with_an_error(pool: Pool, tmp_path: Path) -> None:
+    config = tmp_path / "gateway.yaml"
+    config.write_text("server: {port: 0, drain_s: 0.1}")
+    command = Command("serve", "--config", str(config), "--triton", pool.grpc)
+    url = command.ready()["url"]
+    try:
+        async with aiohttp.ClientSession(base_url=url.removesuffix("/v1")) as http:
+            ask = {"model": "assistant-large", **LONG}
+            stream = asyncio.ensure_future(read(http, ask | {"stream": True}))
+            whole = asyncio.ensure_future(http.post("/v1/chat/completions", json=ask))
+            await until(lambda: pool.gauge("running") > 1)
+            command.process.send_signal(signal.SIGTERM)
+            error = json.loads((await stream)[-1])["error"]
+            async with await whole as reply:
+                refused = (await reply.json())["error"]
+        assert (error["code"], reply.status, refused["code"]) == ("draining", 503, "draining")
+        assert command.process.wait(timeout=PATIENCE_S) == 0
+    finally:
+        command.process.kill()
+    await until(pool.is_idle)
 
 
 async def test_sigterm_to_the_launcher_ends_server_and_stub(triton_environment: Path) -> None:

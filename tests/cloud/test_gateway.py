@@ -22,8 +22,9 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
 from models.function_calls.call import parse_call
+from tests.waiting import until
 
-from .conftest import TOKEN, Pool, until
+from .conftest import TOKEN, Pool
 
 pytestmark = [pytest.mark.triton, pytest.mark.engine]
 
@@ -281,6 +282,25 @@ async def test_invalid_request_gets_its_status_and_code(
     assert error["message"]
     async with http.post("/v1/completions", json={"model": "large", "prompt": "a", "max_tokens": 1}) as reply:
         assert reply.status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "There is nothing at /chat/completions. Did you mean /v1/chat/completions?"),
+        ("/v1/v1/models", "Did you mean /v1/models?"),
+        ("/v1/healthz", "Did you mean /healthz?"),
+        ("/", "The API is under /v1: see /openapi.json."),
+        ("/v1", "The API is under /v1: see /openapi.json."),
+        ("/v1/nothing", "There is nothing at /v1/nothing."),
+    ],
+)
+async def test_a_wrong_base_url_is_answered_with_the_right_path(
+    http: aiohttp.ClientSession, path: str, words: str
+) -> None:
+    async with http.get(path) as reply:
+        message = (await reply.json())["error"]["message"]
+    assert (reply.status, message.endswith(words)) == (404, True), message
 
 
 @pytest.mark.parametrize(

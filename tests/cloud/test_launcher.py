@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -29,6 +29,7 @@ from cloud_pool.triton_server.server_process import (
 )
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -92,13 +93,6 @@ class Bed:
 
     def servers(self) -> list[psutil.Process]:
         return [one for one in psutil.Process().children() if str(self.ports.http) in one.cmdline()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for the effect of another process."""
-    async with asyncio.timeout(60.0):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

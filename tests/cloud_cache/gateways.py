@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
@@ -26,6 +25,7 @@ from cloud_pool.redis.config import RedisAddress
 from cloud_pool.serving.request_context import AnswerHead, Piece, RequestContext
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
+from tests.waiting import until
 
 TIER = Tier(TierConfig(name="large", aliases=("big",)), ChatFormat("template"))
 TIERS = {"large": TIER, "big": TIER}
@@ -194,6 +194,19 @@ class Client:
             self.error = error
 
 
+async def joined(one: Gateway) -> Client:
+    """A client of the streamed answer, which has read its first word."""
+    client = one.ask(ask(stream=True))
+    await until(lambda: client.text == "one ")
+    return client
+
+
+async def begun(one: Gateway) -> Client:
+    """As `joined`, of an answer that this client's gateway begins."""
+    one.script.permit(1)
+    return await joined(one)
+
+
 @asynccontextmanager
 async def gateway(
     url: RedisAddress, config: CacheConfig, clock: Callable[[], int], script: Script | None = None
@@ -207,11 +220,3 @@ async def gateway(
         made.stop()
         await root
         await made.caching_service.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what runs beside the test."""
-    ends = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < ends, "timed out"
-        await asyncio.sleep(0.002)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from cloud_pool.cache.config import CacheConfig
 from router.errors import CloudFailed, Draining
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
-from .gateways import Client, Clock, Gateway, ask, gateway, until
+from .gateways import Client, Clock, Gateway, ask, gateway
 
 pytestmark = pytest.mark.redis
 LEASE_S = 0.06

@@ -12,8 +12,9 @@ import redis
 
 from cloud_pool.cache.config import CacheConfig
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
-from .gateways import Clock, Gateway, ask, gateway, until
+from .gateways import Clock, Gateway, ask, begun, gateway, joined
 
 pytestmark = pytest.mark.redis
 Two = tuple[Gateway, Gateway]
@@ -78,11 +79,8 @@ async def test_hanging_redis_costs_one_timeout(own_redis: RedisServer, hasty: Ca
 async def test_redis_dies_under_a_follower(two: Two, own_redis: RedisServer) -> None:
     """The leader goes on for its own client; the follower generates the rest itself, no word twice."""
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    leader = await begun(one)
+    follower = await joined(other)
     own_redis.kill()
     other.script.permit(9)
     one.script.permit(9)
@@ -173,11 +171,8 @@ async def test_follower_of_a_corrupt_stream_generates_the_answer(
     two: Two, own_redis: RedisServer, hasty: CacheConfig
 ) -> None:
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    leader = await begun(one)
+    follower = await joined(other)
     with redis.Redis.from_url(own_redis.url) as client:
         (flow,) = client.keys(f"{hasty.key_prefix}:*:flow:*")
         client.xadd(flow, {"kind": "chunks", "data": b"rubbish"})
@@ -197,8 +192,7 @@ async def test_leader_without_pubsub_learns_of_followers_at_renewal(two: Two, ow
         one.script.permit(1)
         await until(lambda: leader.text == "one " and one.fault("wakeups_unavailable") > 0)
         client.acl_setuser("default", channels=["*"], enabled=True)
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    follower = await joined(other)
     one.script.permit(9)
     assert (await follower.end()).text == "one two three"
     await leader.end()

@@ -13,8 +13,9 @@ from cloud_pool.serving.request_context import AnswerHead
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
 from router.types import Request, Usage
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
-from .gateways import TIERS, Clock, Gateway, Script, ask, gateway, until
+from .gateways import TIERS, Clock, Gateway, Script, ask, begun, gateway, joined
 
 Two = tuple[Gateway, Gateway]
 
@@ -75,11 +76,8 @@ async def test_expired_answer_is_no_hit_but_stale(two: Two, clock: Clock, config
 
 async def test_followers_stream_while_the_leader_streams(two: Two) -> None:
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    leader = await begun(one)
+    follower = await joined(other)
     one.script.permit(1)
     await until(lambda: follower.text == "one two ")
     assert not follower.done
@@ -150,9 +148,7 @@ async def test_chunks_are_published_only_for_followers(
 
 async def test_leaving_follower_affects_no_other_request(two: Two) -> None:
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
+    leader = await begun(one)
     gone, stays = other.ask(ask(stream=True)), other.ask(ask())
     await until(lambda: gone.text == "one ")
     await gone.leave()
@@ -184,11 +180,8 @@ async def test_leader_without_its_client_goes_on_for_local_subscribers(two: Two)
 async def test_leader_without_its_client_goes_on_for_remote_followers(two: Two) -> None:
     """The answer is stored."""
     one, other = two
-    first = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: first.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    first = await begun(one)
+    follower = await joined(other)
     await first.leave()
     one.script.permit(3)
     assert (await follower.end()).text == "one two three"
@@ -200,9 +193,7 @@ async def test_leader_without_its_client_goes_on_for_remote_followers(two: Two) 
 async def test_last_client_to_leave_stops_the_generation(two: Two) -> None:
     """The lease is released."""
     one, other = two
-    client = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: client.text == "one ")
+    client = await begun(one)
     await client.leave()
     await until(lambda: one.script.stopped == 1)
     await until(lambda: not one.caching_service.generations)
@@ -215,11 +206,8 @@ async def test_generation_for_a_remote_follower_stops_when_its_interest_expires(
     two: Two, clock: Clock, config: CacheConfig
 ) -> None:
     one, other = two
-    first = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: first.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    first = await begun(one)
+    follower = await joined(other)
     await first.leave()
     await follower.leave()
     clock.move(2 * config.lease_s + 0.01)
@@ -241,14 +229,10 @@ async def test_client_that_leaves_during_the_lookup_leaves_no_lease(two: Two) ->
 async def test_request_at_the_moment_the_last_client_leaves_is_answered(two: Two) -> None:
     """On the same gateway and on another."""
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
-    gone = other.ask(ask(stream=True))
-    await until(lambda: gone.text == "one ")
+    leader = await begun(one)
+    gone = await joined(other)
     gone.cancel()
-    came = other.ask(ask(stream=True))
-    await until(lambda: came.text == "one ")
+    came = await joined(other)
     leader.cancel()
     back = one.ask(ask(stream=True))
     one.script.permit(9)
@@ -332,9 +316,7 @@ async def test_bypassing_requests_reach_no_redis_and_do_not_share(
 async def test_fallback_answer_is_shared_and_not_stored(two: Two) -> None:
     one, other = two
     one.script.head = AnswerHead((("x-causeway-degraded", "true"),), keep=False)
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
+    _leader = await begun(one)
     follower = other.ask(ask())
     await until(lambda: any(leader.has_remote_followers for leader in one.caching_service.leaders))
     one.script.permit(3)
@@ -449,11 +431,8 @@ async def test_follower_generates_when_the_leaders_deadline_passes(two: Two) -> 
 async def test_follower_takes_over_from_a_dead_leader(two: Two, clock: Clock, config: CacheConfig) -> None:
     """Once the lease has expired; streams go on without a word twice."""
     one, other = two
-    leader = one.ask(ask(stream=True))
-    one.script.permit(1)
-    await until(lambda: leader.text == "one ")
-    follower = other.ask(ask(stream=True))
-    await until(lambda: follower.text == "one ")
+    leader = await begun(one)
+    follower = await joined(other)
     one.die()
     other.script.permit(9)
     await asyncio.sleep(2 * config.lease_s)

@@ -28,8 +28,9 @@ from cloud_pool.serving.request_context import answer_head
 from router.errors import CloudFailed
 from tests.accounts.identity.token_issuer import Issuer
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
-from .gateways import Clock, until
+from .gateways import Clock
 from .served import HEAD, Served, served
 
 pytestmark = pytest.mark.redis

@@ -22,7 +22,7 @@ from cloud_pool.serving.request_context import Piece, RequestContext, answer_hea
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk
 from tests.accounts.identity.gateway import static_token_config
-from tests.edge.scripted import until
+from tests.waiting import until
 
 from .served import PATIENCE_S, Served, always, chat, connected, rest, serving, text_of
 

@@ -17,8 +17,8 @@ from cloud_pool.config.schema import GrpcConfig
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk
 from tests.cloud.conftest import Command, triton_environment
 from tests.dispatch.replica import Replica
-from tests.edge.scripted import until
 from tests.sessions.gateway import FOREVER, TEMPLATE, Gateway, orders, replica, running, words
+from tests.waiting import until
 
 from .served import PATIENCE_S, Client, chat, connected, rest, text_of
 

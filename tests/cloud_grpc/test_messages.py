@@ -20,7 +20,17 @@ from cloud_pool.grpc_api.request_input import RequestInput
 from cloud_pool.grpc_api.statuses import status_code, trailing_metadata
 from router.errors import CausewayError, ClientGone, InvalidRequest, MissingField, RateLimited, StreamBroken
 from router.openai import parse_chat, parse_completion
-from router.types import Chunk, RoutingHints, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
+from router.types import (
+    AudioPart,
+    Chunk,
+    ImagePart,
+    RoutingHints,
+    TextPart,
+    TokenAlternative,
+    TokenLogprob,
+    ToolCallDelta,
+    Usage,
+)
 from tests.check.protos import PROTOS, compiled
 from tests.check.sources import ROOT
 
@@ -28,12 +38,12 @@ CHAT = {"model": "large", "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"type": "function", "function": {"name": "balance", "parameters": {"type": "object", "maxProperties": 2}}}
 
 
-def body_of(request: dict[str, Any], *texts: str) -> tuple[dict[str, Any], Any]:
+def body_of(request: dict[str, Any], *chunks: str | dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The body that a call's chunks stand for, and the Request that it becomes."""
     collected = RequestInput()
     collected.add(InputChunk(request=request))
-    for text in texts:
-        collected.add(InputChunk(text=text))
+    for chunk in chunks:
+        collected.add(InputChunk(text=chunk) if isinstance(chunk, str) else InputChunk(**chunk))
     body, parse = collected.body()
     return msgspec.json.decode(body), parse(body, RoutingHints())
 
@@ -82,6 +92,45 @@ def test_further_chunks_continue_the_last_message_or_the_prompt() -> None:
     assert body_of(CHAT, " th", "ere")[1].messages[-1].content == "Hi there"
     assert body_of({"model": "m", "messages": [{"role": "user"}]}, "Hi")[1].messages[0].content == "Hi"
     assert body_of({"model": "m", "prompt": ""}, "Once")[1].prompts == ("Once",)
+
+
+def test_sounds_and_pictures_in_chunks_are_parts_of_the_last_message() -> None:
+    chunks: list[str | dict[str, Any]] = [
+        " th",
+        "ere",
+        {"audio": {"format": "wav", "data": b"RI"}},
+        {"audio": {"data": b"FF"}},
+        {"image": {"media_type": "image/png", "data": b"P"}},
+        {"image": {"media_type": "image/png", "data": b"Q"}},
+        "?",
+    ]
+    assert body_of(CHAT, *chunks)[1].messages[0].content == (
+        TextPart("Hi there"),
+        AudioPart("UklGRg==", "wav"),
+        ImagePart("data:image/png;base64,UA=="),
+        ImagePart("data:image/png;base64,UQ=="),
+        TextPart("?"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "part", "param"),
+    [
+        (CHAT, {"audio": {"data": b"R"}}, "audio.format"),
+        (CHAT, {"image": {"data": b"P"}}, "image.media_type"),
+        (CHAT, {"image": {"data": b"P", "media_type": "text/html"}}, "image.media_type"),
+        ({"model": "m", "prompt": "Once"}, {"audio": {"format": "wav"}}, "audio"),
+        (
+            {"model": "m", "messages": [{"role": "user", "fields": {"content": []}}]},
+            {"audio": {"format": "a"}},
+            "audio",
+        ),
+    ],
+)
+def test_a_part_that_is_none_is_refused(request_fields: dict[str, Any], part: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(request_fields, part)
+    assert refused.value.param == param
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,12 @@ from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
 from router.errors import ConfigError, RateLimited
 from router.types import Usage
-from tests.cloud_cache.gateways import Clock, ask, gateway, until
+from tests.cloud_cache.gateways import Clock, ask, gateway
 from tests.jobs.gateway import identify, serving
 from tests.jobs.scripted_worker import ScriptedRunner, answers
 from tests.jobs.test_api import CHAT, TIER
 from tests.redis_deployments import ClusterDeployment
+from tests.waiting import until
 
 pytestmark = [pytest.mark.redis, pytest.mark.slow]
 NOW = 1_795_262_400.0

@@ -21,9 +21,10 @@ from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.redis.config import RedisConfig
 from router.errors import JobStoreUnavailable
-from tests.cloud_cache.gateways import Clock, ask, gateway, until
+from tests.cloud_cache.gateways import Clock, ask, gateway
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner
 from tests.redis_deployments import Certificates, SentinelDeployment, TlsServer, running
+from tests.waiting import until
 
 from .test_sentinel import config_of, job, until_ended
 

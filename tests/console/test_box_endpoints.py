@@ -59,7 +59,6 @@ async def test_the_state_counts_requests_by_route(box: Box) -> None:
     }
     assert (state["running"], state["waiting"], state["concurrent"], state["queue"]) == (0, 0, 4, 4)
     assert state["readiness"]["ready"] is True
-    assert state["cache_entries"] == 1
 
 
 async def test_what_if_decides_under_other_signals_and_runs_nothing(box: Box) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Locator, Page, expect
 
 from fleet.trust.offline import signed_manifests
 from router.bundle.manifest import bundle_id
@@ -14,10 +15,18 @@ from tests.fleet_operators.conftest import operated_fleet, serving
 from tests.fleet_server.box import sample
 
 from .browser import accessibility_faults, open_page, press
+from .test_fleet_page import REFRESH_MS
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 BOXES = 16  # of fewer the first stage could draw all, and leave no control to compare with
+
+
+async def shown(page: Page, wanted: Locator) -> None:
+    """Return when the page shows it; it asks the control plane anew each REFRESH_MS of its clock."""
+    while not await wanted.is_visible():
+        await page.clock.fast_forward(REFRESH_MS)
+        await asyncio.sleep(0.1)
 
 
 async def confirm(page: Page, button: str, label: str, text: str) -> None:
@@ -36,6 +45,8 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await box.report()
             await box.count(sample(None))
         async with open_page(chromium, f"{server.url}/", allowed="401|404") as (page, _):
+            await page.clock.install()
+            await page.reload()
             await page.get_by_label("Token").fill(server.bootstrap)
             await press(page, ["Enter"])
             await expect(page.locator("#actor")).to_contain_text("bootstrap (approver)")
@@ -44,17 +55,17 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await kiosk.get_by_role("button", name="New rollout").click()
             await page.get_by_label("Bundle id").fill(bundle)
             await press(page, ["Enter"])
-            await expect(page.get_by_role("heading", name="kiosk stage")).to_be_visible()
+            await shown(page, page.get_by_role("heading", name="kiosk stage"))
             await confirm(page, "Pause", "Reason", "watching store 12")
-            await expect(page.get_by_role("heading", name="kiosk paused")).to_be_visible()
-            await expect(page.locator(".notes, .metric").first).to_be_visible()
+            await shown(page, page.get_by_role("heading", name="kiosk paused"))
+            await shown(page, page.locator(".notes, .metric").first)
             assert await accessibility_faults(page) == []
             detail = await server.get(f"/v1/rollouts/{page.url.rpartition('/')[2]}")
             margins = {metric["name"]: metric["margin"] for metric in detail["looks"][-1]["metrics"]}
             assert margins.pop("quorum") is None
             assert margins == {"errors": 0.02, "degraded": 0.05, "latency": 0.05, "rolled_back": 0.02, "silent": 0.02}
             await confirm(page, "Abort", "Reason", "found a bug")
-            await expect(page.get_by_role("heading", name="kiosk revert")).to_be_visible()
+            await shown(page, page.get_by_role("heading", name="kiosk revert"))
             await expect(page.locator(".events")).to_contain_text("rollout abort by bootstrap: found a bug")
 
             await page.get_by_role("link", name="Devices", exact=True).click()

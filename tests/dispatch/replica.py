@@ -8,18 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 
-from cloud_pool.cli.main import ENVIRONMENT
 from cloud_pool.cli.process import until_stopped
+from cloud_pool.cli.triton import ENVIRONMENT
+from cloud_pool.triton_server import repository
+from cloud_pool.triton_server.encoder_runtime import EncoderOptions
 from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher
-from cloud_pool.triton_server.repository import TEMPLATES
+from cloud_pool.triton_server.repository import TEMPLATES, ServedModel
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
+from models.modalities.installed import ENCODERS
+from models.modalities.process.messages import PartLimits, WorkerSpec
+from router.types import Modality
 from tests.ports import free_port
 from tests.stack import Process
 
@@ -29,15 +36,19 @@ _TEXT = 'name: "text_input" data_type: TYPE_STRING'
 
 
 class Replica:
-    """The process, its journal, and its child processes."""
+    """The process, its journal, and its child processes. `encoders`: it also has some, see `encoder_options`."""
 
-    def __init__(self, name: str, folder: Path, *, restart: bool = True) -> None:
+    def __init__(self, name: str, folder: Path, *, restart: bool = True, encoders: bool = False) -> None:
         self.name = name
         self.journal = folder / f"{name}.journal"
         self.journal.touch()
+        self.encode = gate(self.journal)
+        """Where this file is, no encoder hangs."""
         self.port = free_port()
-        ports = [str(port) for port in (self.port, free_port(), free_port())]
+        self.metrics_port = free_port()
+        ports = [str(port) for port in (self.port, free_port(), self.metrics_port)]
         argv = [sys.executable, "-m", "tests.dispatch.replica", name, "--journal", str(self.journal), "--ports", *ports]
+        argv += ["--encoders"] if encoders else []
         argv += [] if restart else ["--no-restart"]
         self.process = Process(name, argv, folder / f"{name}.log", {"PYTHONPATH": str(ROOT)})
 
@@ -59,6 +70,13 @@ class Replica:
         )
         return found
 
+    def gauge(self, name: str, model: str) -> float:
+        """Read one of an encoder's figures from Triton's metrics."""
+        text = urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics").read().decode()
+        found = re.search(rf'^causeway_encoder_{name}{{model="{model}"}} (\S+)$', text, re.MULTILINE)
+        assert found is not None, text
+        return float(found[1])
+
     def noted(self, mark: str) -> list[str]:
         """What the journal says about the request with this mark."""
         lines = (line.split(" ", 1) for line in self.journal.read_text().splitlines())
@@ -77,12 +95,25 @@ def write_repository(folder: Path, name: str, journal: Path) -> None:
         (version / "replica.json").write_text(json.dumps({"name": name, "journal": str(journal)}))
 
 
+def gate(journal: Path) -> Path:
+    return journal.with_suffix(".encode")
+
+
+def encoder_options(kind: Modality, journal: Path) -> EncoderOptions:
+    """Of the product's encoder model around a tiny worker."""
+    text = "please open|the door" if kind == "audio" else "TOTAL 42.00"
+    options = {"text": text, "then": os.devnull, "until": str(gate(journal))}
+    spec = WorkerSpec("tests.modalities.workers:SizedEncoder", options=options)
+    return EncoderOptions(kind, spec, sys.executable, PartLimits(audio_s=20.0, pixels=1_000_000, text_bytes=64 * 1024))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
     parser.add_argument("--no-restart", action="store_true")
+    parser.add_argument("--encoders", action="store_true")
     arguments = parser.parse_args()
     environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
     clear_orphans()
@@ -90,8 +121,14 @@ def main() -> None:
     ports = Ports("127.0.0.1", *arguments.ports)
     with tempfile.TemporaryDirectory(prefix="causeway-dispatch-") as folder:
         write_repository(Path(folder), arguments.name, arguments.journal.absolute())
+        encoders = tuple(
+            ServedModel(name, encoder_options(kind, arguments.journal.absolute())) for name, kind in ENCODERS.items()
+        )
+        if arguments.encoders:
+            repository.write_repository(Path(folder), encoders)
+        names = (*MODELS, *(model.name for model in encoders if arguments.encoders))
         launcher = Launcher(
-            command(environment, Path(folder), MODELS, ports, drain_s=1.0, prefix=prefix),
+            command(environment, Path(folder), names, ports, drain_s=1.0, prefix=prefix),
             environment.environ(os.environ),
             ports,
             memory_prefix=prefix,

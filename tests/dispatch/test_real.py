@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from router.errors import (
     StreamBroken,
 )
 from tests.cloud.conftest import triton_environment
+from tests.waiting import until
 
 from . import scripted
 from .replica import Replica
@@ -79,13 +80,6 @@ class Bed:
         while self.dispatch.latency.hedge_after_s(time.monotonic()) is None:
             await self.text(self.request())
         self.counted.hedges.clear()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for an effect of another process."""
-    with anyio.fail_after(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def answers(triton: TritonClient) -> None:

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from edge_node.agent.host import FleetLink
-from edge_node.app import FLEET_FOLDER, App, build
+from edge_node.app import App, build
 from edge_node.clock import Clock
 from edge_node.config.schema import (
     CloudConfig,
@@ -26,6 +26,7 @@ from edge_node.config.schema import (
     ServerConfig,
     TracingConfig,
 )
+from edge_node.daemon.optional_parts import FLEET_FOLDER
 from models.modalities.process.messages import WorkerSpec
 from router.types import DecisionRecord, Modality
 
@@ -254,6 +255,7 @@ async def running(
     clock: Clock | None = None,
     probe_interval_s: float = 5.0,
     encoders: Mapping[Modality, WorkerSpec] | None = None,
+    speech_detector: WorkerSpec | None = None,
     parts: ModalitiesConfig | None = None,
     environ: Mapping[str, str] = {},
     fleet: FleetLink | None = None,
@@ -292,6 +294,7 @@ async def running(
         environ=environ,
         clock=clock,
         encoders=encoders or {},
+        speech_detector=speech_detector,
         fleet=fleet,
     )
     await app.start()

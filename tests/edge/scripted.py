@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Literal
 
 from aiohttp import web
@@ -35,6 +34,7 @@ class ScriptedEngine:
         self.refusal: Exception | None = None  # raised instead of an answer
         self.score = 0.9
         self.flood = False  # an answer without an end
+        self.words = EDGE_WORDS
         self.state = "ready"
         self.restarts = 0
         self.unloads = 0
@@ -105,7 +105,7 @@ class ScriptedEngine:
             yield Chunk(text="x" * 10_000, tokens=1)
             await asyncio.sleep(0)
         choices = range(call.request.n * max(1, len(call.request.prompts)))
-        for at, word in enumerate(EDGE_WORDS):
+        for at, word in enumerate(self.words):
             if at == self.pause_after:
                 self.paused = True
                 await asyncio.sleep(3600)
@@ -276,15 +276,3 @@ def _embeddings(body: dict[str, object]) -> dict[str, object]:
         "data": [{"index": 0, "object": "embedding", "embedding": [0.5, 0.25]}],
         "usage": {"prompt_tokens": 2, "total_tokens": 2},
     }
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
-    """Wait for something that happens on its own: a task that ends, a connection that is noticed to be gone."""
-    with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(_poll(condition), timeout_s)
-    assert condition(), "it did not happen in time"
-
-
-async def _poll(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 -- the condition has no event
-        await asyncio.sleep(0.002)

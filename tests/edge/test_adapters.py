@@ -18,9 +18,10 @@ from models.catalog.artifact import AdapterEntry, Artifact, save_manifest, sha25
 from models.publish.publish import publish_gguf
 from tests.engine.tiny_adapter import write_tiny_adapter
 from tests.engine.tiny_gguf import write_tiny_gguf
+from tests.waiting import until
 
 from .box import POLICY, Box, config
-from .scripted import ScriptedCloud, ScriptedEngine, until
+from .scripted import ScriptedCloud, ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -81,7 +82,7 @@ async def test_a_policy_s_target_names_an_adapter(tmp_path: Path) -> None:
             for model in ("small", "small+kiosk")
         ]
         file = Path(box.parts.policies.report.file)
-        for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop` on this box; there are: kiosk")):
+        for adapter, refused in (("kiosk", ""), ("shop", "tiny has no adapter `shop`; there are: kiosk")):
             await asyncio.to_thread(file.write_text, policy.replace("model: tiny", f"model: tiny+{adapter}"))
             await box.parts.policies.reload()
             assert refused in box.parts.policies.report.refused

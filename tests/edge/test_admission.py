@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from edge_node.serving.admission import MAX_CLIENTS, Admission, AdmissionLimits
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
-
-from .scripted import until
+from tests.waiting import until
 
 
 def later(seconds: float) -> float:

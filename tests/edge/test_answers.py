@@ -18,9 +18,10 @@ from edge_node.clock import Clock
 from edge_node.config.schema import DecisionsConfig, KeyConfig, ServerConfig
 from router.errors import ContextLengthExceeded
 from router.types import BoxSetup, Estimates, Usage
+from tests.waiting import until
 
 from .box import POLICY, Box, config, hasty, running
-from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine, until
+from .scripted import CLOUD_WORDS, EDGE_WORDS, Fault, ScriptedCloud, ScriptedEngine
 from .test_cache import every_byte
 
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
@@ -248,6 +249,7 @@ async def test_content_that_no_target_can_take_is_the_clients_mistake(box: Box, 
     answer = await box.ask(model=model, messages=[{"role": "user", "content": [IMAGE]}])
     assert (answer.status, answer.code) == (400, "unsupported_feature")
     assert "supports images" in answer.message
+    assert "let the box read it (extra `pictures`, `fusion: late`)" in answer.message
     assert answer.json["error"]["param"] == "messages"
     assert (await box.record(answer)).outcome.status == "rejected"
 
@@ -314,9 +316,11 @@ async def test_a_degraded_answer_of_the_cloud_is_reported_and_not_cached(box: Bo
     """The client gets the header, the record the tier and its reason."""
     box.cloud.headers = {
         "x-causeway-tier": "medium", "x-causeway-tier-reason": "large=saturated", "x-causeway-degraded": "true",
+        "x-causeway-modalities": "image=timeout",
     }  # fmt: skip
     answer = await box.ask("the same", tags="cloud", temperature=0.0, stream=stream)
     assert (answer.status, answer.headers["x-causeway-degraded"]) == (200, "true")
+    assert answer.headers["x-causeway-modalities"] == "image=timeout"
     record = await box.record(answer)
     assert record.outcome.degraded
     assert record.outcome.attempts[-1].detail == "answered by tier medium: large=saturated"

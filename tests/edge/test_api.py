@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.waiting import until
+
 from .box import POLICY, Box, running
-from .scripted import ScriptedEngine, until
+from .scripted import ScriptedEngine
 
 
 async def test_models_are_auto_and_the_targets(box: Box) -> None:
@@ -115,11 +117,11 @@ async def test_readyz_is_503_while_no_target_can_answer(tmp_path: Path) -> None:
         assert (await box.get("/readyz")).status == 200
         engine.state = "loading"
         await box.cloud.stop()
-        await box.parts.cloud.probe()  # type: ignore[union-attr]
+        await box.parts.cloud.connection.probe()  # type: ignore[union-attr]
         body_json = await box.get("/readyz")
         assert body_json.status == 503
         assert body_json.json["waiting_for"] == ["target small", "target large"]
-        assert body_json.json["edge"] == "loading"
+        assert (body_json.json["edge"], body_json.json["cloud"]) == ("loading", "unreachable")
         assert (await box.get("/healthz")).status == 200
         engine.state = "ready"
         assert (await box.get("/readyz")).json["ready"] is True
@@ -182,12 +184,27 @@ async def test_metrics_count_requests_with_bounded_labels(box: Box) -> None:
         ("?state=ok", "known: route, target, status, since, limit"),
         ("?status=bad", "must be one of ok, error, cancelled, rejected"),
         ("?route=fog", "must be one of edge, cloud, cache, none"),
+        ("?since=today", "`since` must be a number of at least 0, not 'today'"),
     ],
 )
 async def test_an_unknown_filter_of_decisions_is_answered_with_the_known_ones(box: Box, query: str, words: str) -> None:
     answer = await box.get(f"/v1/decisions{query}")
     assert answer.status == 400
     assert words in answer.message
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "there is nothing at /chat/completions; did you mean /v1/chat/completions?"),
+        ("/v1/v1/models", "did you mean /v1/models?"),
+        ("/", "the API is under /v1, the page at /console"),
+        ("/v1", "the API is under /v1, the page at /console"),
+    ],
+)
+async def test_a_wrong_base_url_is_answered_with_the_right_path(box: Box, path: str, words: str) -> None:
+    answer = await box.get(path)
+    assert (answer.status, words in answer.message) == (404, True), answer.message
 
 
 async def test_only_rejected_requests_for_an_answer_are_counted(box: Box) -> None:

@@ -23,11 +23,25 @@ from edge_node.config.schema import Config, ServerConfig
 from edge_node.storage.policies import DEFAULT_POLICY
 from models.catalog.artifact import ArtifactNotFound
 from router.policy.compiled import parse_policy
+from tests.waiting import until
 
 from .box import POLICY, Box, config, running
-from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
+from .scripted import EDGE_WORDS, ScriptedCloud, ScriptedEngine
 
-HEAVY = ("numpy", "onnxruntime", "torch", "llama_cpp", "transformers", "openai", "tritonclient", "paho")
+HEAVY = (
+    "numpy",
+    "onnxruntime",
+    "torch",
+    "llama_cpp",
+    "transformers",
+    "openai",
+    "tritonclient",
+    "paho",
+    "PIL",
+    "av",
+    "faster_whisper",
+    "rapidocr_onnxruntime",
+)
 
 
 async def test_draining_finishes_requests_in_progress_and_accepts_no_other(box: Box) -> None:

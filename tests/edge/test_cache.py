@@ -17,8 +17,7 @@ from edge_node.storage.background_sqlite import Write
 from edge_node.storage.cache import FILE, AnswerCache, StoredAnswer
 from router.openai import CachedAnswer
 from router.types import Chunk, Embeddings, Message, Request, Usage
-
-from .scripted import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.backends.engine.engines import Supervisor
+from edge_node.backends.engine.supervisor import Supervisor
 from edge_node.cli.up.child_process import ChildProcess
 from edge_node.storage.background_sqlite import BackgroundSqlite, Write
 from models.llama_cpp.protocol import EngineOptions

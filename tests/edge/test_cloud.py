@@ -16,7 +16,6 @@ from edge_node.backends.cloud.backend import CloudBackend
 from edge_node.backends.cloud.error_mapping import retry_after_s
 from edge_node.backends.cloud.response_reader import MAX_ANSWER_BYTES
 from edge_node.config.schema import CloudConfig
-from router.decision.breaker import Breaker
 from router.errors import (
     BreakerOpen,
     CausewayError,
@@ -30,9 +29,11 @@ from router.errors import (
     InvalidRequest,
     StreamBroken,
 )
+from router.trackers.breaker import Breaker
 from router.types import Chunk, Message, Request, Target
+from tests.waiting import until
 
-from .scripted import CLOUD_WORDS, Fault, ScriptedCloud, until
+from .scripted import CLOUD_WORDS, Fault, ScriptedCloud
 
 TARGET = Target("large", "cloud", "m-large")
 CLOUD = "".join(CLOUD_WORDS)
@@ -299,13 +300,13 @@ async def test_cancelling_a_call_ends_the_servers_work(cloud: ScriptedCloud, str
 async def test_the_probe_sets_reachability_and_round_trip(cloud: ScriptedCloud) -> None:
     async with connected(cloud.url) as backend:
         assert backend.signals().reachable is None
-        assert await backend.probe()
+        assert await backend.connection.probe()
         signals = backend.signals()
         assert signals.reachable
         assert signals.rtt_ms is not None
         assert 0 < signals.rtt_ms < 5000
         await cloud.stop()
-        assert not await backend.probe()
+        assert not await backend.connection.probe()
         assert backend.signals().reachable is False
 
 

@@ -14,9 +14,9 @@ from aiohttp import web
 
 from edge_node.config.schema import ServerConfig
 from edge_node.http.listener import ConnectionTable, HttpListener
+from tests.waiting import until
 
 from .box import running
-from .scripted import until
 from .test_server import BODY, GOOD, HEAD, JSON, Raw, code, connected
 
 ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

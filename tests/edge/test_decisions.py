@@ -11,8 +11,8 @@ import pytest
 from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
 from router.decision.decide import features_of
 from router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
+from tests.waiting import until
 
-from .scripted import until
 from .test_cache import ManualClock
 
 

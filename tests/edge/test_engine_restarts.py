@@ -19,9 +19,10 @@ from edge_node.backends.engine.restart_backoff import RestartBackoff
 from edge_node.config.schema import EngineConfig, ServerConfig
 from tests.engine import scripted_drafts
 from tests.engine.tiny_gguf import write_tiny_gguf
+from tests.waiting import until
 
 from .box import POLICY, Answer, Box, config
-from .scripted import ScriptedCloud, ScriptedEngine, until
+from .scripted import ScriptedCloud, ScriptedEngine
 
 pytestmark = pytest.mark.engine
 ON_DEVICE = {"x-causeway-prefer": "only_on_device"}

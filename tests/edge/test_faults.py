@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import until
+
 from .box import Answer, Box, hasty, running
-from .scripted import CLOUD_WORDS, EDGE_WORDS, FAULTS, Fault, until
+from .scripted import CLOUD_WORDS, EDGE_WORDS, FAULTS, Fault
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,7 @@ from edge_node.serving.reply import AnswerHead
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded
 from router.policy.compiled import parse_policy
 from router.types import Chunk, Embeddings, Request, Snapshot
-
-from .scripted import until
+from tests.waiting import until
 
 POLICY = parse_policy("version: 1\nname: p\ntargets: {s: {at: edge, model: m}}\nroutes: [{name: r, use: [s]}]\n")
 HEAD = AnswerHead(id="1", policy="p@1", route="edge", target="s", model="m", reason="r", cache="miss")

@@ -19,9 +19,10 @@ from edge_node.cli.doctor.policy_and_models import check_unloading
 from edge_node.config.schema import EngineConfig
 from router.types import Request
 from tests.engine.tiny_gguf import write_tiny_gguf
+from tests.waiting import until
 
 from .box import POLICY, Box, config
-from .scripted import ScriptedCloud, ScriptedEngine, until
+from .scripted import ScriptedCloud, ScriptedEngine
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 ON_DEVICE = {"x-causeway-prefer": "only_on_device"}

@@ -20,9 +20,10 @@ import pytest
 from edge_node.config.schema import Config, ServerConfig
 from edge_node.observability.logs import start_log
 from edge_node.storage.background_sqlite import BackgroundSqlite, Write
+from tests.waiting import until
 
 from .box import Box, running
-from .scripted import ScriptedCloud, until
+from .scripted import ScriptedCloud
 from .test_app import cloud_only, daemon
 
 NOISY = ("aiohttp.access", "aiohttp.client", "asyncio", "grpc", "httpcore", "httpx", "redis", "urllib3.connectionpool")
@@ -80,7 +81,7 @@ async def test_a_request_that_notices_the_lost_cloud_first_says_so_once(tmp_path
 
 async def until_back(box: Box) -> None:
     assert box.parts.cloud is not None
-    assert await box.parts.cloud.probe()
+    assert await box.parts.cloud.connection.probe()
 
 
 async def test_a_refused_token_is_an_error_a_problem_and_a_metric(tmp_path: Path, lines: list[str]) -> None:
@@ -133,6 +134,20 @@ def test_a_full_disk_is_an_error_and_its_end_says_what_was_lost(tmp_path: Path, 
     began, ended = about(lines, "x.sqlite")
     assert re.fullmatch(r"ERROR .*x.sqlite cannot be used \(.*disk.*\): new entries stay in memory only; .*", began)
     assert re.fullmatch(r"INFO .*x.sqlite is written again; 3 writes were lost", ended)
+
+
+def test_a_row_that_cannot_be_encoded_is_lost_and_the_next_ones_are_not(tmp_path: Path, lines: list[str]) -> None:
+    database = BackgroundSqlite(tmp_path / "x.sqlite", "CREATE TABLE IF NOT EXISTS t (v)", linger_s=0.0)
+    database.start()
+    write(database, "\udcff")
+    wait(lambda: database.stats().lost_writes == 1)
+    write(database, "small")
+    wait(lambda: not database.stats().queued_writes)
+    assert asyncio.run(database.read("SELECT v FROM t", timeout_s=60.0)) == [("small",)]
+    assert database.stats().available
+    database.close()
+    (line,) = about(lines, "x.sqlite")
+    assert "1 writes were lost: UnicodeEncodeError" in line
 
 
 def write(database: BackgroundSqlite, value: str) -> None:

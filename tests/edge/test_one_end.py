@@ -14,10 +14,11 @@ import pytest
 from edge_node.backends.backend import BackendRequest
 from router.errors import EngineCrashed
 from router.types import Chunk, Usage
+from tests.waiting import until
 
 from ..jumping_loop import JumpingLoop, run_jumping
 from .box import running
-from .scripted import EDGE_WORDS, ScriptedEngine, until
+from .scripted import EDGE_WORDS, ScriptedEngine
 
 TEXT = "".join(EDGE_WORDS)
 

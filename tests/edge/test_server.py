@@ -16,9 +16,10 @@ import pytest
 
 from edge_node.config.schema import KeyConfig, ServerConfig
 from router.errors import ConfigError
+from tests.waiting import until
 
 from .box import Box, running
-from .scripted import EDGE_WORDS, until
+from .scripted import EDGE_WORDS
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,10 @@ from models.calibrate.shadow import ShadowAnswer, read_shadow_rows
 from models.catalog.artifact import find_artifact
 from models.signals.encoder import SentenceEncoder, Vector
 from models.signals.pair import ModelIdentity, prompt_features
+from tests.waiting import until
 
 from .box import POLICY, Answer, Box, config, running
-from .scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedCloud, ScriptedEngine, until
+from .scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedCloud, ScriptedEngine
 from .test_cache import every_byte
 from .test_calibrated_pair import publish
 

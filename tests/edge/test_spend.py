@@ -14,9 +14,10 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.config.schema import ServerConfig
 from edge_node.storage.spend import FILE, SpendStore
+from tests.waiting import until
 
 from .box import POLICY, config, running
-from .scripted import ScriptedCloud, until
+from .scripted import ScriptedCloud
 from .test_app import daemon
 
 BUDGET = POLICY.replace(

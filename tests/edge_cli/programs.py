@@ -20,7 +20,7 @@ FAULTS = Path(os.environ["FAKE_FAULTS"]).read_text().split()
 EVENTS = Path(os.environ["FAKE_EVENTS"])
 
 
-CHOSEN = ("--model-dir", "--model", "--tier", "--policy", "--config")
+CHOSEN = ("--model-dir", "--model", "--policy", "--config")
 
 
 def note(text: str) -> None:
@@ -72,7 +72,8 @@ def main() -> None:
     if f"{name}-missing" in FAULTS:
         sys.exit(f"{name}: `make setup` makes its environment")
     # sigwait instead of a handler: the next SIGTERM could interrupt a handler that holds the lock of an Event.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+    EVENTS.with_name(f"{name}.pid").write_text(str(os.getpid()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if flag("--token-file"):
         note(f"tokens {Path(flag('--token-file')).read_text().strip()}")
@@ -88,10 +89,9 @@ def main() -> None:
     if f"{name}-silent" not in FAULTS:
         ready = {"triton": f"grpc=127.0.0.1:{flag('--grpc-port')}", "gateway": f"url={url}/v1", "edge": f"url={url}"}
         print(f"ready {ready[name]}", flush=True)
-    if f"{name}-dies" in FAULTS:
-        threading.Timer(0.5, lambda: os._exit(7)).start()
+    if signal.sigwait({signal.SIGTERM, signal.SIGUSR1}) == signal.SIGUSR1:
         print(f"{name}: simulated crash", file=sys.stderr, flush=True)
-    signal.sigwait({signal.SIGTERM})
+        os._exit(7)
     while f"{name}-stubborn" in FAULTS:
         signal.sigwait({signal.SIGTERM})
     note(f"{name} ends")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +16,9 @@ from click.testing import CliRunner, Result
 
 from edge_node.cli.main import main
 from tests.edge.box import POLICY, Box, running
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -98,6 +105,39 @@ async def test_a_deadline_that_passes_during_the_answer_is_exit_code_4(box: Box)
 async def test_a_usage_error_is_exit_code_2(box: Box) -> None:
     assert (await run(box, "ask", "-", stdin=" \n")).exit_code == 2
     assert (await run(box, "ask", "hello", "--prefer", "somewhere")).exit_code == 2
+
+
+@pytest.mark.parametrize("command", [("ask", "hello"), ("route", "hello"), ("jobs", "list"), ("listen", "-")])
+def test_a_malformed_url_is_a_usage_error(command: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(main, [*command, "--url", "box:8080"], input="sound")
+    assert (result.exit_code, "'box:8080' is no URL of a device" in result.stderr) == (2, True)
+
+
+def test_a_prompt_that_is_no_text_is_a_usage_error() -> None:
+    """As Python hands over an argument, or stdin of the locale C, that is not UTF-8."""
+    result = CliRunner().invoke(main, ["ask", "caf\udce9"])
+    assert (result.exit_code, "not UTF-8 text" in result.stderr) == (2, True)
+
+
+async def test_ctrl_c_during_an_answer_is_exit_code_130(box: Box) -> None:
+    """And stops the work: the daemon sees the client go."""
+    box.engine.pause_after = 1
+    command = [sys.executable, "-m", "edge_node", "ask", "hello", "--url", f"http://127.0.0.1:{box.app.port}"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    asking = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=environ)
+    assert asking.stdout is not None
+    async with asyncio.timeout(60):
+        assert await asking.stdout.readexactly(5) == b"edge "
+        asking.send_signal(signal.SIGINT)
+        _, complaint = await asking.communicate()
+    assert (asking.returncode, complaint) == (130, b"")
+    await until(lambda: box.engine.running == 0)
+
+
+async def test_an_error_is_one_line_however_long_it_is(box: Box) -> None:
+    result = await run(box, "ask", "hello", "--model", "x" * 200)
+    assert f"the model `{'x' * 64}" in result.stderr.splitlines()[0]
+    assert "available: auto, small, large" in result.stderr.splitlines()[0]
 
 
 async def test_route_promises_no_hit_that_would_not_happen(box: Box) -> None:

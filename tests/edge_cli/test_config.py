@@ -9,7 +9,9 @@ import msgspec
 import pytest
 
 from edge_node.config.layers import build, leaves_of, read_yaml
-from edge_node.config.schema import MEANING, PREFIX, Config, config_keys, config_variable, load_config
+from edge_node.config.loader import PREFIX, config_keys, config_variable, load_config
+from edge_node.config.meaning import MEANING
+from edge_node.config.schema import Config
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "edge_node" / "deploy" / "edge.example.yaml"
@@ -135,7 +137,8 @@ REJECTED = [
     ("cloud: {url: 'ftp://x/v1'}", "cloud.url", "a URL like"),
     ("cloud: {api_key: a, api_key_file: b}", "cloud.api_key", "not both"),
     (f"server: {{keys: [{{name: a, sha256: {SHA}, tag: x}}]}}", "server.keys", "unknown field"),
-    ("server: {keys: [{name: a, sha256: plain}]}", "server.keys", "sha256"),
+    ("server: {keys: [{name: a, sha256: plain}]}", "server.keys[0].sha256", "must be 64 hexadecimal digits"),
+    ("modalities: {language: german}", "modalities.language", "a code of ISO 639-1, such as en, not 'german'"),
     ("server: 5", "edge.yaml:1", "server: must be a mapping"),
     ("- a\n- b", "edge.yaml:1", "must be a mapping"),
     ("server: {port: 1}\nserver: {port: 2}", "edge.yaml:2: server", "appears twice"),

@@ -147,7 +147,7 @@ def test_a_library_that_hangs_and_a_missing_interpreter_fail(tmp_path: Path) -> 
     assert packages.check_llama(str(tmp_path / "none")).level == "fail"
 
 
-GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30, integrated=True)
+GPU = Gpu("CUDA0", "Orin", 4 << 30, 8 << 30)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,20 @@ def test_why_the_cpu_decodes_is_said_on_a_box_with_a_gpu(
     finding = packages.check_gpus(EngineConfig(gpu_layers=layers), report, has_gpu)
     assert finding.level == level
     assert words in finding.found
+
+
+@pytest.mark.parametrize(
+    ("providers", "words"),
+    [
+        (("CPU", "CUDA", "Tensorrt"), "on TensorRT, else on CUDA, CPU; small ones on CPU"),
+        (("CPU", "CUDA"), "on CUDA, else on CPU; small ones on CPU"),
+        (("CPU",), "on CPU"),
+    ],
+)
+def test_what_runs_the_learned_signals_is_named(providers: tuple[str, ...], words: str) -> None:
+    pytest.importorskip("onnxruntime")
+    (finding,) = packages.check_providers([f"{name}ExecutionProvider" for name in providers])
+    assert (finding.level, finding.found) == ("ok", f"ONNX Runtime runs learned signals {words}")
 
 
 def test_python_3_10_is_the_oldest_supported() -> None:

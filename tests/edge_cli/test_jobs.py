@@ -40,6 +40,11 @@ async def test_dead_letters_are_listed_with_their_reason_retried_and_purged(tmp_
         assert (await call(box, "show", job)).exit_code == 1
 
 
+def test_an_unknown_status_is_a_usage_error() -> None:
+    result = CliRunner().invoke(main, ["jobs", "list", "--status", "deadd"])
+    assert (result.exit_code, "'dead'" in result.stderr) == (2, True)
+
+
 def test_a_daemon_that_is_away_is_said() -> None:
     result = CliRunner().invoke(main, ["jobs", "list", "--url", "http://127.0.0.1:9"])
     assert (result.exit_code, "cannot reach" in result.stderr) == (3, True)

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from causeway import Causeway
 from edge_node.cli.main import main
-from edge_node.config.schema import config_keys, load_config
+from edge_node.config.loader import config_keys, load_config
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
@@ -121,14 +121,14 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Path) -> None:
-    """The daemon listens, and does not claim to be ready: nothing can answer."""
+    """The daemon listens, and does not claim to be ready: nothing can answer. So is one that anybody may ask."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "version: 1\nname: t\ntargets: {small: {at: edge, model: gone}}\nroutes: [{name: r, use: [small]}]\n"
     )
     terminal, end = os.openpty()
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--policy", str(policy)],
+        [sys.executable, "-m", "edge_node", "serve", "--host", "0.0.0.0", "--port", "0", "--policy", str(policy)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), "TERM": "xterm"},
         stdout=end,
         stderr=subprocess.PIPE,
@@ -143,6 +143,7 @@ def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Pat
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(60)
     assert any(line.startswith("\x1b[31mproblem    no model named 'gone'") for line in lines), lines
+    assert any(line.startswith("\x1b[31mexposed    other machines may ask without an API key") for line in lines), lines
     assert lines[-1] == "waiting    no target can answer yet: target small"
     assert not any(line.startswith("ready") for line in lines)
     assert daemon.returncode == 0

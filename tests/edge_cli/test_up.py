@@ -21,7 +21,8 @@ from edge_node.cli.up.models import StartedModels, choose_models
 from edge_node.cli.up.resources import find_programs
 from edge_node.cli.up.session import UpOptions
 from edge_node.cli.up.tour import KNOWLEDGE, TOUR
-from edge_node.config.schema import Config, ServerConfig, load_config
+from edge_node.config.loader import load_config
+from edge_node.config.schema import Config, ServerConfig
 
 pytestmark = pytest.mark.slow
 
@@ -87,6 +88,11 @@ class UpProcess:
             self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+    def crash(self, name: str) -> None:
+        """Let one of the programs die once all have started."""
+        self.until("Ctrl-C")
+        os.kill(int((self.folder / f"{name}.pid").read_text()), signal.SIGUSR1)
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -179,7 +185,8 @@ def test_a_program_that_cannot_start_is_named_with_the_end_of_its_log(start: Sta
 @pytest.mark.parametrize("name", ["triton", "gateway"])
 def test_the_edge_continues_after_a_cloud_program_died(start: Start, name: str) -> None:
     """The output names the program and shows the end of its log."""
-    up = start(f"{name}-dies")
+    up = start()
+    up.crash(name)
     up.until("the edge continues without it")
     assert f"{name} ended unexpectedly" in up.printed
     assert f"{name}: simulated crash" in up.printed
@@ -189,7 +196,8 @@ def test_the_edge_continues_after_a_cloud_program_died(start: Start, name: str) 
 
 def test_the_death_of_the_edge_ends_everything(start: Start) -> None:
     """The exit code is 1, and the cloud programs are stopped too."""
-    up = start("edge-dies")
+    up = start()
+    up.crash("edge")
     assert up.end() == 1
     assert "edge ended unexpectedly" in up.printed
     assert up.events[-2:] == ["gateway ends", "triton ends"]
@@ -278,7 +286,7 @@ def test_every_program_gets_the_models_and_the_policy_of_the_run(start: Start) -
     folders = ["--model-dir", "/models"]
     assert flags["triton"] == [*folders, "--model", "one", "--model", "two"]
     gateway = up.run_folder() / "gateway.yaml"
-    assert flags["gateway"] == [*folders, "--tier", "one", "--tier", "two", "--config", str(gateway)]
+    assert flags["gateway"] == [*folders, "--config", str(gateway)]
     assert gateway.read_text() == models.gateway_text
     policy = up.run_folder() / "policy.yaml"
     assert flags["edge"] == ["--policy", str(policy)]

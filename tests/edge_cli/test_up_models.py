@@ -13,6 +13,7 @@ import yaml
 
 from cloud_pool.config.loader import Flags
 from cloud_pool.config.loader import load_config as load_gateway_config
+from cloud_pool.config.schema import Config as GatewayConfig
 from edge_node.cli.up.models import choose_models, pair_policy
 from edge_node.cli.up.tour import KNOWLEDGE, TOUR
 from edge_node.config.schema import Config, EngineConfig
@@ -37,6 +38,13 @@ def config(tmp_path: Path) -> Config:
     return Config(engine=EngineConfig(model_dirs=(str(tmp_path),)))
 
 
+def gateway(config: Config, folder: Path) -> GatewayConfig:
+    """The gateway's configuration for the pair."""
+    path = folder / "gateway.yaml"
+    path.write_text(choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text)
+    return load_gateway_config(path, Flags())
+
+
 def test_the_default_policy_s_models_are_started() -> None:
     models = choose_models(Config(), None, None, with_cloud=True)
     assert (models.policy_text, models.cloud, models.questions) == ("", ("assistant-large",), TOUR)
@@ -52,13 +60,11 @@ def test_a_pair_gets_a_policy_and_questions_of_general_knowledge(config: Config,
 
 def test_a_large_model_in_the_cloud_gets_a_patient_gateway(config: Config, tmp_path: Path) -> None:
     """On a CPU a long prompt silences Triton for longer than the default bounds allow."""
-    assert choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text == ""
+    assert gateway(config, tmp_path).load_balancing == GatewayConfig().load_balancing
     manifest = msgspec.json.decode((tmp_path / "large-x" / "manifest.json").read_bytes(), type=Manifest)
     larger = msgspec.structs.replace(manifest, parameters=1_500_000_000)
     (tmp_path / "large-x" / "manifest.json").write_bytes(msgspec.json.encode(larger))
-    text = choose_models(config, "small-x", "large-x", with_cloud=True).gateway_text
-    (tmp_path / "gateway.yaml").write_text(text)
-    assert load_gateway_config(tmp_path / "gateway.yaml", Flags()).load_balancing.hung_after_s > 60
+    assert gateway(config, tmp_path).load_balancing.hung_after_s > 60
 
 
 def test_a_calibrated_pair_gets_its_handoff(config: Config, tmp_path: Path) -> None:
@@ -111,7 +117,20 @@ def test_a_policy_of_the_owner_s_is_followed(config: Config, tmp_path: Path) -> 
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     mine = msgspec.structs.replace(config, policy=str(path))
-    assert choose_models(mine, None, None, with_cloud=True).cloud == ("large-x", "assistant-large")
+    models = choose_models(mine, None, None, with_cloud=True)
+    assert models.cloud == ("large-x", "assistant-large")
+    assert '{"name":"assistant-large","can":["chat","completion"]}' in models.gateway_text
+
+
+def test_a_target_that_embeds_has_a_tier_that_does(config: Config, tmp_path: Path) -> None:
+    """As the policy says of any target of the model."""
+    assert [tier.can for tier in gateway(config, tmp_path).tiers] == [("chat", "completion")]
+    document = yaml.safe_load(pair_policy("small-x", "large-x"))
+    document["targets"]["vectors"] = {"at": "cloud", "model": "large-x", "can": ["embedding"]}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    mine = msgspec.structs.replace(config, policy=str(path))
+    assert '"can":["chat","completion","embedding"]' in choose_models(mine, None, None, with_cloud=True).gateway_text
 
 
 def test_a_name_that_cannot_stand_in_a_policy_is_refused(config: Config) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,26 +15,30 @@ from edge_node.cli.up.tour import TOUR
 
 ROOT = Path(__file__).parents[2]
 TRITON = Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton")) / "triton.json"
+SHARED_MEMORY = Path("/dev/shm")
 
 
-def orphans() -> set[str]:
-    """Return the shared memory of Tritons whose launcher has ended."""
-    names = {path.name for path in Path("/dev/shm").glob("triton_python_backend_shm_region_causeway*")}
-    owners = {name: re.search(r"causeway(\d+)_", name) for name in names}
-    return {name for name, owner in owners.items() if owner is None or not psutil.pid_exists(int(owner[1]))}
+class Run:
+    """`up --once`, run to its end. `shared_memory`: what its Triton had, as seen at each line that was printed."""
 
-
-def up(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "edge_node", "up", "--once", "--port", "0", "--run-dir", str(folder), *flags],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        check=False,
-    )
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.shared_memory: set[Path] = set()
+        self.stdout = ""
+        with subprocess.Popen(
+            [sys.executable, "-m", "edge_node", "up", "--once", "--port", "0", "--run-dir", str(folder), *flags],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                self.stdout += line
+                with suppress(psutil.NoSuchProcess):
+                    for child in psutil.Process(process.pid).children():
+                        self.shared_memory |= set(SHARED_MEMORY.glob(f"*_region_causeway{child.pid}_*"))
+        self.returncode = process.returncode
 
 
 def routes(printed: str) -> list[str]:
@@ -46,7 +50,7 @@ def routes(printed: str) -> list[str]:
 
 def test_a_bad_policy_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("version: 1\nname: kiosk\ntarget: {}\n")
-    process = up(tmp_path / "runs", "--policy", str(tmp_path / "policy.yaml"))
+    process = Run(tmp_path / "runs", "--policy", str(tmp_path / "policy.yaml"))
     assert process.returncode == 2
     assert "policy.yaml:3:1" in process.stdout
     assert "did you mean `targets`?" in process.stdout
@@ -58,21 +62,22 @@ def test_a_bad_policy_is_refused_before_anything_starts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not TRITON.exists(), reason="no Triton environment; `make setup` makes it")
 def test_the_questions_take_every_route(tmp_path: Path) -> None:
-    """Afterwards only logs and state are left: no shared memory, no secret."""
-    before = orphans()
-    process = up(tmp_path)
+    """Afterwards only logs, the gateway's tiers and state are left: no shared memory, no secret."""
+    process = Run(tmp_path)
     assert process.returncode == 0, process.stdout
     assert routes(process.stdout) == ["edge", "cloud", "cache", "cloud", "edge"], process.stdout
     assert "handoff: low_confidence" in process.stdout
     (folder,) = tmp_path.iterdir()
-    assert {path.name for path in folder.iterdir()} == {"triton.log", "gateway.log", "edge.log", "state"}
-    assert orphans() <= before
+    left = {"triton.log", "gateway.log", "gateway.yaml", "edge.log", "state"}
+    assert {path.name for path in folder.iterdir()} == left
+    assert process.shared_memory
+    assert not [region for region in process.shared_memory if region.exists()]
 
 
 @pytest.mark.engine
 @pytest.mark.slow
 def test_without_a_cloud_the_device_answers_every_question(tmp_path: Path) -> None:
-    process = up(tmp_path, "--no-cloud")
+    process = Run(tmp_path, "--no-cloud")
     assert process.returncode == 0, process.stdout
     # The third question repeats the second, whose answer is not degraded and therefore cached.
     assert routes(process.stdout) == ["edge", "edge", "cache", "edge", "edge"]

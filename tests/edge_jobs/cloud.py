@@ -22,6 +22,7 @@ class JobCloud(ScriptedCloud):
         self.effects: Counter[str] = Counter()  # by the text of the question
         self.order: list[str] = []
         self.submissions = 0
+        self.keys: list[str] = []
         self._jobs: dict[str, tuple[str, str]] = {}  # by key: the digest of the body, the question
         self._reserved: socket.socket | None = None
 
@@ -47,18 +48,26 @@ class JobCloud(ScriptedCloud):
     async def _create(self, request: web.Request) -> web.Response:
         body, key = await request.read(), request.headers["Idempotency-Key"]
         digest = hashlib.sha256(request.headers["x-causeway-priority"].encode() + body).hexdigest()
-        text = (await request.json())["messages"][-1]["content"]
+        content = (await request.json())["messages"][-1]["content"]
+        text = content if isinstance(content, str) else "".join(part["text"] for part in content)
         self.submissions += 1
         if key not in self._jobs:
             self._jobs[key] = (digest, text)
             self.effects[text] += 1
             self.order.append(text)
+            self.keys.append(key)
         elif self._jobs[key][0] != digest:
             return web.json_response({"error": {"code": "idempotency_conflict", "message": "x"}}, status=409)
         return web.json_response(self.view(key) | {"result": None}, status=202)  # as the gateway answers
 
     async def _get(self, request: web.Request) -> web.Response:
-        return web.json_response(self.view(request.match_info["key"]))
+        if (key := request.match_info["key"]) not in self._jobs:
+            return web.json_response({"error": {"code": "not_found", "message": "no such job"}}, status=404)
+        return web.json_response(self.view(key))
+
+    def forget(self) -> None:
+        """Lose every job, as with a Redis that a replica without them has replaced."""
+        self._jobs.clear()
 
     def view(self, key: str) -> dict[str, object]:
         state = "queued" if self.waits else self.ends

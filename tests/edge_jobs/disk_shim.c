@@ -1,5 +1,5 @@
 /* Preloaded into a process that commits jobs: numbers the operations on its database file and on its notes, records them
-   for a power cut, kills the process before one of them, or lets the disk be full from one on. */
+   for a power cut, kills the process before one of them or at a commit boundary, or lets the disk be full from one on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -14,12 +14,19 @@
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char folder[4096];
 static long count, kill_at = -1, full_from = -1, full_until = -1;
+static long boundary, kill_boundary = -1; /* each sync has two: before it, and before the operation after it */
+static int synced;
 static int log_fd = -1;
 
 /* Operations on files of `path` count from now on. Numbers below 0: never. */
-void shim_arm(const char *path, long kill, long full, long room, int log) {
+void shim_arm(const char *path, long kill, long at_boundary, long full, long room, int log) {
     snprintf(folder, sizeof folder, "%s", path);
+    boundary = synced = 0, kill_boundary = at_boundary;
     count = 0, kill_at = kill, full_from = full, full_until = room, log_fd = log;
+}
+
+static void pass_boundary(void) {
+    if (boundary++ == kill_boundary) kill(getpid(), SIGKILL);
 }
 
 static void record(char op, const char *name, long offset, const void *data, long size) {
@@ -36,6 +43,9 @@ static int before(char op, const char *path, long offset, const void *data, long
     const char *name = path[length] == '/' ? path + length + 1 : "";
     pthread_mutex_lock(&lock);
     if (count == kill_at) kill(getpid(), SIGKILL);
+    if (synced) pass_boundary();
+    synced = op == 's';
+    if (synced) pass_boundary();
     int room = op != 'w' || !strcmp(name, "notes") || full_from < 0 || count < full_from || count >= full_until;
     count++;
     if (log_fd >= 0) record(op, name, offset, data, size);

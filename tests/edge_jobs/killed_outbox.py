@@ -20,10 +20,11 @@ import msgspec
 
 from edge_node.clock import system_clock
 from edge_node.config.schema import JobsConfig
-from edge_node.jobs.record import EdgeJob
+from edge_node.jobs.record import EdgeJob, JobAnswer
 from edge_node.jobs.store import JobStore
-from edge_node.jobs.tables import Claimed
+from edge_node.jobs.tables.values import Claimed
 from router.errors import CloudFailed, JobStoreUnavailable
+from router.jobs.revisions import LateParts
 from router.jobs.states import JobEvent
 
 T = TypeVar("T")
@@ -32,10 +33,14 @@ WAVES, AT_ONCE = 4, 6
 
 
 class Life(msgspec.Struct, frozen=True):
-    """One run in `folder`. Numbers are of operations: where it is killed, where the disk is full, where it has room."""
+    """One run in `folder`. Numbers are of operations: where it is killed, where the disk is full, where it has room.
+
+    `kill_boundary`: of commits; each fsync has one before it and one after it.
+    """
 
     folder: str
     kill_at: int = -1
+    kill_boundary: int = -1
     full_from: int = -1
     full_until: int = -1
     log: str = ""  # file for the recorded operations
@@ -62,6 +67,11 @@ def new_job(store: JobStore, text: str) -> EdgeJob:
     )
 
 
+def said(text: str) -> bytes:
+    """The request of a job."""
+    return f"<{text} said this>".encode()
+
+
 async def insist(ask: Callable[[], Awaitable[T]]) -> T:
     """Try until the disk has room."""
     while True:
@@ -72,26 +82,39 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
 async def live(life: Life) -> None:
     """Accept jobs in waves, and end them in every way. What fails because the disk is full is tried again."""
     notes = os.open(Path(life.folder) / NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    store = JobStore(Path(life.folder), JobsConfig(), system_clock())
+    store = JobStore(Path(life.folder), JobsConfig(), system_clock(), erase_after_s=0.0)
     store.start()
 
     def note(what: str, text: str) -> None:
         os.write(notes, f"{what} {text}\n".encode())
 
     async def accept(text: str) -> None:
-        await insist(lambda: store.accept(new_job(store, text), text.encode()))
+        await insist(lambda: store.accept(new_job(store, text), said(text)))
         note("accepted", text)
 
+    async def succeed(job: EdgeJob, text: str) -> None:
+        """Every other answer lacks a part, and is revised for it."""
+        answer = JobAnswer(b"answer", "miss", "edge", "d")
+        late = LateParts(("image",), store.time.now() + 500.0) if job.seq % 2 else None
+        await insist(lambda: store.succeed(job, answer, late))
+        note("succeeded", text)
+        if late is not None:
+            answer, job = JobAnswer(b"revised", "miss", "edge", "d"), msgspec.structs.replace(job, late=late)
+            await insist(lambda: store.revise(job, ["image"], answer))
+            note("revised", text)
+
     async def end(claimed: Claimed, number: int) -> None:
-        job, text = claimed.job, claimed.body.decode()
+        job, text = claimed.job, claimed.job.key
+        if number % 4 == 0:
+            await succeed(job, text)
+            return
         ends = (
-            lambda: store.succeed(job, b"answer", cache="miss", route="edge", decision="d"),
             lambda: store.postpone(job, store.time.now() + 500.0, CloudFailed("again"), decision="d"),
             lambda: store.fail(job, JobEvent.FAIL, CloudFailed("no")),
             lambda: store.release(job, until=store.time.now() + 500.0),
         )
-        await insist(ends[number % 4])
-        note(("succeeded", "waiting", "failed", "queued")[number % 4], text)
+        await insist(ends[number % 4 - 1])
+        note(("waiting", "failed", "queued")[number % 4 - 1], text)
 
     await insist(store.open)
     await insist(store.recover)
@@ -110,6 +133,7 @@ def fork(life: Life, shim: ctypes.CDLL) -> Death:
             shim.shim_arm(
                 life.folder.encode(),
                 ctypes.c_long(life.kill_at),
+                ctypes.c_long(life.kill_boundary),
                 ctypes.c_long(life.full_from),
                 ctypes.c_long(life.full_until),
                 log,

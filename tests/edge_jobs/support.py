@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import JobsConfig
+from edge_node.jobs.store import JobStore
 from router.sse import Event, SSEParser
+from tests.waiting import until
 
 from ..edge.box import Answer, Box
 from .cloud import JobCloud
@@ -61,6 +65,27 @@ async def ended(box: Box, job: str) -> dict[str, Any]:
         while (found := await view(box, job))["status"] not in ENDED:  # noqa: ASYNC110 -- what ends it has no event here
             await asyncio.sleep(0.01)
     return found
+
+
+async def opened(
+    folder: Path, config: JobsConfig | None = None, clock: Clock | None = None, *, erase_after_s: float = 0.0
+) -> JobStore:
+    """An outbox whose time counts."""
+    store = JobStore(folder, config or JobsConfig(), clock or system_clock(), erase_after_s=erase_after_s)
+    store.start()
+    await store.open()
+    return store
+
+
+def readable(folder: Path, texts: Sequence[bytes]) -> list[bytes]:
+    """Those of `texts` that are in a file of the folder."""
+    content = b"".join(path.read_bytes() for path in folder.iterdir())
+    return [text for text in texts if text in content]
+
+
+async def erased(folder: Path, texts: Sequence[bytes]) -> None:
+    """Wait until no file of the folder has any of `texts`."""
+    await until(lambda: not readable(folder, texts))
 
 
 def text_of(found: Mapping[str, Any]) -> str:

@@ -1,21 +1,27 @@
-"""The box's own time, and jobs whose clocks jump; a month without a network."""
+"""The box's own time, and jobs whose clocks jump; a month without a network; when a cloud that comes back gets jobs."""
 
 from __future__ import annotations
 
+import random
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from edge_node.clock import Clock
+from edge_node.config.schema import JobsConfig
 from edge_node.jobs.box_time import BoxTime
+from edge_node.jobs.running.cloud_gate import CloudGate
 
 from ..edge.box import running
 from .cloud import JobCloud
-from .support import PROMPT, accepted, away, ended, text_of, view
+from .support import PROMPT, accepted, away, ended, submit, text_of, view
 
 DAY_S = 86400.0
+STEP_S = 0.01
 
 
 class Clocks:
@@ -98,6 +104,40 @@ async def test_after_a_month_offline_the_rest_arrives_once_and_what_expired_is_t
     assert cloud.effects == {f"long-{number}": 1 for number in range(5)}
 
 
+@pytest.mark.slow
+async def test_a_month_offline_with_a_full_outbox_is_told_and_loses_nothing_else(tmp_path: Path) -> None:
+    """What gave way, was refused or expired is told; what expired leaves room; the rest arrives once."""
+    passed_s = 0.0
+    clock = Clock(lambda: time.monotonic() + passed_s, lambda: time.time() + passed_s, "one")
+    small = msgspec.structs.replace(PROMPT, max_jobs=8, bulk_share=0.5)
+    month: dict[str, Any] = {"tags": "cloud", "deadline_ms": int(45 * DAY_S * 1000)}
+    cloud = away()
+    async with running(tmp_path, cloud=cloud, jobs=small, clock=clock, probe_interval_s=0.02) as box:
+        bulk = [await accepted(box, f"bulk-{number}", priority="bulk", **month) for number in range(4)]
+        kept = [await accepted(box, f"kept-{number}", **month) for number in range(6)]
+        short = [await accepted(box, f"short-{number}", tags="cloud") for number in range(2)]
+        refused = await submit(box, "refused", **month)
+        assert (refused.status, refused.code) == (429, "outbox_full")
+        for job in bulk:
+            dropped = await view(box, job)
+            assert (dropped["status"], dropped["error"]["code"]) == ("cancelled", "job_dropped")
+        passed_s = 30 * DAY_S
+        for job in short:
+            expired = await ended(box, job)
+            assert (expired["status"], expired["error"]["code"]) == ("expired", "deadline_exceeded")
+        metrics = (await box.get("/metrics")).body.decode()
+        assert "causeway_edge_jobs_dropped_total 4.0" in metrics
+        assert 'causeway_edge_jobs_ended_total{state="expired"} 2.0' in metrics
+        kept += [await accepted(box, f"later-{number}", **month) for number in range(2)]
+        assert (await submit(box, "refused", **month)).code == "outbox_full"
+    async with running(tmp_path, cloud=cloud, jobs=small, clock=clock, probe_interval_s=0.02) as box:
+        assert {(await view(box, job))["status"] for job in kept} == {"queued"}
+        await cloud.come_back()
+        for job in kept:
+            assert text_of(await ended(box, job)) == "cloud says so"
+    assert cloud.effects == {f"kept-{number}": 1 for number in range(6)} | {"later-0": 1, "later-1": 1}
+
+
 async def test_a_job_does_not_run_before_its_time(tmp_path: Path) -> None:
     passed_s = 0.0
     clock = Clock(lambda: time.monotonic() + passed_s, lambda: time.time() - passed_s, "one")
@@ -107,3 +147,47 @@ async def test_a_job_does_not_run_before_its_time(tmp_path: Path) -> None:
         assert box.engine.calls == []
         passed_s = 3600.0
         assert (await ended(box, job))["status"] == "succeeded"
+
+
+def sent(gate: CloudGate, seconds: float, *, start: float = 100.0, reachable: bool = True) -> list[float]:
+    """Return the times at which a box with a backlog sends, while the cloud is reachable."""
+    times = [start + STEP_S * step for step in range(int(seconds / STEP_S))]
+    return [now for now in times if gate.may_send(now, reachable=reachable, backlog=True)]
+
+
+def test_a_thousand_boxes_do_not_storm_the_cloud_that_comes_back() -> None:
+    config = JobsConfig(jitter_s=30.0, steady_per_s=1.0)
+    first = Counter[int]()
+    for seed in range(1000):
+        gate = CloudGate(config, random.Random(seed))
+        assert not sent(gate, 1.0, start=0.0, reachable=False)
+        first[int(sent(gate, 31.0)[0])] += 1
+    assert sum(first.values()) == 1000
+    assert max(first.values()) < 2 * 1000 / config.jitter_s
+
+
+def test_a_backlog_is_sent_at_three_times_the_steady_rate_at_most() -> None:
+    gate = CloudGate(JobsConfig(jitter_s=0.0, steady_per_s=2.0), random.Random(1))
+    times = sent(gate, 60.0)
+    assert 5.5 < len(times) / 60.0 <= 6.1
+    assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) >= 1.0 / 6.0
+
+
+def test_without_a_backlog_there_is_no_pause_at_first() -> None:
+    gate = CloudGate(JobsConfig(jitter_s=30.0), random.Random(1))
+    assert gate.may_send(100.0, reachable=True, backlog=False)
+
+
+@pytest.mark.parametrize(("asked_s", "least_s", "most_s"), [(None, 2.0, 2.5), (5.0, 5.0, 6.25), (3600.0, 60.0, 75.0)])
+def test_a_cloud_that_asks_for_a_pause_gets_it(asked_s: float | None, least_s: float, most_s: float) -> None:
+    """At most a minute, and each box another one."""
+    pauses = []
+    for seed in range(100):
+        gate = CloudGate(JobsConfig(jitter_s=0.0), random.Random(seed))
+        assert gate.may_send(100.0, reachable=True, backlog=True)
+        gate.pause(100.0, asked_s)
+        pauses.append(gate.wait_s(100.0))
+        assert not gate.may_send(100.0 + least_s - STEP_S, reachable=True, backlog=True)
+        assert gate.may_send(100.0 + most_s, reachable=True, backlog=True)
+    assert least_s <= min(pauses) < least_s + 0.2 * (most_s - least_s)
+    assert max(pauses) > most_s - 0.2 * (most_s - least_s)

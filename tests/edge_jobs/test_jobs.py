@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,9 +11,10 @@ import pytest
 from edge_node.config.schema import JobsConfig
 from edge_node.jobs.intake import JobIntake, JobKey
 from router.types import RoutingHints
+from tests.waiting import until
 
 from ..edge.box import POLICY, Box, running
-from ..edge.scripted import until
+from ..edge.test_server import connected
 from .cloud import JobCloud
 from .support import PROMPT, accepted, all_events, away, delta_of, ended, read_event, request, submit, text_of, view
 
@@ -22,6 +24,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"priority": "urgent"}, "invalid_value"),
     ({"deadline_ms": 5, "not_before_ms": 10}, "invalid_value"),
     ({"not_before_ms": -1}, "invalid_value"),
+    ({"deadline_ms": 0}, "invalid_value"),
+    ({"deadline_ms": -1}, "invalid_value"),
+    ({"revise_within_ms": "soon"}, "invalid_value"),
     ({"not_befor_ms": 1}, "unknown_parameter"),
     ({"model": "nobody"}, "model_not_found"),
     ({"endpoint": "/v1/embeddings"}, "invalid_value"),
@@ -74,6 +79,21 @@ async def test_a_job_waits_for_the_cloud_and_is_done_there_once(tmp_path: Path) 
         assert cloud.effects == {"later": 1}
 
 
+async def test_a_job_that_the_cloud_has_lost_is_sent_again(tmp_path: Path) -> None:
+    """With the same key: whichever of the two the cloud remembers, it is done once."""
+    cloud = JobCloud()
+    cloud.waits = True
+    async with running(tmp_path, cloud=cloud, jobs=PROMPT) as box:
+        job = await accepted(box, "later", tags="cloud")
+        await until(lambda: cloud.submissions == 1)
+        cloud.forget()
+        cloud.waits = False
+        found = await ended(box, job)
+        assert (found["status"], text_of(found)) == ("succeeded", "cloud says so"), found["error"]
+    assert cloud.submissions == 2
+    assert len(set(cloud.keys)) == 1
+
+
 async def test_a_server_without_jobs_gets_a_plain_request_with_the_key(tmp_path: Path) -> None:
     cloud = JobCloud(has_jobs=False)
     async with running(tmp_path, cloud=cloud, jobs=PROMPT, probe_interval_s=0.02) as box:
@@ -106,6 +126,7 @@ async def test_a_key_names_one_job(tmp_path: Path) -> None:
         assert again.headers["Idempotent-Replayed"] == "true"
         other = await submit(box, "something else", key="report-1")
         assert (other.status, other.code) == (409, "idempotency_conflict")
+        assert f"for {first.json['id']}; send those again, or a new key" in other.message
 
 
 async def test_bulk_jobs_give_way_to_others_oldest_first_and_say_so(tmp_path: Path) -> None:
@@ -188,6 +209,8 @@ async def test_bad_submissions_are_refused_with_their_reason(box: Box) -> None:
     for fields, code in REFUSED:
         answer = await submit(box, **fields)
         assert (answer.status in (400, 404), answer.code) == (True, code), fields
+        assert answer.json["error"]["param"] in fields, answer.message
+    assert "Use interactive, standard or bulk." in (await submit(box, priority="high")).message
     assert (await request(box, "POST", "/v1/jobs", [1])).code == "invalid_value"
     assert (await submit(box, key="with spaces")).code == "invalid_value"
     assert (await submit(box, headers={"x-causeway-priority": "urgent"})).code == "invalid_value"
@@ -195,25 +218,36 @@ async def test_bad_submissions_are_refused_with_their_reason(box: Box) -> None:
     assert (await request(box, "GET", "/v1/jobs")).json["data"] == []
 
 
+async def test_a_tag_that_is_no_text_is_accepted_as_in_a_request(box: Box) -> None:
+    body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nx-causeway-tags: edge,\xff\r\n"
+    async with connected(box.app.port) as raw:
+        await raw.send(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
+        status, answer = await raw.answer()
+    assert status == 202, answer
+    assert (await ended(box, json.loads(answer)["id"]))["status"] == "succeeded"
+    assert (await box.get("/readyz")).json["problems"] == []
+
+
 async def test_without_a_job_nothing_is_opened(box: Box) -> None:
     assert (await box.ask()).status == 200
     assert (await request(box, "GET", "/v1/jobs/job_1")).code == "not_found"
     assert (await request(box, "PUT", "/v1/jobs")).headers["Allow"] == "GET, POST"
     assert box.parts.jobs.stats is None
-    assert not await asyncio.to_thread((Path(box.app.config.state_dir) / "jobs-1.sqlite").exists)
+    assert not await asyncio.to_thread((Path(box.app.config.state_dir) / "jobs-2.sqlite").exists)
 
 
 async def test_a_corrupt_outbox_is_set_aside_and_said_and_nothing_else_is_lost(tmp_path: Path) -> None:
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
         await ended(box, await accepted(box))
         decision = (await box.ask()).headers["x-causeway-decision"]
-    path = tmp_path / "state" / "jobs-1.sqlite"
+    path = tmp_path / "state" / "jobs-2.sqlite"
     path.write_bytes(b"nonsense" * 1000)
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
         assert any("was corrupt" in problem for problem in (await box.get("/readyz")).json["problems"])
         assert (await box.get(f"/v1/decisions/{decision}")).status == 200
         assert (await ended(box, await accepted(box)))["status"] == "succeeded"
-    assert path.with_name("jobs-1.sqlite.bad").read_bytes().startswith(b"nonsense")
+    assert path.with_name("jobs-2.sqlite.bad").read_bytes().startswith(b"nonsense")
 
 
 async def test_events_bring_the_answer_while_it_is_made_and_resume(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -13,12 +14,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.clock import system_clock
-from edge_node.config.schema import JobsConfig
-from edge_node.jobs.store import JobStore
+from router.jobs.states import JobState
 
-from .killed_outbox import AT_ONCE, NOTES, WAVES, Death, Life
+from .killed_outbox import AT_ONCE, NOTES, WAVES, Death, Life, said
 from .power_cuts import build, read_log
+from .support import erased, opened
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,27 +67,38 @@ def outboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outboxes]:
 async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
     """Each acknowledged job is there once, in its last acknowledged state or a later one; running ones are taken back.
 
-    A request is there as long as it may run, and a result if and only if the job succeeded.
+    A request is there as long as it may run, and then in no file; a result if and only if the job succeeded.
     """
-    store = JobStore(folder, JobsConfig(), system_clock())
-    store.start()
-    await store.open()
+    store = await opened(folder)
     await store.recover()
     assert store.problems == ()
     jobs = await store.list_owned("me", "", 1000)
     by_text = {job.key: job for job in jobs}
     assert len(by_text) == len(jobs)
     last = {text: what for what, _, text in (note.partition(" ") for note in notes)}
+    revisable = {claimed.job.id for claimed in await store.late()}
     for text, state in last.items():
         found = by_text[text].state.value
+        if state == "revised":
+            assert by_text[text].revision == 1
+            continue
         assert found == state or state in ("accepted", "queued"), (text, state, found)
     assert store.stats.unfinished == sum(not job.has_ended for job in jobs)
     for job in jobs:
         _, result = await store.get(job.id, "me")
-        assert result == (b"answer" if job.state.value == "succeeded" else b"")
-    waiting = {claimed.body.decode() for claimed in await store.claim("edge", 1000)}
-    assert waiting <= by_text.keys()
+        assert result == ((b"answer", b"revised")[job.revision] if job.state.value == "succeeded" else b"")
+        assert (job.id in revisable) == (job.late is not None)
+    assert store.stats.bytes == sum(job.body_bytes + job.result_bytes for job in jobs)
+    claimed = await store.claim("edge", 1000)
+    assert [one.body for one in claimed] == [said(one.job.key) for one in claimed]
+    ended = [said(job.key) for job in jobs if job.has_ended and job.late is None and job.state is not JobState.DEAD]
+    await erased(folder, ended)
     store.close()
+
+
+def notes_of(folder: Path) -> list[str]:
+    notes = folder / NOTES
+    return notes.read_text().splitlines() if notes.exists() else []
 
 
 def recorded(outboxes: Outboxes, folder: Path) -> tuple[int, Path]:
@@ -97,13 +108,24 @@ def recorded(outboxes: Outboxes, folder: Path) -> tuple[int, Path]:
     return len(read_log(log)), log
 
 
-async def test_what_was_acknowledged_survives_a_kill_at_each_operation(outboxes: Outboxes, tmp_path: Path) -> None:
+async def test_what_was_acknowledged_survives_a_kill_at_each_commit_boundary(
+    outboxes: Outboxes, tmp_path: Path
+) -> None:
+    for boundary in itertools.count():
+        folder = tmp_path / str(boundary)
+        death = outboxes.live(Life(str(folder), kill_boundary=boundary))
+        await assert_kept(folder, notes_of(folder))
+        if not death.killed:
+            break
+    assert boundary > 2 * WAVES
+
+
+async def test_what_was_acknowledged_survives_a_kill_between_commits(outboxes: Outboxes, tmp_path: Path) -> None:
     count, _ = recorded(outboxes, tmp_path)
     for at in range(0, count, max(1, count // KILLS)):
         folder = tmp_path / str(at)
         outboxes.live(Life(str(folder), kill_at=at))
-        notes = folder / NOTES
-        await assert_kept(folder, notes.read_text().splitlines() if notes.exists() else [])
+        await assert_kept(folder, notes_of(folder))
 
 
 async def test_what_was_acknowledged_survives_a_power_cut(outboxes: Outboxes, tmp_path: Path) -> None:

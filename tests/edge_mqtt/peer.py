@@ -18,14 +18,16 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_node.config.schema import MqttConfig, MqttTopicConfig
-from edge_node.jobs.tables import OutboxStats
+from edge_node.jobs.tables.values import OutboxStats
 from edge_node.mqtt.bridge import MqttBridge
+from edge_node.mqtt.envelope import Message
 
 from ..edge.box import Box
 from ..mosquitto import PATIENCE_S, Mosquitto
 
 ASK, ANSWERS = "plant/7/ask", "plant/7/answers"
 FILTER, STATE = "plant/+/ask", "causeway/box/state"
+NOW = 1000.0  # unix s
 
 
 def mqtt_config(
@@ -35,6 +37,19 @@ def mqtt_config(
     topics = (MqttTopicConfig(**({"filter": FILTER, "answer_topic": "{topic}/answer", "tags": tags} | (topic or {}))),)
     keys = {"response_topics": ("plant/+/answers",), "client_id": "box", "topics": topics} | keys
     return MqttConfig(**{"url": f"mqtt://127.0.0.1:{port}", **keys})
+
+
+def message(**fields: Any) -> Message:
+    """A message as a box receives it."""
+    given: dict[str, Any] = {
+        "mid": 5,
+        "topic": ASK,
+        "payload": b"{}",
+        "qos": 1,
+        "retain": False,
+        "dup": False,
+    }
+    return Message(**(given | fields))
 
 
 def bridge_of(box: Box) -> MqttBridge:
@@ -99,6 +114,7 @@ class Peer:
         properties: Sequence[tuple[str, str]] = (),
         qos: int = 1,
         retain: bool = False,
+        content_type: str = "",
     ) -> mqtt.MQTTMessageInfo:
         """Publish a request: text becomes a chat body. It is at the broker once the result is published."""
         if isinstance(payload, str):
@@ -108,6 +124,8 @@ class Peer:
             given.ResponseTopic = answers
         if correlation:
             given.CorrelationData = correlation
+        if content_type:
+            given.ContentType = content_type
         if properties:
             given.UserProperty = list(properties)
         return self._client.publish(topic, payload, qos=qos, retain=retain, properties=given)

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.waiting import until
+
 from ..edge.box import Box, running
-from ..edge.scripted import until
 from ..edge_jobs.cloud import JobCloud
 from ..edge_jobs.support import PROMPT
 from ..mosquitto import Mosquitto

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from edge_node.config.schema import JobsConfig
+from edge_node.mqtt.envelope import TEXT
+from tests.waiting import until
 
 from ..edge.box import running
-from ..edge.scripted import CLOUD_WORDS, EDGE_WORDS, until
+from ..edge.scripted import CLOUD_WORDS, EDGE_WORDS
 from ..edge_jobs.cloud import JobCloud
 from ..edge_jobs.support import PROMPT
 from ..mosquitto import Mosquitto
@@ -40,7 +42,7 @@ async def test_a_message_is_a_job_and_its_answer_is_published(mosquitto: Mosquit
 
 
 async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path: Path) -> None:
-    """Without a response topic the answer goes to the topic's own. An event is answered with an event."""
+    """Without a response topic the answer goes to the topic's own. An event is answered with one, in its mode."""
     mosquitto.start()
     topic = {"form": "text", "system": "Be brief.", "priority": "bulk"}
     async with running(tmp_path, mqtt=mqtt_config(mosquitto.port, topic=topic, tags=("edge",))) as box:
@@ -60,8 +62,16 @@ async def test_text_is_asked_and_answered_as_text(mosquitto: Mosquitto, tmp_path
                 "type": "causeway.job.succeeded",
                 "subject": "e-1",
             }
-            call, _ = box.engine.calls
+            question = json.dumps(dict(event) | {"id": "e-2", "data": "Wo?"}).encode()
+            peer.ask(question, answers="", content_type="application/cloudevents+json")
+            answer = await peer.answer()
+            assert answer.content_type == "application/cloudevents+json"
+            found = json.loads(answer.payload)
+            assert (found["data"], found["datacontenttype"], found["subject"]) == (EDGE, TEXT, "e-2")
+            assert (found["specversion"], found["id"]) == ("1.0", answer.properties["x-causeway-job"])
+            call, _, last = box.engine.calls
             assert [message.content for message in call.request.messages] == ["Be brief.", "Wie spät?"]
+            assert last.request.messages[-1].content == "Wo?"
 
 
 @pytest.mark.parametrize("correlation", [b"7", b""])

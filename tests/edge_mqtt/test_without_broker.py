@@ -13,13 +13,13 @@ import pytest
 from edge_node.app import build
 from edge_node.cli.doctor.broker import check_broker
 from edge_node.config.schema import MqttConfig
-from edge_node.mqtt.messages import Message, read_message
+from edge_node.mqtt.messages import read_message
 from edge_node.mqtt.topics import Topics, overlaps
 from router.errors import ConfigError, InvalidRequest
 
 from ..edge.box import config
 from ..ports import free_port
-from .peer import mqtt_config
+from .peer import NOW, message, mqtt_config
 
 _PROGRAM = """
 import sys
@@ -115,24 +115,12 @@ def test_answers_go_where_this_box_may_answer() -> None:
             topics.answer_topic(found, "plant/7/ask", response_topic)
 
 
-def message(**fields: Any) -> Message:
-    given: dict[str, Any] = {
-        "mid": 5,
-        "topic": "plant/7/ask",
-        "payload": b"{}",
-        "qos": 1,
-        "retain": False,
-        "dup": False,
-    }
-    return Message(**(given | fields))
-
-
 def test_what_makes_two_messages_the_same_job() -> None:
     """Correlation data or an event's id; without them the packet's number, if the broker sends it again."""
     (topic,) = mqtt_config(1883).topics
 
     def key(**fields: Any) -> str:
-        return read_message(message(**fields), topic, 1000).key.key
+        return read_message(message(**fields), topic, NOW).key.key
 
     event = {"specversion": "1.0", "source": "/sensor", "id": "1"}
     assert key(correlation=b"7") == key(correlation=b"7", mid=6, dup=True)
@@ -150,15 +138,15 @@ def test_what_makes_two_messages_the_same_job() -> None:
         key(topic="plant/8/ask"),
     ]
     assert len(set(others)) == len(others)
-    is_new = [read_message(message(**one), topic, 1000).is_new for one in ({}, {"dup": True}, {"correlation": b"7"})]
+    is_new = [read_message(message(**one), topic, NOW).is_new for one in ({}, {"dup": True}, {"correlation": b"7"})]
     assert is_new == [True, False, False]
 
 
 def test_the_earliest_end_is_the_deadline() -> None:
     """The topic's, or the message's own expiry."""
     (topic,) = mqtt_config(1883, topic={"deadline_s": 60.0}).topics
-    assert read_message(message(), topic, 1000).deadline_ms == 60_000
-    assert read_message(message(expires_s=7), topic, 1000).deadline_ms == 7_000
+    assert read_message(message(), topic, NOW).deadline_ms == 60_000
+    assert read_message(message(expires_s=7), topic, NOW).deadline_ms == 7_000
     (topic,) = mqtt_config(1883).topics
-    assert read_message(message(), topic, 1000).deadline_ms is None
-    assert read_message(message(expires_s=1 << 32), topic, 1000).deadline_ms == (1 << 32) * 1000
+    assert read_message(message(), topic, NOW).deadline_ms is None
+    assert read_message(message(expires_s=1 << 32), topic, NOW).deadline_ms == (1 << 32) * 1000

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from models.llama_cpp.protocol import Emission, Prompt
 from router.types import Sampling
 
 from .conftest import Rig, chat
+from .tiny_gguf import write_tiny_gguf
 
 MakeRig = Callable[..., Rig]
 LONG = "turn on the light in the kitchen and set the alarm for six " * 6
@@ -146,3 +150,16 @@ def test_shared_cells_are_counted_once(make_rig: MakeRig) -> None:
         rig.answer(job)
     assert prompt < most <= prompt + 4 * 11
     assert rig.engine.stats().kv_used == 0
+
+
+def test_a_prefix_longer_than_the_window_is_shared_whole_or_not_at_all(make_rig: MakeRig, tmp_path: Path) -> None:
+    """What layers with a sliding window have saved is what the next token sees."""
+    path = str(write_tiny_gguf(tmp_path / "window.gguf", architecture="gemma3", window=32))
+    warm, cold = make_rig(model_path=path), make_rig(model_path=path, prefix_cache_bytes=0)
+    fields = {"max_tokens": 24, "ignore_eos": True, "logprobs": 1}
+    warm.run(LONG, max_tokens=1)
+    for prompt, shares in ((LONG + " stop", True), (LONG + " hello", True), (LONG, True), (LONG[:-40], False)):
+        again, expected = warm.run(prompt, **fields), cold.run(prompt, **fields)
+        assert (again.text, again.end.cached_tokens > 0) == (expected.text, shares)
+        expected_logprobs = [one.logprob for one in expected.logprobs]
+        assert [one.logprob for one in again.logprobs] == pytest.approx(expected_logprobs, abs=0.01)

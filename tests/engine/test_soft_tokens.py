@@ -16,6 +16,7 @@ from router.types import Message, Sampling
 
 from .conftest import Answer, Rig
 from .test_prompt_lookup import EveryDraft
+from .tiny_gguf import write_tiny_gguf
 
 MakeRig = Callable[..., Rig]
 MB = 1024 * 1024
@@ -143,6 +144,17 @@ def test_a_stored_system_prompt_ends_before_its_picture(make_rig: MakeRig, write
     again = make_rig(**options).run(Prompt(messages=messages, soft=(soft,)), store_prompt=True)
     assert again.text == first.text
     assert again.end.cached_tokens == 1 + len(write.ids(start))  # with the role
+
+
+def test_soft_tokens_where_positions_have_parts(make_rig: MakeRig, tmp_path: Path) -> None:
+    """llama.cpp reads a vector's position otherwise than a token's there (M-RoPE, as Qwen2-VL)."""
+    path = write_tiny_gguf(tmp_path / "parts.gguf", architecture="qwen2vl")
+    rig = make_rig(model_path=str(path), prefix_cache_bytes=0)
+    write = Writer(rig, embedding_rows(path))
+    fields = {"max_tokens": 30, "ignore_eos": True, "logprobs": 1}
+    assert_same(
+        rig.run(write.soft_prompt(START, WORDS, END), **fields), rig.run(write.hard_prompt(START, WORDS, END), **fields)
+    )
 
 
 def test_vectors_that_the_model_cannot_take_are_refused(rig: Rig, write: Writer, rows: NDArray[np.float32]) -> None:

@@ -73,17 +73,21 @@ def write_tiny_gguf(
     padding: int = 0,
     marks: tuple[str, ...] = (),
     deltas: Mapping[str, NDArray[np.float32]] = {},
+    architecture: str = "llama",
+    window: int = 64,
 ) -> Path:
     """Write the model with float32 weights.
 
     `padding` adds unused tokens to the vocabulary, `marks` control tokens, `deltas` to the weights of those names.
+    `architecture`: llama, qwen2vl (positions with parts) or gemma3 (layers that see a
+    `window` of tokens).
     """
     tokens, merges = vocabulary(words)
     tokens += [f"<unused{i}>" for i in range(padding)]
     tokens += marks
     types = [TokenType.CONTROL if token in (*CONTROL, *marks) else TokenType.NORMAL for token in tokens]
     draw = np.random.default_rng(seed)
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
     writer.add_context_length(context)
     writer.add_embedding_length(width)
@@ -93,6 +97,7 @@ def write_tiny_gguf(
     writer.add_head_count_kv(heads)
     writer.add_rope_dimension_count(width // heads)
     writer.add_layer_norm_rms_eps(1e-5)
+    _write_attention(writer, architecture, width // heads, window)
     writer.add_vocab_size(len(tokens))
     writer.add_file_type(0)
     writer.add_tokenizer_model("gpt2")
@@ -110,8 +115,8 @@ def write_tiny_gguf(
         values = (draw.standard_normal((rows, columns)) * scale).astype(np.float32)
         writer.add_tensor(name, values + deltas[name] if name in deltas else values)
 
-    def ones(name: str) -> None:
-        writer.add_tensor(name, np.ones(width, np.float32))
+    def ones(name: str, count: int = width) -> None:
+        writer.add_tensor(name, np.ones(count, np.float32))
 
     matrix("token_embd.weight", len(tokens), width, 1.0)
     ones("output_norm.weight")
@@ -119,6 +124,11 @@ def write_tiny_gguf(
     for block in range(layers):
         for name in ("attn_norm", "ffn_norm"):
             ones(f"blk.{block}.{name}.weight")
+        if architecture == "gemma3":
+            for name in ("post_attention_norm", "post_ffw_norm"):
+                ones(f"blk.{block}.{name}.weight")
+            for name in ("attn_q_norm", "attn_k_norm"):
+                ones(f"blk.{block}.{name}.weight", width // heads)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             matrix(f"blk.{block}.{name}.weight", width, width, width**-0.5)
         for name in ("ffn_gate", "ffn_up"):
@@ -129,3 +139,11 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _write_attention(writer: GGUFWriter, architecture: str, head_width: int, window: int) -> None:
+    if architecture == "qwen2vl":
+        part = head_width // 8
+        writer.add_rope_dimension_sections([part, part, head_width // 2 - 2 * part, 0])
+    elif architecture == "gemma3":
+        writer.add_sliding_window(window)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fleet.cli.commands import main
+from fleet.cli.commands import SECTIONS, main
 from router.policy.file import policy_schema
 
 POLICIES = Path(__file__).parents[2] / "policies"
@@ -192,6 +192,8 @@ def test_schema_prints_the_shipped_schema() -> None:
 def test_help_names_the_three_commands() -> None:
     output = run("--help").output
     assert all(word in output for word in ("lint", "test", "schema"))
+    assert output.count("...") == 1  # of the usage line: no command is cut short
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(main.commands)
 
 
 # --- route -----------------------------------------------------------------------------------------------------------

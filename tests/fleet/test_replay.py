@@ -68,6 +68,14 @@ def test_private_requests_that_would_leave_are_the_first_line_and_exit_1(folder:
     assert "bound by private-stays" in result.stdout
 
 
+def test_requests_that_lose_their_answer_are_the_second_line(folder: Path) -> None:
+    """They stay on the device, so the exit code is 0; without this line they were one row of a table."""
+    (folder / "away.yaml").write_text(CLOUD.replace("use: [large, small]", "use: [large]"))
+    write(folder / "private.jsonl", records(private=5))
+    result = run(folder / "away.yaml", "--over", folder / "private.jsonl")
+    assert (result.exit_code, result.stdout.splitlines()[1]) == (0, "5 requests that had an answer would get none")
+
+
 def test_json_lists_every_request_that_leaves_with_its_file(folder: Path) -> None:
     write(folder / "box-2.jsonl", records(3, private=1, first=100))
     result = run(folder / "cloud.yaml", "--format", "json", "--over", folder / "box-1.jsonl", folder / "box-2.jsonl")

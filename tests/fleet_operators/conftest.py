@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -20,6 +19,7 @@ from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered, Box
 from tests.fleet_server.postgres import PostgresServer, make_postgres
+from tests.own_task import in_own_task
 
 # Looks come at once, and no verdict ends a stage: operators do.
 PACE = "rollout: {stages: [50, 100], least: 20m, first_look: 500ms}"
@@ -86,7 +86,8 @@ def operated_fleet(path: Path) -> SignedFleet:
 
 @asynccontextmanager
 async def serving(signed: SignedFleet, database: str = "") -> AsyncIterator[Server]:
-    settings = ServeSettings(signed.path, signed.path / "keys", signed.path / "data", database, port=0)
+    folders = (signed.path, signed.path / "keys", signed.path / "data")
+    settings = ServeSettings(*folders, database, port=0, survey_s=1.0)
     async with AsyncExitStack() as stack:
         plane, url = await stack.enter_async_context(running(settings))
         jar = aiohttp.DummyCookieJar()
@@ -101,24 +102,8 @@ def signed(tmp_path: Path) -> SignedFleet:
 
 @pytest.fixture
 async def server(signed: SignedFleet) -> AsyncIterator[Server]:
-    """Its task groups are entered and left in one task, which pytest's set-up and tear-down are not."""
-    started: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-
-    async def host() -> None:
-        try:
-            async with serving(signed) as one:
-                started.set_result(one)
-                await stop.wait()
-        except Exception as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    task = asyncio.create_task(host())
-    yield await started
-    stop.set()
-    await task
+    async with in_own_task(serving(signed)) as one:
+        yield one
 
 
 @pytest.fixture(scope="session")

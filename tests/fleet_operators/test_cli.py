@@ -28,22 +28,36 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     folder = str(process.signed.path)
     asked = process.run("apply", folder, "--cohort", "kiosk", answer="n\n")
     assert asked.exit_code == 1
-    assert "kiosk: serial 1 on 0 boxes" in asked.output
+    assert "kiosk: serial 1 on 0 boxes\n  first bundle: policy, 1 case file, 1 model, 3 settings" in asked.output
     assert "stages: 50 %, 100 %; the first is 0 of 0 boxes" in asked.output
     assert "Begin 1 rollout at retail?" in asked.output
-    assert "kiosk: 0 boxes" in process.done("status")
+    assert re.search(r"^kiosk +0 +0$", process.done("status"), re.MULTILINE)
     begun = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     name = re.search(r"rollout (r-\S+) has begun", begun)
     assert name is not None
-    until(lambda: re.search(" stage,", process.done("status", name[1])))
-    again = process.run("apply", folder, "--cohort", "kiosk", "--yes")
-    assert (again.exit_code, "in state stage: abort it, or wait" in again.output) == (1, True)
-    assert "paused" in process.done("pause", "kiosk", "--reason", "lunch", as_="olga")
+    until(lambda: re.search(" stage 1 of 2,", process.done("status", name[1])))
+    again = process.done("apply", folder, "--cohort", "kiosk", "--yes")
+    assert again == f"kiosk: {name[1]} is under way already (stage 1 of 2)\n"
+    early = process.run("accept", "kiosk")
+    assert (early.exit_code, "takes no accept; it takes: pause, abort" in early.output) == (1, True)
+    paused = process.done("pause", "kiosk", "--reason", "lunch", as_="olga")
+    assert "stage 1 of 2 paused, 50 %: by olga: lunch" in paused
     assert "the role approver" in process.run("accept", "kiosk", as_="olga").output
     assert "stage 2 of 2, 100 %: by april" in process.done("accept", "kiosk")
-    process.done("abort", name[1])
-    until(lambda: re.search(" reverted", process.done("status", "kiosk")))
-    assert "april rollout.abort" in process.done("status", name[1])
+    _signed_anew(process)
+    other = process.run("apply", folder, "--cohort", "kiosk", "--yes")
+    assert (other.exit_code, "of another bundle is under way (stage 2 of 2)" in other.output) == (1, True)
+    assert "note: the cohort has no bundle before it" in process.done("abort", name[1])
+    until(lambda: re.search(" revert", process.done("status", "kiosk")))
+    detail = process.done("status", name[1])
+    assert "april rollout.abort" in detail
+    assert "boxes in the share: none" in detail
+    assert re.search(rf"^{name[1]}  kiosk +[0-9a-f]{{12}} +revert", process.done("status"), re.MULTILINE)
+
+
+def _signed_anew(process: Process) -> None:
+    edit(process.signed.path / "fleet.yaml", "engine.threads: 4", "engine.threads: 3")
+    process.signed.sign("anna", "ben")
 
 
 def test_what_is_not_signed_is_not_applied(process: Process) -> None:
@@ -57,12 +71,18 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
 def test_devices_tokens_and_the_log(process: Process) -> None:
     token = process.done("enroll", "--cohort", "kiosk", "--uses", "2", "--label", "site=7")
     assert token.startswith("cwjoin_")
-    assert process.done("devices") == ""
+    assert process.done("devices") == "no device has joined\n"
+    assert process.done("devices", "--state", "trial") == "no such device\n"
+    assert "no bundles of the newest rollouts begin with 'ab'" in process.run("pin", "box-9", "ab").output
     assert "there is no device box-9" in process.run("hold", "box-9").output
     assert "NAME=VALUE" in process.run("enroll", "--label", "site").output
-    assert "april join_token.new" in process.done("audit")
+    assert re.search(
+        r'^    1  \S+ \S+Z  april join_token.new  cohort=kiosk .* labels=\{"site":"7"\} .*uses=2$',
+        process.done("audit"),
+        re.MULTILINE,
+    )
     verified = process.done("audit", "--verify")
-    head = re.search(r"1 rows, the chain holds; the last hash is (\w+)", verified)
+    head = re.search(r"1 row, the chain holds; the last hash is (\w+)", verified)
     assert head is not None
     process.done("enroll")
     assert "2 rows" in process.done("audit", "--verify", "--head", head[1])
@@ -76,7 +96,7 @@ def test_a_wrong_token_and_a_control_plane_that_is_away(process: Process) -> Non
     result = process.run("status")
     assert (result.exit_code, "does not answer" in result.output) == (1, True)
     process.start()
-    assert "kiosk: 0 boxes" in process.done("status")
+    assert "kiosk" in process.done("status")
 
 
 def test_sigterm_ends_the_process_soon(process: Process) -> None:

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
+from fleet.controller.checks import lint_bundle
+from fleet.controller.loop import Controller
 from fleet.operators.audit_chain import first_fault
 from fleet.rollout.life import RolloutEvent
 from fleet.store.audit import read_audit
+from fleet.store.database import Store, StoreUnavailable
 from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
+from fleet.store.leadership import Still
 from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.rollout import WHOLE
+from tests.fleet.repository.fleets import edit
 from tests.fleet.test_replay import CLOUD, records
 from tests.fleet.test_replay import write as write_records
 
@@ -189,6 +198,17 @@ async def test_pins_and_holds_reach_the_plan(bed: Bed) -> None:
         assert controller.problems == ()
 
 
+@pytest.mark.parametrize(("model", "problems"), [("assistant+night", 0), ("assistant+day", 1)])
+def test_cases_know_the_adapters_of_the_bundle(bed: Bed, model: str, problems: int) -> None:
+    """As the boxes do that would refuse it."""
+    folder = bed.signed.path
+    edit(folder / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
+    edit(folder / "policies" / "cases" / "kiosk.yaml", "expect:", f"request: {{model: {model}}}\n    expect:")
+    edit(folder / "policies" / "cases" / "kiosk.yaml", "route: device, targets: [small]", "targets: [small+night]")
+    bundle = bed.release()
+    assert len(lint_bundle(bed.publisher(), "kiosk", bundle)) == problems
+
+
 @pytest.mark.parametrize("allow", [False, True], ids=["refused", "an approver allows it"])
 async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_any_box(bed: Bed, allow: bool) -> None:
     folder = bed.signed.path
@@ -222,3 +242,39 @@ async def test_a_clock_that_jumps_back_stops_nothing_and_undoes_nothing(bed: Bed
         bed.now -= 3600
         await bed.until(store, controller, "r1", "done")
         assert bed.shares == sorted(bed.shares)
+
+
+async def test_a_database_that_is_away_is_a_problem_until_it_is_back(bed: Bed) -> None:
+    """A full disk can still be read: `status` and the metric say that nothing goes on."""
+    bed.release()
+    async with bed.store() as store:
+        full = FullDisk(store)
+        controller = Controller(cast("Store", full), bed.signed.path, bed.publisher(), lambda: bed.now, interval_s=0.01)
+        running = asyncio.create_task(controller.run())
+        async with asyncio.timeout(60.0):
+            while not controller.problems:  # noqa: ASYNC110 -- the controller has no event for it
+                await asyncio.sleep(0.01)
+            assert controller.problems == ("the controller pauses: database or disk is full",)
+            full.is_full = False
+            while controller.problems:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert controller.leads
+        running.cancel()
+
+
+class FullDisk:
+    """A store whose disk is full."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_full = True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    @asynccontextmanager
+    async def leadership(self) -> AsyncIterator[Still | None]:
+        async with self._store.leadership() as still:
+            if self.is_full:
+                raise StoreUnavailable("database or disk is full")
+            yield still

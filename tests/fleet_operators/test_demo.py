@@ -13,7 +13,7 @@ from fleet.demo.show import ROLLOUTS, Show
 
 pytestmark = pytest.mark.slow
 
-PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="12s", soak="1s")
+PACE = Pace(stages=(100,), first_look="1s", silence="5s", least="6s", most="60s", soak="1s")
 BOX = {"fleet.trial_s": "1s", "fleet.trial_requests": 2, "fleet.trial_max_s": "5s", "fleet.telemetry_s": "1s"}
 
 

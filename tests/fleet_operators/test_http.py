@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -143,21 +145,21 @@ async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) 
     again = await server.ask("POST", "/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle})
     assert (again.status, again.code) == (409, "wrong_state")
     path = f"/v1/rollouts/{made['id']}"
-    while (await server.get(path))["state"] != "stage":
-        pass
+    while (await server.get(path))["state"] != "stage":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
     await server.post(f"{path}/pause", {"reason": "lunch"}, as_="olga")
     detail = await server.get(path)
     assert (detail["state"], detail["reason"]) == ("paused", "by olga: lunch")
     refused = await server.ask("POST", f"{path}/pause", {})
     assert (refused.status, refused.code) == (409, "wrong_state")
-    assert "it takes: abort, accept, resume" in refused.body["error"]["message"]
+    assert "which takes no pause; it takes: resume, accept, abort" in refused.body["error"]["message"]
     await server.post(f"{path}/resume", as_="olga")
     await server.post(f"{path}/pause", as_="olga")
     accepted = await server.post(f"{path}/accept", {"reason": "looks good"}, as_="april")
     assert (accepted["state"], accepted["share"]) == ("stage", 100_000)
     await server.post(f"{path}/abort", as_="olga")
-    while (await server.get(path))["state"] != "reverted":
-        pass
+    while (await server.get(path))["state"] != "reverted":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
     actions = [event["action"] for event in (await server.get(path))["events"]]
     assert actions[:3] == ["rollout.begin", "rollout.replay", "rollout.stage"]
     assert actions[-3:] == ["rollout.abort", "rollout.reverting", "rollout.reverted"]
@@ -182,6 +184,7 @@ async def test_the_openapi_document_has_every_route_of_operators(server: Server)
 
 async def test_the_controllers_metrics(server: Server) -> None:
     """This process leads, and nothing is wrong."""
-    while b"causeway_fleet_controller_leads 1.0" not in (text := (await server.ask("GET", "/metrics", as_="")).body):
-        pass
+    text = b""
+    while b"causeway_fleet_controller_leads 1.0" not in text:
+        text = (await server.ask("GET", "/metrics", as_="")).body
     assert b"causeway_fleet_controller_problems 0.0" in text

@@ -16,6 +16,7 @@ from fleet.repository.template import new_fleet
 from fleet.server.plane import ControlPlane
 from fleet.server.serving import ServeSettings, running
 from fleet.store.enrolment import new_join_token
+from tests.own_task import in_own_task
 
 from .box import Box
 from .postgres import PostgresServer, make_postgres
@@ -95,8 +96,11 @@ class Plane:
 
 
 @asynccontextmanager
-async def serving(folder: Path, database: str) -> AsyncIterator[Plane]:
-    settings = ServeSettings(folder, folder / "keys", folder / "data", database, port=0)
+async def serving(folder: Path, database: str, **more: float) -> AsyncIterator[Plane]:
+    """Run one. `more`: of its settings."""
+    settings = msgspec.structs.replace(
+        ServeSettings(folder, folder / "keys", folder / "data", database, port=0), **more
+    )
     async with AsyncExitStack() as stack:
         plane, url = await stack.enter_async_context(running(settings))
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -105,21 +109,5 @@ async def serving(folder: Path, database: str) -> AsyncIterator[Plane]:
 
 @pytest.fixture
 async def plane(fleet_folder: Path, database: str) -> AsyncIterator[Plane]:
-    """Its task groups are entered and left in one task, which pytest's set-up and tear-down are not."""
-    started: asyncio.Future[Plane] = asyncio.get_running_loop().create_future()
-    stop = asyncio.Event()
-
-    async def host() -> None:
-        try:
-            async with serving(fleet_folder, database) as one:
-                started.set_result(one)
-                await stop.wait()
-        except Exception as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    task = asyncio.create_task(host())
-    yield await started
-    stop.set()
-    await task
+    async with in_own_task(serving(fleet_folder, database)) as one:
+        yield one

@@ -14,7 +14,7 @@ from fleet.store.generations import advance
 from router.errors import ConfigError
 
 from .conftest import Plane, serving
-from .postgres import make_postgres
+from .postgres import PostgresServer
 
 pytestmark = pytest.mark.slow
 
@@ -27,58 +27,48 @@ async def recovered(plane: Plane) -> None:
 
 
 @pytest.mark.postgres
-async def test_postgres_is_away_and_returns(fleet_folder: Path) -> None:
+async def test_postgres_is_away_and_returns(fleet_folder: Path, postgres_server: PostgresServer) -> None:
     """Crashed: each kind of request says so and works again later; a poll that was parked is answered after it."""
-    server = make_postgres()
-    try:
-        async with serving(fleet_folder, server.database()) as plane:
-            box = await plane.enrolled()
-            etag = (await box.wake()).headers["etag"]
-            waiting = asyncio.create_task(box.wake(etag, wait_s=300))
-            await plane.parked(1)
-            with server.away():
-                for answer in (await box.report(), await box.ask_token(), await box.wake(), await box.enrol("x")):
-                    assert (answer.status, answer.code) == (503, "database_unavailable")
-                    assert int(answer.headers["retry-after"]) >= 1
-                assert (await box.send("GET", "/readyz")).status == 503
-                assert (await box.send("GET", "/healthz")).status == 200
-                assert plane.plane.wakes.polls.parked == 1
-            await recovered(plane)
-            assert (await box.report()).status == 200
-            async with plane.plane.store.write() as connection:
-                await advance(connection, "everyone")
-            assert (await waiting).status == 200
-    finally:
-        server.stop()
-        server.remove()
+    async with serving(fleet_folder, postgres_server.database()) as plane:
+        box = await plane.enrolled()
+        etag = (await box.wake()).headers["etag"]
+        waiting = asyncio.create_task(box.wake(etag, wait_s=300))
+        await plane.parked(1)
+        with postgres_server.away():
+            for answer in (await box.report(), await box.ask_token(), await box.wake(), await box.enrol("x")):
+                assert (answer.status, answer.code) == (503, "database_unavailable")
+                assert int(answer.headers["retry-after"]) >= 1
+            assert (await box.send("GET", "/readyz")).status == 503
+            assert (await box.send("GET", "/healthz")).status == 200
+            assert plane.plane.wakes.polls.parked == 1
+        await recovered(plane)
+        assert (await box.report()).status == 200
+        async with plane.plane.store.write() as connection:
+            await advance(connection, "everyone")
+        assert (await waiting).status == 200
 
 
 @pytest.mark.postgres
-async def test_postgres_hangs_and_returns(fleet_folder: Path) -> None:
+async def test_postgres_hangs_and_returns(fleet_folder: Path, postgres_server: PostgresServer) -> None:
     """It accepts connections and answers nothing: requests end with 503, the controller pauses, polls stay parked."""
-    server = make_postgres()
-    try:
-        async with asyncio.timeout(120), serving(fleet_folder, server.database()) as plane:
-            box = await plane.enrolled()
-            waiting = asyncio.create_task(box.wake((await box.wake()).headers["etag"], wait_s=300))
-            await plane.parked(1)
-            await leading(plane, 1)
-            with server.hanging():
-                ready = box.send("GET", "/readyz")
-                asked = await asyncio.gather(ready, box.report(), box.ask_token(), box.wake(), box.enrol("x"))
-                assert {(answer.status, answer.code) for answer in asked} == {(503, "database_unavailable")}
-                assert (await box.send("GET", "/healthz")).status == 200
-                await leading(plane, 0)
-                assert plane.plane.wakes.polls.parked == 1
-            await recovered(plane)
-            await leading(plane, 1)
-            assert (await box.report()).status == 200
-            async with plane.plane.store.write() as connection:
-                await advance(connection, "everyone")
-            assert (await waiting).status == 200
-    finally:
-        server.stop()
-        server.remove()
+    async with asyncio.timeout(120), serving(fleet_folder, postgres_server.database(), statement_s=4.0) as plane:
+        box = await plane.enrolled()
+        waiting = asyncio.create_task(box.wake((await box.wake()).headers["etag"], wait_s=300))
+        await plane.parked(1)
+        await leading(plane, 1)
+        with postgres_server.hanging():
+            ready = box.send("GET", "/readyz")
+            asked = await asyncio.gather(ready, box.report(), box.ask_token(), box.wake(), box.enrol("x"))
+            assert {(answer.status, answer.code) for answer in asked} == {(503, "database_unavailable")}
+            assert (await box.send("GET", "/healthz")).status == 200
+            await leading(plane, 0)
+            assert plane.plane.wakes.polls.parked == 1
+        await recovered(plane)
+        await leading(plane, 1)
+        assert (await box.report()).status == 200
+        async with plane.plane.store.write() as connection:
+            await advance(connection, "everyone")
+        assert (await waiting).status == 200
 
 
 async def leading(plane: Plane, processes: int) -> None:
@@ -91,7 +81,7 @@ async def leading(plane: Plane, processes: int) -> None:
 async def test_sqlite_is_locked_by_another_program(fleet_folder: Path, tmp_path: Path) -> None:
     """Such as a backup that takes too long."""
     file = tmp_path / "fleet.db"
-    async with serving(fleet_folder, f"sqlite:///{file}") as plane:
+    async with serving(fleet_folder, f"sqlite:///{file}", statement_s=1.0) as plane:
         box = await plane.enrolled()
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")

@@ -9,6 +9,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from edge_node.agent.boot import JOURNAL
+from edge_node.agent.disk import Disk
+from edge_node.agent.journal import Journal, JournalRow, quarantine
 from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
 from edge_node.agent.link.record import LINK_FILE, LinkRecord
 from edge_node.agent.link.reporter import AgentReport
@@ -60,10 +63,20 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
     assert code == 1
     for word in ("kiosk-1", "stores", BUNDLE, "errors_rose", "e" * 64, "two boxes report"):
         assert word in output
+    refused = quarantine({}, "e" * 64, "errors_rose: 8 of 8 requests failed")
+    Journal(folder / JOURNAL, Disk()).append(JournalRow(quarantined=refused))
+    _, output = run("status", "--state-dir", str(tmp_path))
+    assert f"bundle {'e' * 64} is not tried again: errors_rose: 8 of 8 requests failed" in output
     code, output = run("status", "--json", "--state-dir", str(tmp_path))
     document = json.loads(output)
     assert (document["device"], document["link"]["cloned"]) == ("kiosk-1", True)
     assert "root" not in document
+
+
+def test_leaving_names_the_device_to_revoke(tmp_path: Path) -> None:
+    in_a_fleet(tmp_path)
+    code, output = run("leave", "--state-dir", str(tmp_path))
+    assert (code, output) == (0, "left; an operator revokes it at the control plane: causeway-fleet revoke kiosk-1\n")
 
 
 def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> None:

@@ -169,8 +169,9 @@ def test_a_file_that_is_no_medium_is_said(publisher: Publisher, tmp_path: Path, 
     publisher.release()
     (tmp_path / "stick").write_bytes(content)
     box = TestBox(tmp_path / "state", publisher)
-    with pytest.raises(ImportFailed):
+    with pytest.raises(ImportFailed) as failed:
         take(box, tmp_path / "stick")
+    assert len(str(failed.value).splitlines()) == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(ImportFailed, match=r"timestamp\.json"):
         take(box, tmp_path / "empty")

@@ -78,7 +78,7 @@ async def prints_and_hangs(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, N
 
 
 async def main(url: str, prefix: str, when: str) -> None:
-    config = JobsConfig(redis=url, key_prefix=prefix)
+    config = JobsConfig(redis=url, key_prefix=prefix, lease_s=4.0)
     database = JobStores.open(config).database
     store = PrintingStore(database, config, clock=lambda: NOW)
     runner = Books(url, usd_per_day=10.0).runner(answers if when == "after" else prints_and_hangs)

@@ -13,7 +13,8 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.replies import ExpiredJob
-from cloud_pool.jobs.worker.runner import JobRun, JobRunner
+from cloud_pool.jobs.worker.revisions import read_nothing
+from cloud_pool.jobs.worker.runner import JobRun, JobRunner, ReadLate
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk, Usage
 
@@ -62,9 +63,18 @@ class ScriptedRunner:
 class RunningWorker:
     """A worker at work for a `with` block; leaving it drains the worker."""
 
-    def __init__(self, store: JobStore, runner: JobRunner, config: JobsConfig, slots: int = 4) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        runner: JobRunner,
+        config: JobsConfig,
+        slots: int = 4,
+        *,
+        read_late: ReadLate = read_nothing,
+    ) -> None:
         self.registry = CollectorRegistry()
-        self.worker = Worker(store, runner, {"large": slots}, config, JobMetrics(self.registry), rng=lambda: 0.5)
+        metrics = JobMetrics(self.registry)
+        self.worker = Worker(store, runner, {"large": slots}, config, metrics, read_late=read_late, rng=lambda: 0.5)
         self.stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 
@@ -76,6 +86,9 @@ class RunningWorker:
     async def __aexit__(self, *fault: object) -> None:
         self.stop.set()
         await self._tasks.__aexit__(None, None, None)
+
+    def revisions(self, outcome: str) -> float:
+        return self.registry.get_sample_value("causeway_jobs_revisions_total", {"outcome": outcome}) or 0.0
 
     def count(self, outcome: str) -> float:
         labels = {"tier": "large", "outcome": outcome}

@@ -23,7 +23,9 @@ from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from router.openai import parse_chat
 from router.sse import Event, SSEParser
+from router.types import RoutingHints
 
 from .conftest import Clock
 from .gateway import identify, serving
@@ -202,6 +204,9 @@ async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession
         ({"priority": "urgent"}, {}, 400, "priority"),
         ({"deadline_ms": 0}, {}, 400, "deadline_ms"),
         ({"deadline_ms": "soon"}, {}, 400, "deadline_ms"),
+        ({"not_before_ms": -1}, {}, 400, "not_before_ms"),
+        ({"not_before_ms": 5000, "deadline_ms": 5000}, {}, 400, "not_before_ms"),
+        ({"not_before_ms": 10**18}, {}, 400, "not_before_ms"),
         ({"webhook": "http://example.com"}, {}, 400, "webhook"),
         ({"webhook": "https://127.0.0.1/"}, {}, 400, "webhook"),
         ({"endpoint": "/v1/embeddings"}, {}, 400, "endpoint"),
@@ -281,6 +286,16 @@ async def test_a_job_with_a_part_that_no_tier_takes_is_refused_at_once(http: aio
     assert (status, body["error"]["code"], body["error"]["param"]) == (  # type: ignore[index]
         400, "unsupported_feature", "messages[0].content[0]",
     )  # fmt: skip
+
+
+def test_a_job_may_have_parts_that_a_tier_reads_and_they_are_no_tokens() -> None:
+    pictures = Tier(TierConfig(name="pictures", can=("image",)), ChatFormat(""))
+    parser = SubmissionParser(JobsConfig(), {"big": TIER, "pictures": pictures})
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 40_000}}
+    body = msgspec.json.encode(CHAT | {"max_tokens": 5, "messages": [{"role": "user", "content": [image]}]})
+    request = parse_chat(body, RoutingHints())
+    parser.check_parts(request)
+    assert parser.tokens(request, body) < 100
 
 
 async def test_a_job_uses_the_models_and_content_of_its_token_only(http: aiohttp.ClientSession) -> None:

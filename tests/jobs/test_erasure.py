@@ -93,7 +93,9 @@ async def test_nothing_of_an_erased_tenant_is_left(
     ids = await fill(stores, new_job, SECRET)
     await fill(stores, new_job, "rival")
     usage, cached = f"causeway:tenant:{{{SECRET}}}:usage:2026-11-21", f"{config.key_prefix}-cache:{{0f}}:entry"
+    bucket = f"causeway:tenant:{{{SECRET}/submissions}}:requests"
     await client.hset(usage, "large|job|requests", "1")
+    await client.hset(bucket, "level", "1")
     await client.hset(cached, "value", b"x")
     before, erasure = await contents(stores.database), Erasure(stores.database, every_kind(stores, client))
     counts = await erasure.count(ACME)
@@ -103,11 +105,12 @@ async def test_nothing_of_an_erased_tenant_is_left(
     left = {name: count for name, count in counts.items() if count and not _is_followed(name)}
     assert {name: count for name, count in receipt.erased.items() if name != "queue_marks"} == left
     assert receipt.erased["jobs"] == 5
-    assert receipt.erased["batches"] == receipt.erased["files"] == receipt.erased["usage"] == 1
+    assert receipt.erased["batches"] == receipt.erased["files"] == 1
+    assert receipt.erased["usage"] == 2
     assert receipt.erased["webhook_deliveries"] == 2
     assert not receipt.resumed
     assert of(await contents(stores.database), SECRET) == {}
-    assert not await client.exists(usage, cached)
+    assert not await client.exists(usage, bucket, cached)
     mine = set(of(before, "rival")) - {f"{config.key_prefix}:dead"}
     assert mine == set(of(after, "rival")) - {f"{config.key_prefix}:dead"}
     assert [letter.owner for letter in await stores.jobs.dead_letters()] == ["rival/1"]
@@ -226,6 +229,7 @@ def test_the_command_counts_asks_erases_and_signs(
         ([*command, "--dry-run"], "", 0, "1\tjobs"),
         (command, "", 2, "name the key that signs"),
         (signed, "n\n", 1, f"Erase tenant {SECRET} for good?"),
+        ([*signed, "--yes", "--receipt", str(tmp_path / "absent" / "r")], "", 2, "No such file or directory"),
         ([*signed, "--yes"], "", 0, "1\tjobs"),
         ([*command, "--dry-run"], "", 0, "0\tjobs"),
         (["--verify", str(receipt), "--keys", str(tmp_path / "keys.json")], "", 0, f"valid: tenant {SECRET}"),

@@ -188,6 +188,28 @@ async def test_the_deadline_of_an_off_peak_job_leaves_time_for_it(http: aiohttp.
     assert (status, "window" in str(refused)) == (400, True)
 
 
+async def test_a_job_is_queued_at_its_not_before(
+    http: aiohttp.ClientSession, nightly: JobStores, night: JobsConfig, clock: Clock
+) -> None:
+    """Off-peak hours count as well. Without a deadline of its own it has the default one from then on."""
+    status, job = await submit(http, not_before_ms=HOUR_MS)
+    hour, start = 3600, int(clock.now)
+    assert (status, job["status"], job["not_before_at"]) == (202, "waiting", start + hour)
+    assert job["deadline_at"] == start + 25 * hour
+    late = (await submit(http, not_before_ms=HOUR_MS, window="off_peak"))[1]
+    assert late["deadline_at"] == start + (10 + 24) * hour
+    runner, store = ScriptedRunner(), nightly.jobs
+    async with RunningWorker(store, runner, night):
+        at_once = (await submit(http))[1]
+        await until(lambda: _is(store, str(at_once["id"]), JobState.SUCCEEDED))
+        assert await _is(store, str(job["id"]), JobState.WAITING)
+        clock.now += float(hour)
+        await until(lambda: _is(store, str(job["id"]), JobState.SUCCEEDED))
+        clock.now = unix_ms("2027-05-01T22:00+02:00") / 1000.0
+        await until(lambda: _is(store, str(late["id"]), JobState.SUCCEEDED))
+    assert [run.price_share for run in runner.runs] == [1.0, 1.0, 0.25]
+
+
 async def test_without_off_peak_hours_nothing_may_ask_for_them(config: JobsConfig, clock: Clock) -> None:
     gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as session:

@@ -20,9 +20,10 @@ from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
-from router.errors import ConfigError
-from tests.cloud.conftest import Command, until
+from router.errors import ConfigError, JobStoreUnavailable
+from tests.cloud.conftest import Command
 from tests.ports import free_port
+from tests.waiting import until
 
 from .redis_server import RedisServer
 from .scripted_worker import ScriptedRunner, answers
@@ -76,6 +77,42 @@ async def test_jitter_at_most_halves_a_delay(stopped_redis: RedisServer) -> None
     await DurabilityCheck(database, "require", sleep=sleep, rng=lambda: 0.999).wait()
     await database.close()
     assert pauses == [pytest.approx(0.5, rel=0.01)]
+
+
+async def test_a_redis_that_hangs_or_is_lost_is_noticed(stopped_redis: RedisServer) -> None:
+    """A check that was passed does not count any more once a later one fails."""
+    database, hung = RedisClient(stopped_redis.url, "p", SCRIPTS), RedisClient(stopped_redis.url, "p", SCRIPTS)
+    check = DurabilityCheck(database, "require")
+    stopped_redis.start()
+    await check.wait()
+    stopped_redis.pause()
+    with pytest.raises(JobStoreUnavailable, match=r"does not answer in 0\.05 s"):
+        await DurabilityCheck(hung, "require", timeout_s=0.05).ensure()
+    stopped_redis.kill()
+    await check.ensure()
+    for again in (True, False):
+        with pytest.raises(JobStoreUnavailable, match="does not answer"):
+            await check.ensure(again=again)
+    stopped_redis.socket.unlink()
+    stopped_redis.start()
+    await check.ensure()
+    for client in (database, hung):
+        await client.close()
+
+
+async def test_a_refusal_of_redis_says_why(stopped_redis: RedisServer) -> None:
+    """Never with Redis's own words, which may quote a prompt."""
+    stopped_redis.start()
+    database = RedisClient(stopped_redis.url, "p", SCRIPTS)
+    with pytest.raises(JobStoreUnavailable, match=r"refuses: a command failed$"):
+        await database.command("HGET", "a prompt")
+    await database.command("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(JobStoreUnavailable, match=r"refuses: its memory is full \(maxmemory\)$"):
+        await database.command("SET", "key", "a prompt")
+    await database.command("ACL", "SETUSER", "default", "-get")
+    with pytest.raises(JobStoreUnavailable, match=r"refuses: its user may not do this \(ACL\)$"):
+        await database.command("GET", "key")
+    await database.close()
 
 
 async def test_a_waiting_worker_stops_at_once() -> None:

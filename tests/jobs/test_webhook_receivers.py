@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 import anyio
 import msgspec
 import pytest
-import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
@@ -26,26 +25,15 @@ from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
 from cloud_pool.jobs.webhooks.delivery import WebhookSender
 from cloud_pool.jobs.webhooks.outbox import BREAKER_FAILURES, BREAKER_PAUSE_S
 
-from .conftest import Clock, until
+from .conftest import until
 from .test_crashes import ROOT
-from .test_webhooks import LOOPBACK, MakeJob, WebhookBed, url
+from .test_webhooks import LOOPBACK, WebhookBed, url
+from .test_webhooks import bed as bed  # a fixture
+from .test_webhooks import receiver as receiver  # a fixture
 from .webhook_receiver import Receiver, receiving
 
 PATIENT = msgspec.structs.replace(LOOPBACK, timeout_s=600.0)
 DELIVERIES = 120  # to each receiver; more than a worker has slots
-
-
-@pytest_asyncio.fixture
-async def bed(store: JobStore, database: RedisClient, clock: Clock, new_job: MakeJob) -> AsyncIterator[WebhookBed]:
-    bed = WebhookBed(store, database, clock, new_job)
-    yield bed
-    await bed.close()
-
-
-@pytest_asyncio.fixture
-async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as found:
-        yield found
 
 
 @pytest.fixture

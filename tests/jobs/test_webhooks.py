@@ -22,7 +22,7 @@ from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, WebhookSender
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
-from cloud_pool.streams.cloud_event import event_format, parse_event
+from router.jobs.cloud_event import event_format, parse_event
 
 from .conftest import Clock
 from .webhook_receiver import Receiver, receiving
@@ -109,7 +109,8 @@ async def test_a_delivery_is_signed(bed: WebhookBed, receiver: Receiver) -> None
     ((headers, body),) = receiver.arrived
     (secret,) = await bed.outbox.signing_secrets("kiosk")
     payload = Webhook(secret).verify(body, headers)
-    assert (payload["type"], payload["data"]) == ("job.succeeded", {"id": job, "status": "succeeded", "object": "job"})
+    data = {"id": job, "status": "succeeded", "object": "job", "revision": 0}
+    assert (payload["type"], payload["data"]) == ("job.succeeded", data)
     assert await bed.status(job) == "delivered"
     assert await sender.deliver_due() == 0
 
@@ -126,7 +127,7 @@ async def test_a_delivery_may_be_a_cloud_event(bed: WebhookBed, receiver: Receiv
         document = json.loads(body)
         data = document.get("data", document)
         owner, kind = jobs[data["id"]], headers["content-type"]
-        assert data == {"id": data["id"], "status": "succeeded", "object": "job"}
+        assert data == {"id": data["id"], "status": "succeeded", "object": "job", "revision": 0}
         (secret,) = await bed.outbox.signing_secrets(owner)
         Webhook(secret).verify(body, {name: headers[name] for name in SIGNATURE})
         event = (

@@ -34,6 +34,22 @@ def tone(
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(seconds * rate)) / rate)
 
 
+def vowels(seconds: float, rate: int = 24_000) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Syllables of a voice: harmonics of a pitch of 120 Hz, with formants that move, four times a second."""
+    at = np.arange(round(seconds * rate)) / rate
+    pitch = 120.0 + 15.0 * np.sin(2 * np.pi * 3.0 * at)
+    phase = 2 * np.pi * np.cumsum(pitch) / rate
+    mouth = 0.5 + 0.5 * np.sin(2 * np.pi * 1.7 * at)  # from i to a
+    formants = ((1.0, 300 + 400 * mouth, 80.0), (0.6, 2200 - 1000 * mouth, 110.0), (0.3, 2600 + 0 * mouth, 160.0))
+    voice = np.zeros_like(at)
+    for number in range(1, 40):
+        gain = sum(loud / (1 + ((number * pitch - hertz) / width) ** 2) for loud, hertz, width in formants)
+        voice += gain * np.sin(number * phase) / number**0.3
+    voice *= 0.3 + 0.7 * np.clip(np.sin(2 * np.pi * 4 * at) + 0.5, 0, 1)
+    spoken: np.ndarray[tuple[int], np.dtype[np.float64]] = 0.5 * voice / np.abs(voice).max()
+    return spoken
+
+
 def header(
     *, size: int = 2**32 - 1, rate: int = 16_000, channels: int = 1, bits: int = 16, code: int = 1, data: bytes = b""
 ) -> bytes:

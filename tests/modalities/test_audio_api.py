@@ -16,20 +16,20 @@ import openai
 import psutil
 import pytest
 
-from edge_node.config.schema import ServerConfig
+from edge_node.config.schema import ModalitiesConfig, ServerConfig
 from edge_node.modalities.boxed import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from models.modalities.process.messages import WorkerSpec
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
 from router.types import DecisionRecord, Modality
+from tests.waiting import until
 
 from ..edge.box import POLICY, Answer, Box, running
-from ..edge.scripted import until
 from ..jumping_loop import JumpingLoop, run_jumping
 from .files import HOSTILE_SOUNDS
 from .test_decoding import WAIT_S
-from .test_fusion import COMMAND, PATIENT, SILENCE, SPEECH, encoder
+from .test_fusion import COMMAND, PATIENT, SILENCE, SPEECH, ask, encoder, sound, text
 from .worker_processes import worker_processes
 
 pytestmark = pytest.mark.slow
@@ -188,6 +188,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (no_file, 400, "`file` is missing"),
         (form(model="whisper-9"), 404, "available: auto, speech"),
         (form(language="EN; rm"), 400, "`language`"),
+        (form(language="xx"), 400, "`language`: 'xx' is not known here"),
         (form(temperature="2"), 400, "`temperature`"),
         (form(temperature="nan"), 400, "`temperature`"),
         (form(prompt="x" * 2000), 400, "`prompt`"),
@@ -219,6 +220,18 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         box.assert_nothing_leaks()
 
 
+async def test_a_configured_language_that_the_encoder_does_not_know_is_not_blamed_on_the_sound(tmp_path: Path) -> None:
+    encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND)}
+    config = ModalitiesConfig(audio_timeout_s=WAIT_S, language="xx")
+    async with running(tmp_path, encoders=encoders, parts=config) as box:
+        unread = await send(box, "transcriptions", form())
+        assert (unread.status, unread.code) == (503, "encoder_failed")
+        assert "the configured language: 'xx' is not known here" in unread.message
+        degraded = await ask(box, text("hello"), sound())
+        assert (degraded.status, degraded.headers["x-causeway-modalities"]) == (200, "audio=failed")
+        assert (await send(box, "transcriptions", form(language="en"))).status == 200
+
+
 async def test_what_is_not_installed_is_named_with_how_to_install_it(tmp_path: Path) -> None:
     async with running(tmp_path) as box:
         deaf = await send(box, "transcriptions", form())
@@ -243,8 +256,8 @@ async def test_a_child_that_dies_is_an_error_and_a_record(tmp_path: Path) -> Non
 async def test_a_client_that_leaves_gives_its_permit_back(tmp_path: Path) -> None:
     async with talking(tmp_path, fault="hang") as box:
         asking = asyncio.create_task(send(box, "transcriptions", form()))
-        graph = box.parts.encoders
-        await until(lambda: graph is not None and graph.running, WAIT_S)
+        encoders = box.parts.encoders
+        await until(lambda: encoders is not None and encoders.graph.running, WAIT_S)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -288,10 +301,10 @@ async def test_what_is_wrong_with_a_text_to_speak_is_named(tmp_path: Path, voice
         ({"voice": "en-uk"}, 400, "did you mean `en-us`"),
         ({"voice": "-f/etc/passwd"}, 400, "`voice`"),
         ({"voice": {"id": "x"}}, 400, "`voice`"),
-        ({"input": ""}, 400, "`input`"),
-        ({"input": "x" * 5000}, 400, "`input`"),
+        ({"input": ""}, 400, "got 0. Send a text of 1 to 4096 characters."),
+        ({"input": "x" * 5000}, 400, "got 5000. Send a text of 1 to 4096 characters."),
         ({"response_format": "mp3"}, 400, "`wav` or `pcm`"),
-        ({"speed": 9}, 400, "`speed`"),
+        ({"speed": 9}, 400, "Send a number from 0.25 to 4."),
         ({"instructions": "whisper"}, 400, "`instructions`"),
         ({"stream_format": "sse"}, 400, "`stream_format`"),
         ({"pitch": 1}, 400, "`pitch` is not a known field"),

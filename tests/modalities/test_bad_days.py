@@ -1,22 +1,26 @@
-"""Bad days of sound on a whole daemon: odd and hostile files, little memory, and an encoder that is killed."""
+"""Bad days of sound and pictures on a whole daemon: odd and hostile files, little memory, dead and hung processes."""
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edge_node.clock import Clock
 from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
+from router.types import Modality
+from tests.waiting import until
 
-from ..edge.box import POLICY, running
-from ..edge.scripted import until
-from .files import HOSTILE_SOUNDS, header, tone, wav
-from .test_decoding import WAIT_S
-from .test_fusion import COMMAND, PATIENT, SILENCE, ask, encoder, prompt, sound, text
+from ..edge.box import POLICY, Box, running
+from ..jumping_loop import JumpingLoop, run_jumping
+from .files import HOSTILE_PICTURES, HOSTILE_SOUNDS, header, png, tone, wav
+from .test_decoding import WAIT_S, needs_pillow
+from .test_fusion import BOTH, COMMAND, PATIENT, SILENCE, ask, encoder, picture, prompt, sound, text
 from .worker_processes import worker_processes
 
 pytestmark = pytest.mark.slow
@@ -60,6 +64,19 @@ async def test_ten_sounds_at_once_with_little_memory_are_each_answered_or_refuse
         box.assert_nothing_leaks()
 
 
+@needs_pillow
+async def test_ten_pictures_at_once_with_little_memory_are_each_answered_or_refused(tmp_path: Path) -> None:
+    little = ModalitiesConfig(decoder_memory_bytes=128 * 1024 * 1024, image_timeout_s=WAIT_S, max_pixels=1_000_000_000)
+    large = HOSTILE_PICTURES["100 megapixels of nothing"]  # 300 MB as pixels
+    async with running(tmp_path, policy=ROOMY, encoders=BOTH, parts=little) as box:
+        pictures = [large if at % 2 else png(32 + at, 16) for at in range(10)]
+        answers = await asyncio.gather(*(ask(box, text("hello"), picture(data)) for data in pictures))
+        assert collections.Counter(answer.status for answer in answers) == {200: 5, 400: 5}
+        assert {"more memory" in answer.message for answer in answers if answer.status == 400} == {True}
+        assert (await ask(box, text("hello"), picture())).headers["x-causeway-modalities"] == "image=ok"
+        box.assert_nothing_leaks()
+
+
 async def test_an_encoder_that_is_killed_in_a_request_costs_its_fact_and_no_later_one(tmp_path: Path) -> None:
     awake = tmp_path / "awake"
     options = {"text": COMMAND, "fault": "hang", "until": str(awake)}
@@ -71,7 +88,55 @@ async def test_an_encoder_that_is_killed_in_a_request_costs_its_fact_and_no_late
             child.kill()
         answer = await asking
         assert (answer.status, answer.headers["x-causeway-modalities"]) == (200, "audio=failed")
+        await until(lambda: not worker_processes(), WAIT_S)  # a busy machine ends the decoder a moment after the signal
         awake.touch()
         again = await ask(box, sound())
         assert (again.status, again.headers["x-causeway-modalities"]) == (200, "audio=ok")
         box.assert_nothing_leaks()
+
+
+@needs_pillow
+async def test_hostile_pictures_are_refused_by_name_and_the_next_good_one_is_read(tmp_path: Path) -> None:
+    async with running(tmp_path, encoders=BOTH, parts=PATIENT) as box:
+        for name, data in HOSTILE_PICTURES.items():
+            answer = await ask(box, text("hello"), picture(data))
+            assert answer.status == 400, name
+            assert "messages[0].content[1].image_url.url" in answer.message, name
+        assert (await ask(box, text("hello"), picture())).headers["x-causeway-modalities"] == "image=ok"
+        assert await metric(box, 'encoder_process_starts_total{part="image"}') == 2  # none of them took a process
+        box.assert_nothing_leaks()
+
+
+def test_a_decoder_that_hangs_costs_its_part_and_no_later_one(tmp_path: Path) -> None:
+    async def hang(loop: JumpingLoop) -> None:
+        encoders: dict[Modality, WorkerSpec] = {"audio": encoder(COMMAND)}
+        async with running(tmp_path, encoders=encoders, clock=Clock(monotonic=loop.time)) as box:
+            assert await metric(box, 'encoder_processes{part="audio"}') == 0
+            assert (await ask(box, sound())).status == 200
+            decoder = min(worker_processes(), key=lambda child: child.create_time())
+            decoder.send_signal(signal.SIGSTOP)
+            asking = asyncio.create_task(ask(box, text("hello"), sound(wav(tone(0.3)))))
+            await until(lambda: running_parts(box) > 0, WAIT_S)
+            loop.jump(ModalitiesConfig().audio_timeout_s)
+            answer = await asking
+            assert (answer.status, answer.headers["x-causeway-modalities"]) == (200, "audio=timeout")
+            again = await ask(box, sound(wav(tone(0.3))))
+            assert (again.status, again.headers["x-causeway-modalities"]) == (200, "audio=ok")
+            assert not decoder.is_running()
+            assert await metric(box, 'encoder_processes{part="audio"}') == 2
+            assert await metric(box, 'encoder_process_starts_total{part="audio"}') == 3
+            assert await metric(box, "parts_in_progress") == 0
+            box.assert_nothing_leaks()
+
+    run_jumping(hang)
+
+
+def running_parts(box: Box) -> int:
+    assert box.parts.encoders is not None
+    return box.parts.encoders.graph.running
+
+
+async def metric(box: Box, name: str) -> float:
+    lines = (await box.get("/metrics")).body.decode().splitlines()
+    (value,) = [line.rpartition(" ")[2] for line in lines if line.startswith(f"causeway_edge_{name} ")]
+    return float(value)

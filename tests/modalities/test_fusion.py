@@ -19,9 +19,10 @@ from edge_node.config.schema import ModalitiesConfig
 from models.modalities.process.messages import WorkerSpec
 from router.parts.fusion import fuse
 from router.types import AUTO, Fact, ImagePart, Label, Message, Modality, Request, TextPart
+from tests.waiting import until
 
 from ..edge.box import POLICY, Answer, Box, running
-from ..edge.scripted import ScriptedEngine, until
+from ..edge.scripted import ScriptedEngine
 from ..jumping_loop import JumpingLoop, run_jumping
 from .files import png, tone, wav
 from .test_decoding import WAIT_S, needs_pillow
@@ -183,8 +184,8 @@ def test_a_branch_that_hangs_is_left_out_and_said_so(tmp_path: Path) -> None:
 
             async def late(*parts: dict[str, object], **body: Any) -> Answer:
                 asking = asyncio.create_task(ask(box, *parts, **body))
-                graph = box.parts.encoders
-                await until(lambda: graph is not None and graph.running)
+                encoders = box.parts.encoders
+                await until(lambda: encoders is not None and encoders.graph.running)
                 loop.jump(ModalitiesConfig().audio_timeout_s)
                 return await asking
 

@@ -7,7 +7,8 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -15,15 +16,21 @@ import pytest
 
 from edge_node.app import build
 from edge_node.cli.doctor.encoders import check_encoders
+from edge_node.clock import system_clock
 from edge_node.config.schema import EngineConfig
+from edge_node.modalities.part_encoders import PartEncoders
+from edge_node.serving.generation import Generation
 from models.catalog.artifact import Artifact, save_manifest
-from models.catalog.projector import find_projector
+from models.catalog.projector import Projector, find_projector
 from models.llama_cpp.native.vocabulary import Vocabulary
 from models.llama_cpp.native.weights import Weights
+from models.llama_cpp.protocol import SoftTokens
+from models.modalities.graph.graph import EncoderGraph
 from models.modalities.process.messages import WorkerSpec
 from models.publish.publish import publish_gguf
 from models.train.export.embedding_rows import embedding_rows
 from router.decision.decide import decide
+from router.parts.reading import find_parts
 from router.policy.compiled import parse_policy
 from router.types import (
     AUTO,
@@ -35,6 +42,7 @@ from router.types import (
     Message,
     Modality,
     Part,
+    PartRecord,
     Request,
     Snapshot,
     TextPart,
@@ -43,6 +51,7 @@ from tests.engine.tiny_gguf import write_tiny_gguf
 
 from ..edge.box import POLICY, Answer, Box, config, running
 from ..edge.scripted import ScriptedCloud, ScriptedEngine
+from .test_bad_days import metric
 from .test_decoding import needs_pillow
 from .test_fusion import BOTH, COMMAND, INVOICE, PATIENT, ask, encoder, picture, sound, text, texts
 from .tiny_projector import ENCODER, add_projector
@@ -170,8 +179,27 @@ async def test_a_projector_that_fails_is_left_out_and_said_so(tiny: Artifact, tm
         assert texts(box.engine.calls[-1].request.messages[-1])[1] == "[A picture that could not be read.]"
         assert box.engine.calls[-1].soft == ()
         assert (await ask(box, solid(0))).status == 503
+        assert await metric(box, 'encoder_process_starts_total{part="projector"}') == 2
         broken = await ask(box, text("hello"), picture(b"nonsense"))
         assert (broken.status, "messages[0].content[1].image_url" in broken.message) == (400, True)
+        box.assert_nothing_leaks()
+
+
+@needs_pillow
+async def test_under_hybrid_the_text_of_a_picture_stands_in_for_a_projector_that_fails(
+    tiny: Artifact, tmp_path: Path
+) -> None:
+    folder = _copied(tiny, tmp_path)
+    models = (str(folder.parent),)
+    async with running(tmp_path, policy=HYBRID, encoders=BOTH, parts=PATIENT, model_dirs=models) as box:
+        await box.ask("hello")  # the projector was found
+        (folder / "projector.onnx").unlink()
+        answer = await ask(box, text("hello"), solid(0))
+        assert INVOICE.splitlines()[0] in texts(box.engine.calls[-1].request.messages[-1])[1]
+        assert box.engine.calls[-1].soft == ()
+        assert answer.headers["x-causeway-modalities"] == "image=failed"
+        forms_of = [(part.soft, part.status) for part in (await box.record(answer)).parts]
+        assert sorted(forms_of) == [(False, "ok"), (True, "failed")]
         box.assert_nothing_leaks()
 
 
@@ -193,6 +221,37 @@ async def test_a_projector_for_something_else_is_refused_and_said_so(
         (finding,) = check_encoders(settings, lambda _: False)
         assert (finding.level, finding.check) == ("fail", "projector")
         assert (await box.ask("hello")).status == 200
+
+
+@needs_pillow
+async def test_a_picture_is_read_again_when_a_bundle_replaced_its_model_meanwhile() -> None:
+    """Soft tokens of the old projector mean nothing to the new model."""
+    found = ["old"]
+    encoders = PartEncoders(
+        {},
+        PATIENT,
+        system_clock(),
+        find_projector=lambda _: Projector(Path(found[0]), found[0], Path("m-small.gguf"), None, 0),
+    )
+    encoders.projectors.kinds("m-small")
+
+    class Graph:
+        async def read(self, request: Request, *_: object) -> list[object]:
+            (part,) = find_parts(request, ("image",), 1)
+            made_by = encoders.projectors.digest("m-small")
+            if made_by == "old":
+                found[0] = "new"
+                encoders.projectors.kinds("m-small")
+            record = PartRecord(part.path, "image", part.sha256, len(part.data), "ok", soft=True)
+            return [(part, (SoftTokens(made_by.encode()), record))]
+
+    encoders.graph = cast("EncoderGraph", Graph())
+    shown = ImagePart(str(cast("dict[str, Any]", solid(0)["image_url"])["url"]))
+    request = Request(kind="chat", model=AUTO, messages=(Message("user", (TextPart("hello"), shown)),))
+    generation = SimpleNamespace(request=request, facts=None, soft=None, deadline=1.0, job=None)
+    (plan, *_) = decision(EARLY, shown).attempts
+    _, soft = await encoders.prepare(cast("Generation", generation), plan)
+    assert [one.vectors for one in soft] == [b"new"]
 
 
 def _copied(model: Artifact, to: Path) -> Path:

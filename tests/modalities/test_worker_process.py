@@ -13,8 +13,8 @@ import pytest
 
 from models.modalities.process.messages import DecodeSound, Found, Refusal, Sound, Transcribe, WorkerSpec
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
+from tests.waiting import until
 
-from ..edge.scripted import until
 from ..jumping_loop import JumpingLoop, run_jumping
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ async def test_a_child_that_was_killed_between_jobs_is_replaced(worker: WorkerPr
     assert worker.starts == 2
 
 
-def test_a_job_that_hangs_ends_at_its_deadline_with_its_child() -> None:
+def test_a_job_that_hangs_ends_at_its_deadline_with_its_child(caplog: pytest.LogCaptureFixture) -> None:
     async def hang(loop: JumpingLoop) -> None:
         worker = WorkerProcess(WorkerSpec("tests.modalities.workers:Scripted"))
         assert await answers(worker)
@@ -81,6 +81,7 @@ def test_a_job_that_hangs_ends_at_its_deadline_with_its_child() -> None:
         await worker.close()
 
     run_jumping(hang)
+    assert "Scripted hung: its process is replaced 2 s after its job was cancelled" in caplog.text
 
 
 async def test_a_cancelled_job_drops_its_result_and_keeps_its_child() -> None:

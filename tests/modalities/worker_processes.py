@@ -9,5 +9,11 @@ from models.modalities.process import child
 
 def worker_processes() -> list[psutil.Process]:
     """Other children of this process are servers that tests share: they are left alone."""
-    living = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
-    return [process for process in living if child.__name__ in process.cmdline()]
+    return [process for process in psutil.Process().children() if _is_worker(process)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and child.__name__ in process.cmdline()
+    except psutil.NoSuchProcess:  # it ends now
+        return False

@@ -8,15 +8,20 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 from models.modalities.process.child import Link
 from models.modalities.process.messages import (
+    SPEECH_WINDOW,
     DecodeSound,
+    DetectSpeech,
     Found,
     Picture,
     Refusal,
     Segment,
     SegmentFound,
     Sound,
+    SpeechProbabilities,
     Transcribe,
     WorkerJob,
     WorkerResult,
@@ -62,6 +67,8 @@ class TinyEncoder:
 
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         assert isinstance(job, Transcribe | Picture)
+        if isinstance(job, Transcribe) and job.language == "xx":
+            raise Refusal("'xx' is not known here", "language")
         fault = self._options.get("fault")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -86,6 +93,36 @@ class TinyEncoder:
             text = text.replace("|", " ")
         sure = float(self._options.get("confidence", "0.875"))
         return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125),))
+
+
+class SizedEncoder(TinyEncoder):
+    """A picture's width in pixels and a sound's length in seconds say more.
+
+    Of 3 it dies, of 5 it hangs until it is cancelled, or the file `until` is there.
+    """
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        assert isinstance(job, Transcribe | Picture)
+        size = job.width if isinstance(job, Picture) else round(job.sound.seconds)
+        if size == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while size == 5 and not link.cancelled and not Path(self._options["until"]).exists():
+            time.sleep(0.01)
+        return super().run(job, link)
+
+
+class LoudnessDetector:
+    """Takes what is loud for speech. `options`: with `fault`, it dies until the file `until` is there."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._options = spec.options
+
+    def run(self, job: WorkerJob, link: Link) -> WorkerResult:
+        assert isinstance(job, DetectSpeech)
+        if "fault" in self._options and not Path(self._options["until"]).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        windows = np.abs(np.frombuffer(job.pcm, "<i2").astype(np.int32)).reshape(-1, SPEECH_WINDOW).mean(axis=1)
+        return SpeechProbabilities(tuple(float(loud > 1000) for loud in windows), b"state")
 
 
 class SlowToLoad(TinyEncoder):

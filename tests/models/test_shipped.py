@@ -45,9 +45,11 @@ def test_manifest_and_card_agree_with_the_weights(artifact: Artifact) -> None:
 
 @pytest.mark.parametrize("artifact", list_artifacts(), ids=lambda artifact: artifact.name)
 def test_cards_are_generated_from_the_manifests(artifact: Artifact) -> None:
-    """The calibrator's card ends with a link to the routing figures."""
+    """The calibrator's card ends with a link to the routing figures, a calibrated pair's with its report."""
     written = (artifact.folder / "README.md").read_text(encoding="utf-8")
-    assert written in (card(artifact.manifest), card(artifact.manifest, ROUTING_LINK))
+    report = artifact.folder / "report.md"
+    appendix = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
+    assert written in (card(artifact.manifest, appendix), card(artifact.manifest, ROUTING_LINK))
 
 
 def test_only_the_device_model_refuses() -> None:

@@ -11,7 +11,7 @@ import pytest
 from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Usage
 from edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import Box, running
-from tests.edge.scripted import until
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -139,7 +139,8 @@ async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncC
     assert answer is not None
     assert (answer.text, answer.decision.route) == ("edge says so", "edge")
     assert [job.id for job in await causeway.jobs(limit=1)] == [second.id]
-    late = await causeway.submit("hello", not_before_s=3600)
+    late = await causeway.submit("hello", not_before_s=3600, revise_within_s=5)
+    assert (late.revision, late.late_parts) == (0, ())
     with pytest.raises(CausewayTimeout):
         await causeway.wait(late, timeout_s=0)
     assert (await causeway.cancel(late)).status == "cancelled"

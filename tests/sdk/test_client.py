@@ -16,15 +16,18 @@ import causeway as sdk
 from causeway import (
     Answer,
     AsyncCauseway,
+    AsyncOutbox,
     Causeway,
     CausewayAPIError,
     CausewayConnectionBroken,
+    CausewayError,
     CausewayTimeout,
     CausewayUnreachable,
     Choice,
     Chunk,
     Decision,
     Model,
+    Outbox,
     ToolCall,
     Usage,
 )
@@ -391,6 +394,31 @@ async def test_an_unreachable_device_is_named(connect: Connect, url: str) -> Non
         await (await connect(url)).call("chat", "x")
 
 
+@pytest.mark.parametrize("url", ["garbage", "ftp://box", "http://", "unix://"])
+async def test_a_malformed_url_is_said_before_anything_is_sent(connect: Connect, url: str) -> None:
+    with pytest.raises(CausewayError, match="is no URL of a device"):
+        await connect(url)
+
+
+async def test_a_key_with_a_line_break_is_said_before_anything_is_sent(box: Box, connect: Connect) -> None:
+    with pytest.raises(CausewayError, match="the API key has a line break"):
+        await connect(box.url, api_key="secret\n")
+
+
+async def test_an_id_stays_one_segment_of_the_path(box: Box, connect: Connect) -> None:
+    box.handler = answer_with({"id": "x", "data": []})
+    caller = await connect(box.url)
+    for method in ("decision", "job", "purge"):
+        await caller.call(method, "../models")
+    await caller.call("jobs", after="x&limit=1")
+    assert box.paths == [
+        "GET /v1/decisions/../models",
+        "GET /v1/jobs/../models",
+        "POST /v1/jobs/../models/purge",
+        "GET /v1/jobs",
+    ]
+
+
 async def test_leaving_a_stream_stops_the_work(box: Box, connect: Connect) -> None:
     """The server sees the client go, in the middle of the answer."""
     box.handler = stream_of(delta("a"), delta("b"), end="stall")
@@ -504,11 +532,12 @@ async def test_nothing_else_is_tried_again(
 # --- by itself -------------------------------------------------------------------------------------------------------
 
 
-def test_the_sync_client_is_generated_from_the_async_client() -> None:
-    """`python edge_node/sdk/generate_sync.py` writes it anew."""
+@pytest.mark.parametrize("module", ["client.py", "outbox.py"])
+def test_the_sync_modules_are_generated_from_the_async_ones(module: str) -> None:
+    """`python edge_node/sdk/generate_sync.py` writes them anew."""
     program = ROOT / "edge_node" / "sdk" / "generate_sync.py"
-    generated = runpy.run_path(str(program))["generated"]()
-    assert (ROOT / "edge_node/sdk/src/causeway/_sync/client.py").read_text(encoding="utf-8") == generated
+    generated = runpy.run_path(str(program))["generated"](module)
+    assert (ROOT / "edge_node/sdk/src/causeway/_sync" / module).read_text(encoding="utf-8") == generated
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
@@ -525,7 +554,7 @@ def test_everything_public_is_documented() -> None:
     public = [getattr(sdk, name) for name in sdk.__all__ if isinstance(getattr(sdk, name), type)]
     methods = [
         method
-        for client in (Causeway, AsyncCauseway)
+        for client in (Causeway, AsyncCauseway, Outbox, AsyncOutbox)
         for name, method in vars(client).items()
         if callable(method) and not name.startswith("_")
     ]

@@ -12,11 +12,16 @@ import pytest
 
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config, GrpcConfig, RealtimeConfig, ServerConfig, TierConfig
+from cloud_pool.parts.config import PartsConfig
+from models.modalities.process.messages import WorkerSpec
 from tests.dispatch.replica import Replica
 
-from .peer import Event, Peer
+from .peer import PATIENCE_S, Event, Peer
 
 TEMPLATE = "{% set said = messages[-1].content %}{{ said if said is string else said[0].text }}"
+ECHO = """{%- set said = messages[-1].content -%}
+{%- set said = said if said is string else said | map(attribute="text") | join("\n") -%}
+{{- {"mark": "parts", "a": [{"say": said}]} | tojson -}}"""
 FOREVER: Event = {"wait": None}
 
 
@@ -61,8 +66,12 @@ async def running(
     tokens: str = "",
     realtime: RealtimeConfig | None = None,
     grpc: GrpcConfig | None = None,
+    speech: str = "",
+    speech_detector: WorkerSpec | None = None,
+    max_body_bytes: int = ServerConfig().max_body_bytes,
 ) -> AsyncIterator[Gateway]:
-    (folder / "template.jinja").write_text(TEMPLATE)
+    """`speech`: the address of an encoder of sounds; then there are all encoders, and the model repeats its prompt."""
+    (folder / "template.jinja").write_text(ECHO if speech else TEMPLATE)
     (folder / "tokens").write_text(tokens)
     (folder / "audit.jsonl").touch()
     tier = TierConfig(
@@ -72,15 +81,26 @@ async def running(
         context_tokens=4096,
         triton=replica.address,
     )
+    encoders = (
+        TierConfig("speech", triton=speech, can=("audio",)),
+        TierConfig("pictures", triton=replica.address, can=("image",)),
+    )
     config = Config(
-        server=ServerConfig(port=0, drain_s=30.0, token_file=str(folder / "tokens") if tokens else ""),
-        tiers=(tier,),
+        server=ServerConfig(
+            port=0,
+            drain_s=30.0,
+            token_file=str(folder / "tokens") if tokens else "",
+            max_body_bytes=max_body_bytes,
+            max_body_memory_bytes=2 * max_body_bytes,
+        ),
+        tiers=(tier, *encoders) if speech else (tier,),
         audit_file=str(folder / "audit.jsonl"),
         realtime=realtime or RealtimeConfig(),
         grpc=grpc or GrpcConfig(),
+        parts=PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=PATIENCE_S),
     )
     async with anyio.create_task_group() as tasks:
-        app = build(config, tasks)
+        app = build(config, tasks, speech_detector=speech_detector)
         await app.start()
         try:
             yield Gateway(app, folder)

@@ -15,9 +15,9 @@ from playwright.async_api import Browser
 
 from edge_node.backends.engine.restart_backoff import RestartBackoff
 from tests.console.browser import browser
-from tests.edge.scripted import until
 from tests.edge.test_engine_restarts import real_engine
 from tests.edge_cli.test_serve import ready_line, serve
+from tests.waiting import until
 
 from .peer import SAY_HELLO, Peer, done, text_of
 

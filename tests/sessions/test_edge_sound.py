@@ -14,6 +14,7 @@ import pytest
 from edge_node.config.schema import RealtimeConfig
 from models.modalities.process.messages import WorkerSpec
 from router.types import Modality
+from tests.waiting import until
 
 from ..edge.box import Box, running
 from ..edge.scripted import EDGE_WORDS
@@ -24,6 +25,7 @@ from .peer import Peer, done, text_of
 
 pytestmark = pytest.mark.slow
 TELL = {"audio": {"input": {"transcription": {"model": "speech"}}}}
+DELTA = "conversation.item.input_audio_transcription.delta"
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 
 
@@ -74,6 +76,44 @@ async def test_a_spoken_turn_is_heard_once_told_and_answered_as_a_typed_one(tmp_
         await client.send("response.create")
         await client.until("response.done")
         assert [message.content for message in box.engine.calls[-1].request.messages][::2] == [COMMAND, COMMAND]
+        box.assert_nothing_leaks()
+
+
+async def test_what_is_certain_is_told_while_somebody_speaks_and_nothing_of_it_is_remembered(tmp_path: Path) -> None:
+    async with listening(tmp_path, {}) as (box, client):
+        assert box.app.parts.encoders is not None
+        graph = box.app.parts.encoders.graph
+        await client.send("session.update", session=TELL)
+        for _ in range(2):
+            await client.send("input_audio_buffer.append", audio=pcm(2.0))
+            await client.send("conversation.item.retrieve", item_id="none")  # the sound before it has arrived
+            await client.until("error")
+            await until(lambda: not graph.running)
+        (delta,) = [event for event in await client.until(DELTA) if event["type"] == DELTA]
+        assert delta["delta"] == COMMAND
+        await client.send("input_audio_buffer.commit")
+        told = (await client.until(COMPLETED))[-1]
+        assert (told["transcript"], told["item_id"]) == (COMMAND, delta["item_id"])
+        (part,) = box.newest().parts
+        assert not part.cached
+        box.assert_nothing_leaks()
+
+
+async def test_partial_transcripts_are_skipped_while_one_is_being_made(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    async with listening(tmp_path, {"fault": "hang", "until": str(gate)}) as (box, client):
+        assert box.app.parts.encoders is not None
+        await client.send("session.update", session=TELL)
+        for _ in range(3):
+            await client.send("input_audio_buffer.append", audio=pcm(2.0))
+            await client.send("conversation.item.retrieve", item_id="none")
+            await client.until("error")
+            assert box.app.parts.encoders.graph.running == 1
+        await client.send("input_audio_buffer.commit")
+        await client.until("conversation.item.done")
+        gate.touch()
+        events = await client.until(COMPLETED)
+        assert DELTA not in [event["type"] for event in events]
         box.assert_nothing_leaks()
 
 

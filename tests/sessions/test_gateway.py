@@ -10,7 +10,7 @@ import pytest
 from cloud_pool.config.schema import RealtimeConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
-from tests.edge.scripted import until
+from tests.waiting import until
 
 from .gateway import FOREVER, orders, replica, running, words
 from .peer import BINARY, Event, Peer, Refused, done, text_of

@@ -7,7 +7,7 @@ import itertools
 from typing import Protocol
 
 import nats
-from nats.js.api import StreamConfig
+from nats.js.api import DiscardPolicy, StreamConfig
 
 from cloud_pool.brokers.address import BrokerLogin, TopicAddress, parse_topic
 from cloud_pool.brokers.open import open_sink, open_source
@@ -30,6 +30,9 @@ class RealBroker(Protocol):
 
     async def send(self, address: TopicAddress, body: bytes, key: str = "", **headers: str) -> None:
         """Publish as any producer does: without an id of ours."""
+
+    async def set_full(self, address: TopicAddress, full: bool) -> None:
+        """Leave the topic without room for another message, or make room again."""
 
     async def read(self, address: TopicAddress) -> list[bytes]:
         """Return all messages of a topic, in order; without a key and with several lanes there is none."""
@@ -63,6 +66,13 @@ class NatsBroker:
         client = await nats.connect(self._server.host)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         await client.jetstream().publish(address.topic, body, headers=named or None)
+        await client.close()
+
+    async def set_full(self, address: TopicAddress, full: bool) -> None:
+        client = await nats.connect(self._server.host)
+        stream = await client.jetstream().stream_info(address.topic)
+        room = max(1, stream.state.bytes) if full else -1
+        await client.jetstream().update_stream(stream.config.evolve(discard=DiscardPolicy.NEW, max_bytes=room))
         await client.close()
 
     async def read(self, address: TopicAddress) -> list[bytes]:

@@ -25,6 +25,9 @@ class KafkaBroker:
             self._server.create_topic(one.topic, lanes)
         return address
 
+    async def set_full(self, address: TopicAddress, full: bool) -> None:
+        self._server.set_full(full)
+
     async def send(self, address: TopicAddress, body: bytes, key: str = "", **headers: str) -> None:
         named = [(name.replace("_", "-"), value.encode()) for name, value in headers.items()]
         async with AIOKafkaProducer(bootstrap_servers=self._server.host) as producer:

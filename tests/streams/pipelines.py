@@ -186,6 +186,7 @@ class RunningPipeline:
             metrics,
             insistence,
             drain_s=jobs.drain_s,
+            measure_s=0.1,
         )
         self.stop = anyio.Event()
 

@@ -214,6 +214,21 @@ async def test_a_partition_ends_and_nothing_is_lost(broker: RealBroker) -> None:
         assert (await receive_through(source, b"3"))[-3:] == numbers(1, 3)
 
 
+async def test_a_full_broker_refuses_and_loses_nothing(broker: RealBroker) -> None:
+    topic = await broker.create_topic()
+    async with writing(topic) as sink, reading(topic) as source:
+        await publish(sink, 1, 2)
+        await broker.set_full(topic, True)
+        try:
+            with pytest.raises(BrokerUnavailable):
+                await store(sink, outgoing("late", b"3"))
+            assert await receive_all(source, 2) == numbers(1, 2)  # what it has can be read
+        finally:
+            await broker.set_full(topic, False)
+        await insist_publish(sink, b"4")
+        assert (await receive_through(source, b"4"))[-1:] == [b"4"]
+
+
 async def until_unacknowledged(source: MessageSource, count: int) -> None:
     async def reached() -> bool:
         return (await source.lag()).unacknowledged == count

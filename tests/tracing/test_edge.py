@@ -10,7 +10,7 @@ import pytest
 
 from edge_node.config.schema import TracingConfig
 from tests.edge.box import Box, running
-from tests.edge.scripted import until
+from tests.waiting import until
 
 from .collector import Collector, Span
 

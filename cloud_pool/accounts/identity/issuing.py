@@ -72,7 +72,8 @@ def read_private(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"not a private key in PEM without a password: {error}", where=str(path)) from error
+        reason = "not a private key in PEM without a password, as `causeway-cloud keys new` writes it"
+        raise ConfigError(reason, where=str(path)) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError("not an Ed25519 key", where=str(path))
     return key

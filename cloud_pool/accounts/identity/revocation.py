@@ -173,10 +173,13 @@ class RevocationList:
             with anyio.fail_after(_READ_S):
                 await self._read(self._redis)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
+            reason = str(error) or type(error).__name__
             if not self.last_error:
-                _log.warning("the list of revoked tokens cannot be read: %s", error)
-            self.last_error = str(error) or type(error).__name__
+                _log.warning("the list of revoked tokens cannot be read: %s", reason)
+            self.last_error = reason
             return
+        if self.last_error:
+            _log.info("the list of revoked tokens is read again")
         self.last_error = ""
         self._read_at = self._clock()
 

@@ -31,6 +31,7 @@ from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
 from .redis_keys import (
     GATEWAYS_KEY,
+    SUBMISSIONS,
     requests_key,
     reservation_ends_key,
     reserved_key,
@@ -46,7 +47,6 @@ TAKE_SCRIPT: Final = load_script(_LUA, "take", _TOKEN_BUCKET, _BUDGET)
 SETTLE_SCRIPT: Final = load_script(_LUA, "settle", _TOKEN_BUCKET)
 RESTORE_SCRIPT: Final = load_script(_LUA, "restore", _TOKEN_BUCKET, _BUDGET)
 GATEWAYS_SCRIPT: Final = load_script(_LUA, "gateways")
-_SUBMISSIONS = "/submissions"  # after a tenant's name, in the names of buckets
 _MAX_LOCAL_TENANTS = 10_000
 _ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flushes if that is longer
 _FLUSH_TIMEOUT_S = 1.0
@@ -119,7 +119,7 @@ class TenantRateLimiter:
 
         Raises RateLimited.
         """
-        reservation = Reservation(tenant + _SUBMISSIONS, 0)
+        reservation = Reservation(tenant + SUBMISSIONS, 0)
         limits = self._limits_of(reservation.tenant)
         error = await self._check(limits, reservation, 0.0) if limits.requests_per_s else None
         if error is not None:
@@ -229,8 +229,8 @@ class TenantRateLimiter:
 
     def _limits_of(self, bucket: str) -> TenantLimits:
         """Return the limits of a tenant's requests, or of its submissions."""
-        limits = self._config.limits(bucket.removesuffix(_SUBMISSIONS))
-        return limits.of_submissions if bucket.endswith(_SUBMISSIONS) else limits
+        limits = self._config.limits(bucket.removesuffix(SUBMISSIONS))
+        return limits.of_submissions if bucket.endswith(SUBMISSIONS) else limits
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:

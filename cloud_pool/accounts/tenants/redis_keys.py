@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+SUBMISSIONS = "/submissions"
+"""After a tenant's name, in the name of the bucket of its submissions of jobs."""
+
 
 def requests_key(tenant: str) -> str:
     """Token bucket of requests."""

@@ -88,7 +88,7 @@ async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
 
 async def stop(client: Any) -> None:
     """Stop a client; one whose cluster does not answer is left."""
-    # In a task of its own: a consumer that is about to fetch again cancels whoever stops it.
+    # In a task of its own: a consumer that is about to fetch again cancels the task that stops it.
     stopping = asyncio.ensure_future(client.stop())
     with anyio.CancelScope(shield=True):
         await asyncio.wait([stopping], timeout=CLOSE_S)

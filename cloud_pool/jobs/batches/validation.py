@@ -9,7 +9,6 @@ import anyio
 import msgspec
 
 from ...accounts.identity.principal import Grants
-from ...serving.service import check_parts
 from ..config import BatchConfig
 from ..submission import SubmissionParser
 from .batch_store import Batch
@@ -26,7 +25,7 @@ def body_check(parser: SubmissionParser, batch: Batch) -> CheckBody:
     def check_body(body: bytes) -> tuple[str, float]:
         request = parser.validate(batch.endpoint, body, batch.owner, allowed=allowed)
         grants.require_modalities(request)
-        check_parts(request)
+        parser.check_parts(request)
         return parser.tier_name(request), parser.tokens(request, body)
 
     return check_body

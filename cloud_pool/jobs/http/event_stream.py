@@ -1,9 +1,11 @@
 """A job's events as server-sent events: its states, and the text of its answer while a worker makes it.
 
-They begin at the start or after Last-Event-ID, and end with the job. An event's id is the last state's id in Redis and,
-once the job has run, the run's fence and how many characters of its text the client has: `1800000000000-0.2-17`. The
-text of a run that failed is void: the next run's `running` event says that the text begins anew. What a client lacks
-when the job succeeds comes from the result, so a client that reconnects late lacks nothing either.
+They begin at the start or after Last-Event-ID, and end with the job, or with what may revise its answer. An event's id
+is the last state's id in Redis and, once the job has run, the run's fence and how many characters of its text the
+client has: `1800000000000-0.2-17`. The text of a run that failed is void: the next run's `running` event says that the
+text begins anew. What a client lacks when the job succeeds comes from the result, so a client that reconnects late
+lacks nothing either. A revised answer
+replaces all text before it; of several revisions a client that comes late gets the last one.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import msgspec
 
 from router.errors import InvalidRequest
 from router.jobs.answer_text import answer_text
+from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import FINAL_STATES, JobState
 
 from ..store.job_store import JobStore
@@ -29,7 +32,8 @@ _FOLLOW_EVERY_S = 3.0  # a third of how long it holds
 _SILENT_BLOCKS = 7  # without an event; then a comment keeps proxies from closing the connection
 COMMENT: Final = b": still there\n\n"
 _OF_A_RUN = frozenset(("running", "progress"))
-_FINAL_EVENTS = frozenset(state.value for state in FINAL_STATES)
+_OF_AN_ANSWER = frozenset((JobState.SUCCEEDED.value, REVISED))
+_LAST_EVENTS = frozenset((*(state.value for state in FINAL_STATES), REVISED, NOT_REVISED))
 
 
 class Position(msgspec.Struct, frozen=True):
@@ -51,6 +55,7 @@ class _EventData(msgspec.Struct, omit_defaults=True):
     event: str
     run: int = 0
     text: str = ""
+    revision: int = 0
     progress: msgspec.Raw | None = None
     error: msgspec.Raw | None = None
 
@@ -69,7 +74,7 @@ class EventReader:
     """Reads the events of one job after a position.
 
     Args:
-        with_text: also read the text, which makes the job's worker store it
+        with_text: also read the text, which makes the job's worker store it, and the revisions; else until the answer
     """
 
     def __init__(
@@ -113,7 +118,7 @@ class EventReader:
             if silent >= _SILENT_BLOCKS:
                 silent = 0
                 yield COMMENT
-            has_ended = (name in _FINAL_EVENTS or not (states or texts)) and await self._is_over()
+            has_ended = (name in _LAST_EVENTS or not (states or texts)) and await self._is_over()
 
     async def _wait(self) -> tuple[list[Reply], list[Reply]]:
         """Return new entries of the states and of the text, after at most 2 s."""
@@ -134,27 +139,35 @@ class EventReader:
 
     async def _is_over(self) -> bool:
         """Whether no event will come after the last one."""
+        if self._with_text and await self._jobs.may_be_revised(self._job):  # first: what ends that adds an event
+            return False
         newest = as_list(await self._db.command("XREVRANGE", self._db.key("events", self._job), "+", "-", "COUNT", 1))
         if not newest:
             return True
         entry_id, fields = as_list(newest[0])
         is_known = _order(as_text(entry_id)) <= _order(self._at.state)
-        return is_known and as_fields(fields)["event"].decode() in _FINAL_EVENTS
+        return is_known and as_fields(fields)["event"].decode() in _LAST_EVENTS
 
     async def _state(self, entry_id: str, name: str, fields: dict[str, bytes]) -> AsyncGenerator[bytes, None]:
         raw = msgspec.Raw(fields["data"]) if fields["data"] else None
-        if name == JobState.SUCCEEDED and self._with_text:
-            text = answer_text(await self._jobs.read_result(self._job, self._owner))
-            if delta := self._delta(0, text):
-                yield delta
+        text, revision = await self._answer() if name in _OF_AN_ANSWER and self._with_text else ("", 0)
+        if name == JobState.SUCCEEDED and not revision and (delta := self._delta(0, text)):
+            yield delta
         run = int(fields.get("run") or 0)
         self._at = (
             Position(entry_id, run, 0) if run > self._at.run else msgspec.structs.replace(self._at, state=entry_id)
         )
         if name == "progress":
             yield self._encode(_EventData(name, progress=raw))
-        else:
+        elif name != REVISED:
             yield self._encode(_EventData(name, run, error=raw))
+        elif revision == _revision_of(fields["data"]):  # else another one follows
+            yield self._encode(_EventData(name, text=text, revision=revision))
+
+    async def _answer(self) -> tuple[str, int]:
+        """Return the text of the answer, and which revision it is; a later one, if it was replaced meanwhile."""
+        text = answer_text(await self._jobs.read_result(self._job, self._owner))
+        return text, await self._jobs.revision(self._job)
 
     def _deltas(self, texts: list[Reply]) -> Iterator[bytes]:
         """Encode what the client lacks of the text of its run."""
@@ -173,6 +186,11 @@ class EventReader:
 
     def _encode(self, data: _EventData) -> bytes:
         return f"id: {self._at.event_id}\nevent: {data.event}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"
+
+
+def _revision_of(data: bytes) -> int:
+    """The number of the revision that an entry of the stream tells of."""
+    return msgspec.json.decode(data, type=_EventData).revision
 
 
 def _order(entry_id: str) -> tuple[int, int]:

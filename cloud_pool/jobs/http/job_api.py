@@ -213,9 +213,7 @@ class JobApi:
         return record, {"idempotent-replayed": "true"} if accepted.known else {}
 
     async def _get(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
-        record = await self._jobs.get(job, principal.owner)
-        result = await self._jobs.read_result(job, principal.owner) if record.state is JobState.SUCCEEDED else b""
-        return json_response(job_view(record, result))
+        return json_response(job_view(*await self._jobs.read_answer(job, principal.owner)))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request)

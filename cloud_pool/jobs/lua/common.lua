@@ -1,6 +1,6 @@
--- Shared by all job scripts; fair_queue.lua and endings.lua follow. KEYS[1] is the prefix of all keys; the table of keys
--- is in __init__.py. LAYOUT, from ../../redis/layout.py, and TRANSITIONS[state][event], the next state or nil, from
--- states.py precede this text.
+-- Shared by all job scripts; fair_queue.lua, endings.lua, revisions.lua and billing.lua follow. KEYS[1] is the prefix of
+-- all keys; the table of keys is in ../../redis/keys.py. LAYOUT, from ../../redis/layout.py, and
+-- TRANSITIONS[state][event], the next state or nil, from states.py precede this text.
 local P = KEYS[1]
 local function key(...) return P .. ':' .. table.concat({...}, ':') end
 

@@ -12,13 +12,14 @@ local function wake_receiver(tenant, receiver, now)
   redis.call('ZADD', key('webhooks'), 'LT', now, tenant)
 end
 
--- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job.
-local function queue_webhook(id, record, now)
-  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent')
+-- Add a delivery to the webhook outbox. The fence in its id makes it unique for each run of the job. `event`: what
+-- happened, if that is not the job's new state.
+local function queue_webhook(id, record, now, event)
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence', 'state', 'traceparent', 'revision')
   if not f[1] or f[1] == '' or not f[2] then return end
   local delivery, tenant, receiver = id .. '.' .. (f[3] or '0'), tenant_of(f[2]), receiver_of(f[1])
   redis.call('HSET', key('webhook', delivery), 'job', id, 'owner', f[2], 'url', f[1], 'state', f[4], 'finished', now,
-    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '')
+    'attempts', 0, 'fence', 0, 'traceparent', f[5] or '', 'event', event or '', 'revision', f[6] or 0)
   redis.call('HSET', record, 'webhook_status', 'pending')
   redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
   redis.call('INCR', key('webhooks_pending'))
@@ -37,22 +38,31 @@ local function count_closed(tenant, id, record)
   redis.call('HINCRBY', key('open_bytes'), tenant, -(redis.call('HGET', record, 'bytes') or 0))
 end
 
+-- Let a job's record, its events and its idempotency key live for `ttl` (ms), or for the time that it has of its own,
+-- which is returned.
+local function keep_for(id, record, ttl)
+  ttl = tonumber(redis.call('HGET', record, 'ttl') or ttl) or ttl
+  local lock = redis.call('HGET', record, 'idempotency')
+  redis.call('PEXPIRE', record, ttl)
+  redis.call('PEXPIRE', key('events', id), ttl)
+  if lock and lock ~= '' then redis.call('PEXPIRE', lock, ttl) end
+  return ttl
+end
+
 -- Finish a job that has reached a final state: remove it from queue, schedules and open jobs, set the time to live of
 -- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
 local function finish_job(id, record, now, ttl)
   leave_queue(id, record)
-  ttl = tonumber(redis.call('HGET', record, 'ttl') or ttl) or ttl
-  local f = redis.call('HMGET', record, 'owner', 'batch', 'idempotency', 'state', 'error')
+  local f = redis.call('HMGET', record, 'owner', 'batch', 'late', 'state', 'error')
   redis.call('ZREM', key('waiting'), id)
   redis.call('ZREM', key('deadlines'), id)
   count_closed(tenant_of(f[1]), id, record)
   redis.call('HSET', record, 'finished', now)
-  if f[4] ~= 'dead' then redis.call('HDEL', record, 'body') end  -- a dead letter may be retried
+  -- A dead letter may be retried, and an answer revised.
+  if f[4] ~= 'dead' and not f[3] then redis.call('HDEL', record, 'body') end
   publish_event(id, f[4], f[5])
   redis.call('UNLINK', key('text', id))  -- the result has it
-  redis.call('PEXPIRE', record, ttl)
-  redis.call('PEXPIRE', key('events', id), ttl)
-  if f[3] and f[3] ~= '' then redis.call('PEXPIRE', f[3], ttl) end
+  keep_for(id, record, ttl)
   queue_webhook(id, record, now)
   if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
     local count = f[4] == 'succeeded' and 'completed' or 'failed'

@@ -16,7 +16,7 @@ from ..states import transitions_as_lua
 _COMMON: Final = (
     f"local LAYOUT = '{JOBS_LAYOUT}'\n"
     + transitions_as_lua()
-    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings", "billing"))
+    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings", "revisions", "billing"))
 )
 _DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
 _FILES: Final = load_script(f"{__package__}.batches", "files")
@@ -36,6 +36,7 @@ REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress", "append_text"),
+    **_load("transitions", "revise", "drop_revision", "claim_revisions"),
     **_load("admin", "revive", "purge", "quarantine", "depths", "unblock_all"),
     **_load("admin", "erase_job", "erase_batch"),
     **_load("webhooks", "webhook_claim", "webhook_finish", "webhook_disabled", "webhook_erase", shared=_DELIVERY),

@@ -40,12 +40,13 @@ def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:
 
 
 class DurabilityCheck:
-    """Checks Redis's settings and the layout of its keys, every 30 s at most.
+    """Checks Redis's settings and the layout of its keys, unless it did so in the last 30 s.
 
     Args:
         mode: `require` refuses jobs, `warn` logs the problems and accepts jobs
         cipher: must have all keys that other processes use
         max_record_age_ms: no record lives longer, so that no older key is in use
+        timeout_s: of a check
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -57,6 +58,7 @@ class DurabilityCheck:
         cipher: ContentCipher = NO_CIPHER,
         max_record_age_ms: int = 0,
         *,
+        timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
         rng: Callable[[], float] = random.random,
@@ -65,13 +67,15 @@ class DurabilityCheck:
         self._mode = mode
         self._cipher = cipher
         self._max_record_age_ms = max_record_age_ms
+        self._timeout_s = timeout_s
         self._clock = clock
         self._sleep = sleep
         self._rng = rng
         self._valid_until = float("-inf")
+        self._warned = ""
 
-    async def ensure(self) -> None:
-        """Raise unless jobs may be accepted.
+    async def ensure(self, *, again: bool = False) -> None:
+        """Raise unless jobs may be accepted. `again`: whatever the last check found, and however recent it is.
 
         Raises:
             ContentKeyMissing: jobs are encrypted with a key that this process lacks
@@ -80,8 +84,18 @@ class DurabilityCheck:
             JobStoreNotDurable: Redis could lose a job
             JobStoreUnavailable: Redis does not answer
         """
-        if self._clock() < self._valid_until:
+        if self._clock() < self._valid_until and not again:
             return
+        self._valid_until = float("-inf")
+        try:
+            with anyio.fail_after(self._timeout_s):
+                await self._check()
+        except TimeoutError:
+            message = f"the job store does not answer in {self._timeout_s:g} s"
+            raise JobStoreUnavailable(message, retry_after_s=2.0) from None
+        self._valid_until = self._clock() + _CHECK_AGAIN_S
+
+    async def _check(self) -> None:
         await self._refuse_cluster()
         await self._database.ensure_layout()
         await self._ensure_keys()
@@ -90,8 +104,9 @@ class DurabilityCheck:
             message = f"this Redis could lose an accepted job: {'; '.join(problems)}"
             if self._mode == "require":
                 raise JobStoreNotDurable(f"{message}. To accept that, set jobs.durability: warn.", retry_after_s=30.0)
-            _log.warning(message)
-        self._valid_until = self._clock() + _CHECK_AGAIN_S
+            if message != self._warned:
+                _log.warning(message)
+            self._warned = message
 
     async def wait(self) -> None:
         """Wait until Redis answers, with growing delays, each logged.

@@ -9,8 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, JobAlreadyEnded, NotFound
+from router.errors import CausewayError, JobAlreadyEnded, JobCancelled, NotFound
+from router.jobs.states import JobState
 from router.jobs.view import encode_job_error
+from router.types import Modality
 
 from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
@@ -20,6 +22,7 @@ from ..errors import RecordUnreadable
 from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, unfinished_jobs
+from .late_answers import LateAnswers
 from .live_texts import LiveTexts
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import (
@@ -37,6 +40,7 @@ _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()
 _MAX_WAIT_S = 2.0  # below the client's timeout
 _OPENINGS_S = 3600.0  # they are known for a week
+_CANCELLED = encode_job_error(JobCancelled("the job was cancelled before the part was read"))
 
 
 class JobStore:
@@ -58,6 +62,7 @@ class JobStore:
         self._config = config
         self._cipher = cipher
         self.texts = LiveTexts(database, cipher)
+        self.late = LateAnswers(database, config, clock)
         self._off_peak = OffPeakHours(config.off_peak)
         self._known_openings: tuple[float, str] = (float("-inf"), "")  # when they were computed, and for scripts
         self._clock = clock
@@ -74,6 +79,10 @@ class JobStore:
     @property
     def _result_ttl_ms(self) -> int:
         return int(self._config.result_ttl_s * 1000)
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._config.lease_s * 1000)
 
     @property
     def _dead_letter_ttl_ms(self) -> int:
@@ -103,7 +112,9 @@ class JobStore:
             "tags": ",".join(job.tags),
             "traceparent": job.traceparent,
             "user": job.user,
+            "not_before": job.not_before or "",
             "window": job.window,
+            "revise": job.revise_ms or "",
             "token_id": job.token_id,
             "token_issued": job.token_issued or "",
         }
@@ -165,6 +176,25 @@ class JobStore:
         stored = as_bytes(await self._db.command("GET", self._db.key("result", job)))
         return self._cipher.open(stored, *result_place(owner, job))
 
+    async def read_answer(self, job: str, owner: str) -> tuple[JobRecord, bytes]:
+        """Return a job of `owner` and the body of its answer, of the same revision; empty if there is none.
+
+        Raises as `get` and `read_result`.
+        """
+        while True:
+            record = await self.get(job, owner)
+            result = await self.read_result(job, owner) if record.state is JobState.SUCCEEDED else b""
+            if not record.late or (await self.get(job, owner)).revision == record.revision:
+                return record, result
+
+    async def may_be_revised(self, job: str) -> bool:
+        """Whether parts are still being read that may revise the answer of a job."""
+        return as_int(await self._db.command("HEXISTS", self._db.key("job", job), "late")) > 0
+
+    async def revision(self, job: str) -> int:
+        """Return which revision the answer of a job is; 0: the answer itself, or none."""
+        return as_int(await self._db.command("HGET", self._db.key("job", job), "revision"))
+
     def read_request(self, record: JobRecord) -> JobRecord:
         """Return a claimed record with its request as it was sent. Raises ContentKeyMissing or RecordUnreadable."""
         body = self._cipher.open(record.body, *request_place(record.owner, record.id))
@@ -205,8 +235,11 @@ class JobStore:
         return records[:limit]
 
     async def cancel(self, job: str, owner: str) -> None:
-        """Cancel a job; later reports of its worker have no effect. Raises NotFound or JobAlreadyEnded."""
-        verdict = as_text(await self._db.run("cancel", self._now, job, owner, self._result_ttl_ms))
+        """Cancel a job, or what may still revise its answer; later reports of its worker have no effect.
+
+        Raises NotFound or JobAlreadyEnded.
+        """
+        verdict = as_text(await self._db.run("cancel", self._now, job, owner, self._result_ttl_ms, _CANCELLED))
         if verdict == "absent":
             raise job_not_found(job)
         if verdict == "ended":
@@ -226,7 +259,7 @@ class JobStore:
                 self._now,
                 consumer,
                 tier,
-                int(self._config.lease_s * 1000),
+                self._lease_ms,
                 self._result_ttl_ms,
                 self._dead_letter_ttl_ms,
                 self._config.max_dead_letters,
@@ -267,7 +300,7 @@ class JobStore:
         flat = [part for job, fence in leases for part in (job, fence)]
         if not flat:
             return LeaseStates()
-        lease_ms = int(self._config.lease_s * 1000) if renew else 0
+        lease_ms = self._lease_ms if renew else 0
         lost, followed = as_list(await self._db.run("renew_leases", lease_ms, *flat))
         return LeaseStates(*(frozenset(as_text(job) for job in as_list(jobs)) for jobs in (lost, followed)))
 
@@ -276,11 +309,27 @@ class JobStore:
         return self._cipher.seal(result, *result_place(record.owner, record.id))
 
     async def succeed(
-        self, job: str, fence: int, result: bytes, cache: str = "", *, bill: RunBill | None = None
+        self,
+        job: str,
+        fence: int,
+        result: bytes,
+        cache: str = "",
+        *,
+        bill: RunBill | None = None,
+        late: Iterable[Modality] = (),
+        late_error: CausewayError | None = None,
     ) -> bool:
-        """Report an answer, as `seal_result` returns it. `cache` is the outcome of the shared cache."""
+        """Report an answer, as `seal_result` returns it.
+
+        Args:
+            cache: the outcome of the shared cache
+            late: kinds of part that may revise it: the job is this worker's on, under the next fence
+            late_error: why it is not revised
+        """
+        dropped = b"" if late_error is None else encode_job_error(late_error)
         arguments = (job, fence, self._result_ttl_ms, result, cache, encode_bill(bill))
-        return as_int(await self._db.run("succeed", self._now, *arguments)) > 0
+        reply = await self._db.run("succeed", self._now, *arguments, ",".join(late), self._lease_ms, dropped)
+        return as_int(reply) > 0
 
     async def fail(
         self,

@@ -8,7 +8,14 @@ from typing import cast
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.commands.core import AsyncScript
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 
 from router.errors import JobStoreUnavailable
 
@@ -174,10 +181,23 @@ def _translate(error: Exception) -> JobStoreUnavailable:
         code, _, rest = str(error).partition(" ")
         if code == _LAYOUT_ERROR:
             return _layout_mismatch(rest.partition(" ")[0])
-        return JobStoreRefused(f"the job store refuses ({code[:32]})", retry_after_s=2.0)
+        return JobStoreRefused(f"the job store refuses: {_reason(error, code)}", retry_after_s=2.0)
     if isinstance(error, ReplicasUnknown):
         return JobStoreUnavailable(f"jobs wait for the Sentinels: {error}", retry_after_s=2.0)
     return JobStoreUnavailable(f"the job store does not answer ({type(error).__name__})", retry_after_s=2.0)
+
+
+def _reason(error: ResponseError, code: str) -> str:
+    # Of some errors redis-py drops the code; the message may then quote anything.
+    if isinstance(error, OutOfMemoryError):
+        return "its memory is full (maxmemory)"
+    if isinstance(error, ReadOnlyError):
+        return "it is a read-only replica"
+    if isinstance(error, NoPermissionError):
+        return "its user may not do this (ACL)"
+    if code == "MISCONF":
+        return "it cannot write to its disk (MISCONF)"
+    return code[:32] if code.isupper() else "a command failed"
 
 
 def _layout_mismatch(found: str) -> JobStoreLayoutMismatch:

@@ -31,6 +31,21 @@ class ClaimedJobs(msgspec.Struct, frozen=True):
     more: bool = False  # more may be queued: claim again instead of waiting
 
 
+class LateAnswer(msgspec.Struct, frozen=True):
+    """A job whose answer may be revised for `left_s` seconds, with its request."""
+
+    record: JobRecord
+    left_s: float
+
+
+class ClaimedRevisions(msgspec.Struct, frozen=True):
+    """Result of `claim_revisions`: what was claimed, and how many were dropped because their time is over, or lost."""
+
+    answers: tuple[LateAnswer, ...] = ()
+    too_late: int = 0
+    lost: int = 0
+
+
 class LeaseStates(msgspec.Struct, frozen=True):
     """Result of `renew_leases`: job ids."""
 

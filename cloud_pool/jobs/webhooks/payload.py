@@ -25,6 +25,7 @@ class EndedJob(msgspec.Struct, frozen=True):
     id: str
     status: str
     object: str = "job"
+    revision: int = 0  # of the answer
 
 
 class StandardPayload(msgspec.Struct, frozen=True):
@@ -52,8 +53,8 @@ def webhook_payload(delivery: WebhookDelivery, form: WebhookFormat) -> tuple[str
     """Return the body and the headers that describe it."""
     finished = datetime.fromtimestamp(delivery.finished / 1000.0, tz=UTC)
     time = finished.isoformat().replace("+00:00", "Z")
-    data = EndedJob(delivery.job, delivery.state)
-    kind = f"job.{delivery.state}"
+    data = EndedJob(delivery.job, delivery.state, revision=delivery.revision)
+    kind = f"job.{delivery.event or delivery.state}"
     if form == "standard":
         return _encoded(StandardPayload(kind, time, data)), {"content-type": _JSON}
     event = JobEvent(

@@ -19,6 +19,8 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     url: str
     state: str  # of the job
+    event: str = ""  # what happened, if that is not its new state: `revised` or `not_revised`
+    revision: int = 0  # of the answer
     finished: int  # unix ms
     attempts: int  # made before
     fence: int

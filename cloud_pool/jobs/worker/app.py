@@ -9,9 +9,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
-import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
@@ -20,6 +19,7 @@ from ...assembly import tune_garbage_collector
 from ...config.schema import Config
 from ..config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .background import UNBOUNDED, build_background_service
+from .lifetime import Closing, run_with_tasks
 from .runtime import WorkerRuntime
 
 
@@ -36,18 +36,11 @@ async def run(
         serves_operators: listen at the operators' address
         reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it
     """
-    errors = []
-    closing: list[Callable[[], Awaitable[None]]] = []
-    async with anyio.create_task_group() as tasks:
-        try:
-            await _work(config, stop, serves_operators, tasks, closing, reread)
-        except ConfigError as error:
-            errors.append(error)  # Raised below: a task group would wrap it.
-        tasks.cancel_scope.cancel()
-    for close in closing:
-        await close()  # (4)
-    for config_error in errors:
-        raise config_error
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        await _work(config, stop, serves_operators, tasks, closing, reread)
+
+    await run_with_tasks(work)  # (4)
 
 
 async def _work(
@@ -55,7 +48,7 @@ async def _work(
     stop: asyncio.Event,
     serves_operators: bool,
     tasks: TaskGroup,
-    closing: list[Callable[[], Awaitable[None]]],
+    closing: list[Closing],
     reread: Callable[[], Config] | None,
 ) -> None:
     """Run in `tasks`; `closing` gets what must be closed after they have ended."""
@@ -77,6 +70,7 @@ async def _work(
         slots,
         background.metrics.registry,
         shared_limits=background.serving.admissions,
+        read_late=background.read_late,
         limits=config.tenants.limits,
         add_usage=background.accounts.accounting.usage.add,
         trace=background.trace,

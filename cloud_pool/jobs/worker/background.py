@@ -24,7 +24,7 @@ from ...observability.metrics import Metrics
 from ...observability.tracing import JobTrace
 from ...serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .metered_runner import MeteredRunner
-from .runner import ServiceBackend
+from .runner import ReadLate, ServiceBackend
 
 UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 
@@ -39,6 +39,7 @@ class BackgroundService(msgspec.Struct, frozen=True):
     serving: ServingRuntime
     caching_service: CachingService
     runner: MeteredRunner
+    read_late: ReadLate
     trace: JobTrace | None
     operator: Listener
     closing: tuple[Callable[[], Awaitable[None]], ...]  # in this order, after the tasks have ended
@@ -90,7 +91,7 @@ def build_background_service(
     caching_service = CachingService(build_cache(background, by_name(tiers), metrics), serving.service.answer)
     tracing = build_tracing(config, service_name)
     trace = None if tracing is None else tracing.jobs
-    backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier)
+    backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier, serving.parts)
     runner = MeteredRunner(backend, accounts.ledger, trace, accounts.revocations, route=route)
     reload = None if reread is None else partial(reload_endpoints, pools, config, reread)
     operator = operator_listener(config, OperatorRoutes(accounts.operators, metrics, reload=reload))
@@ -98,7 +99,17 @@ def build_background_service(
     if tracing is not None:
         closing.append(partial(to_thread.run_sync, tracing.close))
     return BackgroundService(
-        by_name(tiers), metrics, accounts, pools, serving, caching_service, runner, trace, operator, tuple(closing)
+        by_name(tiers),
+        metrics,
+        accounts,
+        pools,
+        serving,
+        caching_service,
+        runner,
+        backend.read_late,
+        trace,
+        operator,
+        tuple(closing),
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 from router.errors import CausewayError, DeadlineExceeded
 from router.jobs.submission import parse_job_request
 from router.openai import AnswerEncoder, coalesce
-from router.types import Chunk, Request, RoutingHints
+from router.parts.reading import text_bytes
+from router.types import Chunk, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...observability.logs import redacted
@@ -21,6 +23,9 @@ from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt
+
+if TYPE_CHECKING:
+    from ...parts.late import LateReading
 
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -35,10 +40,49 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class JobResult(msgspec.Struct, frozen=True):
-    """An answer. `cache` is the outcome of the shared cache; "" without one."""
+    """An answer. `cache` is the outcome of the shared cache; "" without one.
+
+    `late`: kinds of part that may revise it. `late_error`: why it is not revised.
+    """
 
     body: bytes
     cache: str = ""
+    late: tuple[Modality, ...] = ()
+    late_error: CausewayError | None = None
+
+
+def job_run_of(
+    record: JobRecord,
+    deadline: float,
+    receipt: RunReceipt | None = None,
+    price_share: float = 1.0,
+    late: LateReading | None = None,
+) -> JobRun:
+    """Return a run of a job, with its request as it was sent. Raises InvalidRequest.
+
+    Args:
+        deadline: of this run, monotonic s
+        receipt, price_share, late: as in `execute`
+    """
+    hints = RoutingHints(client=record.owner, tags=record.tag_list)
+    request = parse_job_request(record.endpoint, record.body, hints)
+    return JobRun(
+        id=record.id,
+        owner=record.owner,
+        body_bytes=text_bytes(request, len(record.body)),
+        request=request,
+        tier=record.tier,
+        priority=record.priority,
+        deadline=deadline,
+        attempt=record.attempts,
+        traceparent=record.traceparent,
+        fence=record.fence,
+        receipt=receipt or RunReceipt(),
+        token_id=record.token_id,
+        token_issued=record.token_issued,
+        price_share=price_share,
+        late=late,
+    )
 
 
 async def execute(
@@ -52,6 +96,7 @@ async def execute(
     receipt: RunReceipt,
     on_text: Callable[[str], None] = lambda _: None,
     price_share: float = 1.0,
+    late: LateReading | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> JobResult | CausewayError:
     """Run a job and return its answer or its error. Raises nothing but cancellation.
@@ -63,29 +108,12 @@ async def execute(
         receipt: gets what the run has cost
         on_text: gets each part of the text, of an answer that is a single text
         price_share: of the tier's price
+        late: reads the request's parts; None: its answer is not revised
         clock: monotonic time, s
     """
     try:
         with anyio.fail_after(left_s):
-            request = parse_job_request(
-                record.endpoint, record.body, RoutingHints(client=record.owner, tags=record.tag_list)
-            )
-            job_run = JobRun(
-                id=record.id,
-                owner=record.owner,
-                body_bytes=len(record.body),
-                request=request,
-                tier=record.tier,
-                priority=record.priority,
-                deadline=clock() + left_s,
-                attempt=record.attempts,
-                traceparent=record.traceparent,
-                fence=record.fence,
-                receipt=receipt,
-                token_id=record.token_id,
-                token_issued=record.token_issued,
-                price_share=price_share,
-            )
+            job_run = job_run_of(record, clock() + left_s, receipt, price_share, late)
             cache, chunks = await _collect(runner, job_run, report_progress, on_text, clock)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
@@ -94,7 +122,7 @@ async def execute(
     except Exception as error:
         _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
-    body = _encode(record, request, chunks, max_bytes, created)
+    body = _encode(record, job_run.request, chunks, max_bytes, created)
     return JobResult(body, cache) if isinstance(body, bytes) else body
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from router.errors import ModelNotFound
+from router.parts.reading import has_parts
 from router.types import Request
 
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
@@ -20,6 +21,10 @@ from ...observability.tracing import Trace
 from ...serving.request_context import Piece, RequestContext
 from ..record import RunBill
 from ..store.replies import ExpiredJob
+
+if TYPE_CHECKING:
+    from ...parts.late import LateReading
+    from ...parts.request_parts import RequestParts
 
 
 class RunReceipt:
@@ -45,7 +50,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     owner: str  # tenant/device
-    body_bytes: int
+    body_bytes: int  # of text
     request: Request
     tier: str
     priority: Priority
@@ -58,6 +63,11 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     token_id: str = ""  # of the signed token that submitted the job
     token_issued: float = 0.0  # unix, s
     price_share: float = 1.0  # of the tier's price
+    late: LateReading | None = None  # reads the request's parts, if the answer may be revised
+
+
+ReadLate = Callable[[JobRun, float], "LateReading | None"]
+"""`ServiceBackend.read_late`. Raises CausewayError."""
 
 
 class JobRunner(Protocol):
@@ -89,19 +99,44 @@ class JobBackend(Protocol):
 
 
 class ServiceBackend:
-    """Runs jobs on the same cache and service as interactive requests. `tiers` and `pools` are by the tier's name."""
+    """Runs jobs on the same cache and service as interactive requests.
 
-    def __init__(self, caching_service: CachingService, tiers: Mapping[str, Tier], pools: Mapping[str, Pool]) -> None:
+    Args:
+        tiers, pools: by the tier's name
+        parts: reads sounds, pictures and files; None: no tier does
+    """
+
+    def __init__(
+        self,
+        caching_service: CachingService,
+        tiers: Mapping[str, Tier],
+        pools: Mapping[str, Pool],
+        parts: RequestParts | None = None,
+    ) -> None:
         self._caching_service = caching_service
         self._tiers = tiers
         self._pools = pools
+        self._parts = parts
 
     def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+        """Raises ModelNotFound."""
+        return self._caching_service.reply(self._context(job_run))
+
+    def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
+        """Return what reads the parts of a job whose answer may be revised, until `by` (monotonic s).
+
+        Returns None where there is nothing to read. Raises ModelNotFound.
+        """
+        if self._parts is None or not has_parts(job_run.request, self._parts.kinds):
+            return None
+        return self._parts.read_late(self._context(job_run), by)
+
+    def _context(self, job_run: JobRun) -> RequestContext:
         """Raises ModelNotFound."""
         tier = self._tiers.get(job_run.tier)
         if tier is None:
             raise ModelNotFound(f"The tier {job_run.tier!r} does not exist any more.", param="model")
-        context = RequestContext(
+        return RequestContext(
             id=job_run.id,
             # Always streamed, so that progress can be reported.
             request=msgspec.structs.replace(job_run.request, stream=True),
@@ -114,8 +149,8 @@ class ServiceBackend:
             tokens=job_run.body_bytes / BYTES_PER_TOKEN * job_run.request.n / job_run.request.sequences
             + (job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
+            late=job_run.late,
         )
-        return self._caching_service.reply(context)
 
     def max_tokens(self, tier: str) -> int:
         """Return the tier's own limit; 0 for a tier that does not exist any more."""

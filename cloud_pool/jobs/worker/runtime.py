@@ -7,10 +7,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import anyio
-from aiohttp.abc import AbstractResolver
 from prometheus_client import CollectorRegistry
-
-from router.errors import ConfigError
 
 from ...accounts.tenants.config import TenantLimits
 from ...config.tiers import Tier
@@ -23,7 +20,9 @@ from ..store.usage_outbox import AddUsage, UsageOutbox
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
-from .runner import JobRunner
+from .lifetime import open_all
+from .revisions import read_nothing
+from .runner import JobRunner, ReadLate
 from .slots import SharedLimit
 from .worker import StopSignal, Worker
 
@@ -37,9 +36,9 @@ class WorkerRuntime:
         tiers: by name and alias
         slots: concurrent jobs by tier
         shared_limits: how many of them the tier's permits allow now, by tier; without one, all
+        read_late: reads parts of jobs whose answer may be revised
         limits: limits of a tenant, which hold for the lines of its batches
         add_usage: gets what the accepted reports of all workers have billed; None: other workers move it
-        resolver: replaces DNS in tests
         clock: replaces Redis's clock in tests; unix time, s
         rng: uniform in [0, 1)
     """
@@ -53,9 +52,9 @@ class WorkerRuntime:
         registry: CollectorRegistry,
         *,
         shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
+        read_late: ReadLate = read_nothing,
         limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
         add_usage: AddUsage | None = None,
-        resolver: AbstractResolver | None = None,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = redis_time,
         rng: Callable[[], float] = random.random,
@@ -64,31 +63,23 @@ class WorkerRuntime:
         stores = self._stores = JobStores.open(config, clock)
         metrics = JobMetrics(registry)
         self.worker = Worker(
-            stores.jobs, runner, slots, config, metrics, shared_limits=shared_limits, trace=trace, rng=rng
+            stores.jobs,
+            runner,
+            slots,
+            config,
+            metrics,
+            shared_limits=shared_limits,
+            read_late=read_late,
+            trace=trace,
+            rng=rng,
         )
-        self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, resolver=resolver, trace=trace, rng=rng)
+        self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, trace=trace, rng=rng)
         self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
 
     async def start(self, stop: StopSignal) -> bool:
         """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""
-        errors: list[ConfigError] = []
-        async with anyio.create_task_group() as tasks:
-
-            async def wait() -> None:
-                try:
-                    await self._stores.durability.wait()
-                except ConfigError as error:
-                    errors.append(error)  # Raised below: a task group would wrap it.
-                tasks.cancel_scope.cancel()
-
-            tasks.start_soon(wait)
-            await stop.wait()
-            tasks.cancel_scope.cancel()
-            return False
-        for error in errors:
-            raise error
-        return True
+        return await open_all(stop, self._stores.durability.wait)
 
     async def run(self, stop: StopSignal) -> None:
         """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""

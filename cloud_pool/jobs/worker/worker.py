@@ -23,6 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import CausewayError, JobStoreUnavailable
+from router.jobs.revisions import outcome_of
 
 from ...observability.tracing import JobTrace
 from ..config import JobsConfig
@@ -35,7 +36,8 @@ from .execution import JobResult, execute
 from .failure_policy import is_tier_unavailable
 from .live_text import TextPublisher
 from .reports import JobLease, RunReports
-from .runner import JobRunner, RunReceipt
+from .revisions import Revisions, read_nothing
+from .runner import JobRunner, ReadLate, RunReceipt
 from .slots import SharedLimit, WorkerSlots
 
 _log = logging.getLogger("causeway.cloud.worker")
@@ -58,7 +60,7 @@ class Worker:
     Args:
         slots: concurrent jobs by tier
         shared_limits: how many of them the tier's permits allow now, by tier; without one, all
-        name: as in the records of its jobs; default: a random one
+        read_late: reads parts of jobs whose answer may be revised
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -72,17 +74,20 @@ class Worker:
         metrics: JobMetrics,
         *,
         shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
-        name: str = "",
+        read_late: ReadLate = read_nothing,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
     ) -> None:
-        self.name = name or f"worker-{secrets.token_hex(6)}"
+        self.name = f"worker-{secrets.token_hex(6)}"  # as in the records of its jobs
         self._store = store
         self._runner = runner
         self._reports = RunReports(store, config, clock=clock, rng=rng)
         self._texts = TextPublisher(store)
-        self._slots = [WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()]
+        self._slots = {tier: WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()}
+        self._revisions = Revisions(
+            store, runner, self._slots, self._reports, config, metrics, read_late, clock=clock, rng=rng
+        )
         self._config = config
         self._metrics = metrics
         self._trace = trace
@@ -100,17 +105,19 @@ class Worker:
             upkeep.start_soon(self._promote_and_expire)
             upkeep.start_soon(self._measure_queues)
             upkeep.start_soon(self._texts.run)
+            upkeep.start_soon(self._revisions.watch, runs)
             async with anyio.create_task_group() as claims:
-                for slots in self._slots:
-                    claims.start_soon(self._claim, slots, runs, stop)
+                for slots in self._slots.values():
+                    claims.start_soon(self._claim, slots, runs)
                 await stop.wait()
                 claims.cancel_scope.cancel()
+            self._revisions.stop()
             await self._drain()
             upkeep.cancel_scope.cancel()
 
     # --- (1), (2) --------------------------------------------------------------------------------------------------
 
-    async def _claim(self, slots: WorkerSlots, runs: TaskGroup, stop: StopSignal) -> None:
+    async def _claim(self, slots: WorkerSlots, runs: TaskGroup) -> None:
         leases_current, store_unavailable = True, False
         while True:
             await slots.wait_for_slot()
@@ -159,7 +166,7 @@ class Worker:
             older.scope.cancel()  # this worker's own lease had run out: only the new fence is valid
         lease = self._leases[record.id] = JobLease(record, self._clock())
         slots.acquire()
-        runs.start_soon(self._run_leased, slots, lease)
+        runs.start_soon(self._run_leased, slots, lease, runs)
 
     async def _wait_until_available(self, slots: WorkerSlots) -> None:
         while slots.tier_unavailable:
@@ -169,7 +176,7 @@ class Worker:
 
     # --- one job ---------------------------------------------------------------------------------------------------
 
-    async def _run_leased(self, slots: WorkerSlots, lease: JobLease) -> None:
+    async def _run_leased(self, slots: WorkerSlots, lease: JobLease, runs: TaskGroup) -> None:
         try:
             with lease.scope:
                 await self._run(slots, lease)
@@ -185,6 +192,7 @@ class Worker:
             slots.release()
             if not self._leases:
                 self._idle.set()
+            await self._revisions.go_on(lease, runs)
 
     async def _run(self, slots: WorkerSlots, lease: JobLease) -> None:
         receipt, outcome = RunReceipt(), "superseded"
@@ -210,8 +218,10 @@ class Worker:
 
         result: JobResult | CausewayError
         try:
+            record = lease.record = self._store.read_request(record)
+            lease.reading = self._revisions.open(record, lease.deadline)
             result = await execute(
-                self._store.read_request(record),
+                record,
                 self._runner,
                 report_progress,
                 left_s=max(left_s, 0.0),
@@ -219,15 +229,25 @@ class Worker:
                 created=lease.claimed_ms // 1000,
                 receipt=receipt,
                 on_text=on_text,
-                price_share=self._config.off_peak.price_share if record.window else 1.0,
+                price_share=self._config.price_share(record.window),
+                late=lease.reading,
                 clock=self._clock,
             )
         except (ContentKeyMissing, RecordUnreadable) as error:
             _log.error("%s does not run: %s", record.id, error.message)
             result = error
+        except CausewayError as error:
+            result = error
+        if isinstance(result, JobResult) and lease.reading is not None:
+            result = self._revisions.mark(record.id, result, lease.reading)
         if isinstance(result, CausewayError) and is_tier_unavailable(result):
             slots.tier_unavailable = True
-        return await self._reports.report(lease, result, receipt.bill)
+        outcome = await self._reports.report(lease, result, receipt.bill)
+        if isinstance(result, JobResult) and outcome == "succeeded":
+            lease.late = result.late
+            if result.late_error is not None:
+                self._metrics.count_revisions(outcome_of(result.late_error))
+        return outcome
 
     # --- (3), (4), (5), (6) ----------------------------------------------------------------------------------------
 
@@ -242,12 +262,13 @@ class Worker:
 
     async def _check_leases(self, *, renew: bool) -> None:
         """Stop the runs whose lease is lost. Raises JobStoreUnavailable."""
-        fences = {lease.record.id: lease.record.fence for lease in self._leases.values()}
+        fences = {lease.record.id: lease.record.fence for lease in self._leases.values()} | self._revisions.fences
         found = await self._store.renew_leases(fences.items(), renew=renew)
         for job in found.lost:
             lease = self._leases.get(job)
             if lease is not None and lease.record.fence == fences[job]:
                 lease.scope.cancel()
+            self._revisions.lose(job, fences[job])
         self._texts.set_followed(found.followed)
 
     async def _promote_and_expire(self) -> None:

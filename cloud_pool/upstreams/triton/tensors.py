@@ -16,11 +16,19 @@ from router.types import TokenLogprob
 
 from ...observability.tracing import Trace
 from . import logprobs
+from .part_messages import EncodeJob, encode_message
 from .sampling_parameters import SamplingParameters, encode
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
 _FINAL = "triton_final_response"
+
+
+class EncodePart(msgspec.Struct, frozen=True):
+    """A part of a request and what to find in it, for an encoder model."""
+
+    job: EncodeJob
+    data: bytes
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +38,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | tuple[int, ...]  # text, or token ids (our own model only)
     parameters: SamplingParameters
     embed: bool = False  # make the prompt's vector, as JSON in the answer's text, instead of an answer
+    part: EncodePart | None = None  # read this instead of the prompt
     deadline: float  # monotonic, s
     request_id: str = ""
     traceparent: str = ""
@@ -56,7 +65,10 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
         call: name by which our own model can be asked to stop.
     """
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
-    if request.embed:
+    if request.part is not None:
+        _add_text(message, "part", request.part.data)
+        _add_text(message, "job", encode_message(request.part.job))
+    elif request.embed:
         _add_text(message, "embedding_request", msgspec.json.encode({"input": request.prompt}))
         _add(message, "return_num_input_tokens", "BOOL", _TRUE)
     else:

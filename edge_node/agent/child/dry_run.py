@@ -11,11 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import AdapterEntry, ArtifactError, Manifest, adapter_file, find_artifact
-from models.catalog.fit import Device, largest_batch
-from models.catalog.gguf import adapted_architecture, read_gguf
-from router.bundle.manifest import BundleModel
-from router.bundle.refusals import CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable
+from models.catalog.artifact import Manifest
+from router.bundle.refusals import CasesFailed, PolicyUnusable
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
 from router.errors import PolicyError
@@ -25,11 +22,10 @@ from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 
 from ...storage.decisions import read_stored
-from ..inspection import BundleReport, BundleRequest, ModelFile
+from ..inspection import BundleReport, BundleRequest
+from .model_files import check_adapters, check_fit, check_projector, describe, known_model
 
-_CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
 _REPLAYED_RECORDS = 500
-_USABLE_SHARE = 0.9  # of all memory: what is used now may be the model that is replaced
 
 
 def examine(request: BundleRequest) -> BundleReport:
@@ -41,19 +37,20 @@ def examine(request: BundleRequest) -> BundleReport:
     dirs = [Path(folder) for folder in request.model_dirs]
     models = []
     for file in request.models:
-        check_fit(file.model, Path(file.path), request.memory_bytes)
+        check_fit(file, request.memory_bytes)
         models.append(describe(file.model, Path(file.path), dirs))
         check_adapters(file, models[-1].architecture)
+        check_projector(file)
     described = {model.name: model for model in models}
 
     def temperature(name: str) -> float | None:
-        manifest = described.get(name) or _known(name, dirs)
+        manifest = described.get(name) or known_model(name, dirs)
         if manifest is None:
             return None
         return OPENAI_TEMPERATURE if manifest.temperature is None else manifest.temperature
 
     policy = check_policy(
-        Path(request.policy), temperature, lambda name: _adapters(described.get(name) or _known(name, dirs))
+        Path(request.policy), temperature, lambda name: _adapters(described.get(name) or known_model(name, dirs))
     )
     cases = check_cases(policy, [Path(case) for case in request.cases])
     report = BundleReport(tuple(models), cases)
@@ -61,7 +58,9 @@ def examine(request: BundleRequest) -> BundleReport:
     if not records:
         return report
     try:
-        running = check_policy(Path(request.running_policy), temperature, lambda name: _adapters(_known(name, dirs)))
+        running = check_policy(
+            Path(request.running_policy), temperature, lambda name: _adapters(known_model(name, dirs))
+        )
     except PolicyUnusable:
         return report
     replayed = replay(records, policy, running)
@@ -111,93 +110,6 @@ def last_records(state_dir: Path, since: float) -> list[DecisionRecord]:
         return list(deque(read_stored(state_dir, since=since).records, maxlen=_REPLAYED_RECORDS))
     except OSError:
         return []
-
-
-def check_fit(model: BundleModel, weights: Path, total_bytes: int) -> None:
-    """Check whether a model and its adapters can ever run in this box's memory.
-
-    Raises:
-        ModelTooLarge: Not even one short request fits.
-        ModelUnusable: The file is no model.
-    """
-    size_bytes = sum(blob.size_bytes for blob in model.blobs)
-    if size_bytes > Device("this-box", total_bytes, _USABLE_SHARE).usable_bytes:
-        raise ModelTooLarge(f"{model.name}: {size_bytes} bytes, this box has {total_bytes} bytes of memory")
-    device = Device("this-box", total_bytes - (size_bytes - model.blob.size_bytes), _USABLE_SHARE)
-    try:
-        found = read_gguf(weights)
-    except ArtifactError as error:
-        raise ModelUnusable(f"{model.name}: {error}") from error
-    context = min(_CONTEXT_TOKENS, found.context_length or _CONTEXT_TOKENS)
-    if largest_batch(found, device, context, limit=1) == 0:
-        raise ModelTooLarge(f"{model.name}: does not fit into {device.usable_bytes} of {total_bytes} bytes of memory")
-
-
-def check_adapters(file: ModelFile, architecture: str) -> None:
-    """Check what the headers of a model's adapters say; the engine finds the rest when it loads them.
-
-    Raises:
-        ModelUnusable: A file is no LoRA adapter, or is one of other models.
-    """
-    for adapter, path in zip(file.model.adapters, file.adapters, strict=True):
-        name = f"{file.model.name}+{adapter.name}"
-        try:
-            adapted = adapted_architecture(Path(path))
-        except ArtifactError as error:
-            raise ModelUnusable(f"{name}: {error}") from error
-        if adapted != architecture:
-            raise ModelUnusable(f"{name}: an adapter for {adapted} models, and {file.model.name} is {architecture}")
-
-
-def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:
-    """Describe a model for the engine.
-
-    A model that this box knows by its name keeps how it is used (how it refuses, its temperature, what it answers):
-    another version of the weights changes only those.
-
-    Raises:
-        ModelUnusable: The file is no model.
-    """
-    try:
-        found = read_gguf(weights)
-    except ArtifactError as error:
-        raise ModelUnusable(f"{model.name}: {error}") from error
-    fresh = Manifest(
-        name=model.name,
-        file="model.gguf",
-        sha256=model.blob.sha256,
-        size_bytes=model.blob.size_bytes,
-        format="gguf",
-        architecture=found.architecture,
-        quantisation=found.quantisation,
-        context_length=found.context_length,
-        licence=found.licence or "",
-        parameters=found.parameters,
-        refuse_token=found.refuse_token,
-        tokenizer_sha256=found.tokenizer_sha256,
-        adapters={
-            one.name: AdapterEntry(adapter_file(one.name), one.blob.sha256, one.blob.size_bytes, one.scale)
-            for one in model.adapters
-        },
-    )
-    old = _known(model.name, model_dirs)
-    if old is None:
-        return fresh
-    return msgspec.structs.replace(
-        fresh,
-        refuse_token=old.refuse_token,
-        temperature=old.temperature,
-        answer_tokens=old.answer_tokens,
-        answers=old.answers,
-        transcripts=old.transcripts,
-    )
-
-
-def _known(name: str, model_dirs: Sequence[Path]) -> Manifest | None:
-    try:
-        return find_artifact(name, model_dirs).manifest
-    except ArtifactError:
-        return None
 
 
 def _adapters(manifest: Manifest | None) -> tuple[str, ...] | None:

@@ -43,7 +43,10 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     folder = state_dir / FOLDER
     joined = read_identity(folder)
     if joined is not None:
-        raise ConfigError(f"this box is {joined.device} of the fleet {joined.fleet}: leave it first", where=str(folder))
+        raise ConfigError(
+            f"this box is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave)",
+            where=str(folder),
+        )
     plane = ControlPlane(request.url, request.ca_file)
     key = new_key(folder)
     try:

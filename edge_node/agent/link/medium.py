@@ -156,7 +156,8 @@ def _files(medium: Path) -> Iterator[Mapping[str, Open]]:
         try:
             named = dict(islice(_named(medium, stack), _MAX_NAMES))
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {error}") from error
+            first = (str(error).splitlines() or ["it is cut off"])[0].removesuffix(":")  # the rest is of each codec
+            raise ImportFailed(f"{medium}: neither a folder nor a tar or zip archive: {first}") from error
         roots = [name.removesuffix(_MARK) for name in named if name.endswith(_MARK)]
         if not roots:
             raise ImportFailed(f"{medium}: there is no {_MARK} in it")

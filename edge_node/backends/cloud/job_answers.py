@@ -1,19 +1,27 @@
-"""The cloud's jobs as a device reads them: whether a server has any, a job's state, and its end."""
+"""A request as a job of the cloud: submitted, looked at until it ends, its answer or its end."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Callable
 
 import aiohttp
 import msgspec
+from yarl import URL
 
-from router.errors import CloudFailed, ModelNotFound
+from router.decision.continue_token import split_token
+from router.errors import ClientGone, CloudFailed, ModelNotFound
 from router.jobs.states import JobEvent
+from router.openai import encode_request
 
-from ..backend import BackendRequest, CloudJobEnded
-from .response_reader import MAX_ERROR_BYTES, read_body
+from ..backend import BackendRequest, CloudJobEnded, JobTerms
+from .connection import PATHS, CloudConnection
+from .response_reader import MAX_ERROR_BYTES, read_body, read_error, read_whole
 
-NO_JOBS = (403, 404, 405, 501)  # of a server that knows no jobs, or of a token that may send none
+_NO_JOBS_S = 600.0  # then a server without jobs is asked for them again
+_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between looks at a job
+_NO_JOBS = (403, 404, 405, 501)  # of a server that knows no jobs, or of a token that may send none
 _ENDS = {
     "failed": JobEvent.FAIL,
     "dead": JobEvent.EXHAUST,
@@ -22,7 +30,63 @@ _ENDS = {
 }
 
 
-class CloudJob(msgspec.Struct, frozen=True):
+class CloudJobs:
+    """Sends requests as jobs: the cloud does each once, however often it is sent.
+
+    Args:
+        url: of the server.
+        now: the clock, monotonic seconds.
+    """
+
+    def __init__(self, url: str, connection: CloudConnection, now: Callable[[], float]) -> None:
+        self._url = URL(url + "/jobs")
+        self._connection = connection
+        self._now = now
+        self._none_until = float("-inf")
+
+    async def answer(self, call: BackendRequest, job: JobTerms) -> bytes | None:
+        """Send the request as a job, and wait for its answer. None: this server has no jobs."""
+        if self._now() < self._none_until:
+            return None
+        if not await job.pin(call.target.name):
+            raise ClientGone("the job was cancelled")
+        state = await self._submit(call, job)
+        # The reply to a submission has no result, also where the key finds a job that has ended.
+        pause_s = 0.0 if state is not None and state.ended else _POLL_S
+        while state is not None:
+            await asyncio.sleep(min(pause_s, max(0.0, call.deadline - self._now())))
+            pause_s = min(_LONGEST_POLL_S, max(_POLL_S, pause_s * _POLL_GROWTH))
+            response = await self._connection.send(call, "GET", self._url / state.id, call.deadline)
+            state = await self._read_job(call, response)
+            if state.status == "succeeded":
+                return bytes(state.result)
+            if (error := _end_of(state)) is not None:
+                raise error
+        return None
+
+    async def _submit(self, call: BackendRequest, job: JobTerms) -> _CloudJob | None:
+        """The job of this key, new or known. None: this server has no jobs."""
+        resume = split_token(call.request.resume)[1]
+        plain = encode_request(call.request, call.target.model, stream=False, resume=resume)
+        body = _as_job(plain, "/v1" + PATHS[call.request.kind])
+        headers = {"Idempotency-Key": job.key, "x-causeway-priority": job.priority}
+        response = await self._connection.send(call, "POST", self._url, call.deadline, body=body, headers=headers)
+        if response.status in _NO_JOBS:
+            await _check_no_jobs(response, call)
+            self._none_until = self._now() + _NO_JOBS_S
+            return None
+        return await self._read_job(call, response)
+
+    async def _read_job(self, call: BackendRequest, response: aiohttp.ClientResponse) -> _CloudJob:
+        if response.status not in (200, 202):
+            raise await read_error(response, call, call.deadline)
+        try:
+            return _read(await read_whole(response, call), call)
+        finally:
+            response.release()
+
+
+class _CloudJob(msgspec.Struct, frozen=True):
     """What a device reads of a job in the cloud."""
 
     id: str
@@ -44,13 +108,13 @@ class _Refused(msgspec.Struct):
     error: _Named
 
 
-def as_job(body: bytes, endpoint: str) -> bytes:
+def _as_job(body: bytes, endpoint: str) -> bytes:
     """Return the body of a submission. It is the same at each try, as the cloud compares it under the key."""
     document = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return msgspec.json.encode({**document, "endpoint": endpoint})
 
 
-async def check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest) -> None:
+async def _check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest) -> None:
     """Check that a refusal means that this server has no jobs. Releases the response. Raises ModelNotFound."""
     body: bytes | None = None
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -62,15 +126,15 @@ async def check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest) 
             raise ModelNotFound(f"{call.target.name}: {error.message[:500]}")
 
 
-def read_job(body: bytes, call: BackendRequest) -> CloudJob:
+def _read(body: bytes, call: BackendRequest) -> _CloudJob:
     """Raises CloudFailed."""
     try:
-        return msgspec.json.decode(body, type=CloudJob)
+        return msgspec.json.decode(body, type=_CloudJob)
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise CloudFailed(f"{call.target.name} answered with something that is no job", phase="stream") from None
 
 
-def end_of(job: CloudJob) -> CloudJobEnded | None:
+def _end_of(job: _CloudJob) -> CloudJobEnded | None:
     """How the job ended without an answer; None while it waits or runs."""
     event = _ENDS.get(job.status)
     if event is None:

@@ -1,1 +1,2 @@
-"""The models on this device: `engines` keeps an engine child per model alive, `backend` turns requests into jobs."""
+"""The models on this device: `engines` has one engine per model, `backend` turns requests into jobs, `supervisor`
+keeps the child alive."""

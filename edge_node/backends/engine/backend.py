@@ -26,8 +26,8 @@ from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, Tool
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
-from .engines import State, Supervisor
 from .restart_backoff import RestartBackoff
+from .supervisor import State, Supervisor
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
@@ -125,7 +125,7 @@ class EngineBackend:
     @property
     def jobs(self) -> int:
         """Jobs that the child has and did not finish."""
-        process = self._supervisor.process
+        process = self._process
         return process.jobs if process is not None else 0
 
     async def start(self) -> None:
@@ -143,7 +143,7 @@ class EngineBackend:
         await self._supervisor.close()
 
     def signals(self) -> EdgeSignals:
-        process = self._supervisor.process
+        process = self._process
         if process is None:
             return EdgeSignals(queue=0, tokens_per_s=None, loaded=self._supervisor.loads_on_demand)
         queue = max(process.waiting, process.jobs - self._sequences) if process.jobs else 0
@@ -154,7 +154,7 @@ class EngineBackend:
         if self._supervisor.loads_on_demand:
             with contextlib.suppress(EngineUnavailable):
                 await self._supervisor.ready(asyncio.get_running_loop().time() + _LOAD_S)
-        process = self._supervisor.process
+        process = self._process
         if process is None:
             return None
         total = 0
@@ -169,7 +169,7 @@ class EngineBackend:
         """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
         request = call.request
         _check_supported(request)
-        process = await self._supervisor.ready(min(call.deadline, call.first_token_by))
+        process = self._process or await self._supervisor.ready(min(call.deadline, call.first_token_by))
         choices = {choice.job.id: choice for choice in self._choices(call)}
         prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
@@ -194,7 +194,7 @@ class EngineBackend:
         yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens))
 
     async def embed(self, call: BackendRequest) -> Embeddings:
-        process = await self._supervisor.ready(call.deadline)
+        process = self._process or await self._supervisor.ready(call.deadline)
         info = self._supervisor.info
         if call.request.dimensions is not None and info and call.request.dimensions != info.embedding_dimensions:
             raise UnsupportedFeature(
@@ -216,6 +216,12 @@ class EngineBackend:
                     vectors[emission.job] = emission.embedding
                     tokens += emission.prompt_tokens
         return Embeddings(tuple(vectors[job.id] for job in jobs), Usage(prompt_tokens=tokens))
+
+    @property
+    def _process(self) -> EngineProcess | None:
+        """The child, if it can take a job now."""
+        process = self._supervisor.serving
+        return process if process is not None and process.alive else None
 
     @property
     def _thinking(self) -> Thinking:

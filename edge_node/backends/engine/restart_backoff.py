@@ -12,16 +12,12 @@ class RestartBackoff:
 
     Args:
         first_s: the pause after a healthy child.
-        longest_s: the longest pause.
         healthy_s: a child was healthy if it was ready for so many seconds. The time that it took to load does not
             count: a large model may load for a minute and crash at its first step.
     """
 
-    def __init__(
-        self, *, first_s: float = _FIRST_S, longest_s: float = _LONGEST_S, healthy_s: float = _HEALTHY_S
-    ) -> None:
+    def __init__(self, *, first_s: float = _FIRST_S, healthy_s: float = _HEALTHY_S) -> None:
         self._first_s = first_s
-        self._longest_s = longest_s
         self._healthy_s = healthy_s
         self._next_s = first_s
 
@@ -29,5 +25,5 @@ class RestartBackoff:
         """Return the pause after a child that was ready for `ready_s`; 0 if it never was."""
         if ready_s >= self._healthy_s:
             self._next_s = self._first_s
-        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, self._longest_s)
+        pause_s, self._next_s = self._next_s, min(2.0 * self._next_s, _LONGEST_S)
         return pause_s

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, list_artifacts, verify_artifact
 from models.catalog.projector import find_projector
+from models.modalities.installed import PICTURES_MODEL, SPEECH_MODEL, is_installed
 from router.types import Modality
 
 from ...config.schema import Config
-from ...modalities.boxed import PICTURES_MODEL, SPEECH_MODEL, is_installed
 from .finding import Finding, fail, ok, warn
 
 
@@ -63,6 +63,5 @@ def _check_projectors(folders: list[Path]) -> Iterator[Finding]:
             yield fail("projector", str(error), "until then `fusion: early` leaves this model out")
         else:
             assert projector is not None
-            yield ok(
-                "projector", f"{artifact.name} takes a picture as {projector.tokens} soft tokens ({projector.path})"
-            )
+            tokens = f"{projector.tokens} soft tokens" if projector.tokens else "soft tokens, by its mmproj file"
+            yield ok("projector", f"{artifact.name} takes a picture as {tokens} ({projector.path})")

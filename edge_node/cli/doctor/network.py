@@ -99,7 +99,7 @@ def _connect_host(host: str) -> str:
 
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:
     """Warn of a daemon that accepts requests from other machines without an API key."""
-    if server.host not in ("127.0.0.1", "::1", "localhost") and not server.keys:
+    if server.is_exposed:
         found = f"the daemon will listen on {server.host} and require no API key"
         yield warn("exposure", found, "set server.keys, or listen on 127.0.0.1")
 

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -176,13 +176,17 @@ def check_gpus(engine: EngineConfig, report: GpuReport, has_gpu: bool) -> Findin
     return ok("gpu", "llama.cpp finds no GPU: the CPU decodes")
 
 
-def check_providers() -> Iterator[Finding]:
-    """Name what runs the learned signals; nothing where ONNX Runtime is not installed."""
+def check_providers(available: Collection[str] | None = None) -> Iterator[Finding]:
+    """Name what runs the learned signals; nothing where ONNX Runtime is not installed.
+
+    Args:
+        available: execution providers of this build of ONNX Runtime; None: asked.
+    """
     try:
         from models.signals.providers import SMALL_BYTES, choose_providers, short_names
     except ImportError:
         return
-    first, *others = short_names(choose_providers(SMALL_BYTES))
+    first, *others = short_names(choose_providers(SMALL_BYTES, available))
     rest = f", else on {', '.join(others)}; small ones on CPU" if others else ""
     yield ok("onnx", f"ONNX Runtime runs learned signals on {first}{rest}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, verify_artifact
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
+from models.catalog.mmproj import vision_bytes
 from models.signals.lookup import find_signal
 from router.errors import PolicyError
 from router.policy.compiled import Policy, parse_policy
@@ -88,7 +89,8 @@ def check_memory(artifacts: list[Artifact], engine: EngineConfig, device: Device
     for artifact in artifacts:
         context = min(engine.context_tokens or _MIN_CONTEXT_TOKENS, artifact.manifest.context_length)
         try:
-            need_mb = estimate_memory(read_gguf(artifact.path), context=context, batch=1).total_bytes / _MIB
+            need = estimate_memory(read_gguf(artifact.path), context=context, batch=1).total_bytes
+            need_mb = (need + vision_bytes(artifact)) / _MIB
         except ArtifactError as error:
             yield fail("model", str(error), "download or copy the model again")
             continue

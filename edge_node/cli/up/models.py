@@ -67,8 +67,9 @@ _RAW = "A model without a calibrator is judged by its raw confidence, which says
 _CALIBRATED = "The confidence is calibrated for this pair: the probability that the large model is not better."
 _RAW_HANDOFF = "after_tokens: 8, below: 0.55"
 _LARGE_PARAMETERS = 100_000_000
-LARGE_MODELS_GATEWAY = """\
-# Written by `causeway-edge up`. A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
+_GATEWAY = "# Written by `causeway-edge up`.\ntiers: {tiers}\n"
+_LARGE_MODELS = """\
+# A CPU reads a long prompt for a large model in many seconds, in which Triton is silent:
 # with the defaults, which suit a GPU, it would be taken for dead.
 load_balancing: {silent_before_probe_s: 10, probe_timeout_s: 60, hung_after_s: 180}
 """
@@ -82,7 +83,7 @@ class StartedModels(msgspec.Struct, frozen=True):
         cloud: The cloud's models, served by Triton under their own names.
         model_dirs: Folders searched for models first.
         questions: The demo questions that fit the device's model.
-        gateway_text: The gateway's configuration to write for it; empty: the defaults.
+        gateway_text: The gateway's configuration to write for it: its tiers; empty: there is no gateway.
         note: What to say about the pair's calibration; empty: nothing.
     """
 
@@ -141,9 +142,20 @@ def choose_models(config: Config, small: str | None, large: str | None, *, with_
         cloud=tuple(dict.fromkeys(in_cloud)),
         model_dirs=tuple(str(folder.absolute()) for folder in folders),
         questions=KNOWLEDGE if speaks else TOUR,
-        gateway_text=LARGE_MODELS_GATEWAY if has_large else "",
+        gateway_text=_gateway_text(policy) + (_LARGE_MODELS if has_large else "") if in_cloud else "",
         note=note,
     )
+
+
+def _gateway_text(policy: Policy) -> str:
+    """Return a tier for each model in the cloud; those that a target of the policy embeds with make embeddings."""
+    in_cloud = [target for target in policy.targets if target.at == "cloud"]
+    embed = {target.model for target in in_cloud if "embedding" in target.can}
+    tiers = [
+        {"name": name, "can": ["chat", "completion", *(["embedding"] if name in embed else [])]}
+        for name in dict.fromkeys(target.model for target in in_cloud)
+    ]
+    return _GATEWAY.format(tiers=msgspec.json.encode(tiers).decode())
 
 
 def _calibration(small: str, large: str, policy: Policy, folders: list[Path]) -> tuple[PairHandoff | None, str]:

@@ -138,16 +138,7 @@ class _UpSession:
         triton = await self._start(
             "triton", causeway_cloud, "triton", *ports, *folders, *_each("--model", models.cloud)
         )
-        gateway_flags = (
-            "--port",
-            "0",
-            "--triton",
-            grpc,
-            "--token-file",
-            str(tokens),
-            *folders,
-            *_each("--tier", models.cloud),
-        )
+        gateway_flags: tuple[str, ...] = ("--port", "0", "--triton", grpc, "--token-file", str(tokens), *folders)
         if models.gateway_text:
             configuration = self._folder / "gateway.yaml"
             configuration.write_text(models.gateway_text, encoding="utf-8")

@@ -42,12 +42,14 @@ _PARAGRAPH = (
     "ships can sail upstream as far as Iquitos. "
     "In one sentence: where does the river rise, and into which ocean does it flow?"
 )
+_CHOICE = "Which of these is a source of renewable energy? A) coal B) oil C) wind D) natural gas. Answer with a letter."
 KNOWLEDGE = (
     Question("What is the capital of France?", "short: answered on the device"),
     Question(_PARAGRAPH, "long: answered in the cloud"),
     Question(_PARAGRAPH, "repeated: answered from the cache"),
     Question("How many legs does a spider have?", "short: small models get it wrong"),
     Question("What is 17 plus 25?", "short arithmetic"),
+    Question(_CHOICE, "multiple choice: handed off, if the pair is calibrated, because small models guess"),
     Question("Name one side effect of ibuprofen.", "private: never leaves the device", ("private",)),
 )
 """For models that answer with text."""

@@ -87,10 +87,10 @@ def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
 
 def _ask(*command: str | Path) -> str:
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
-    return said.stdout + said.stderr
+    return finished.stdout + finished.stderr
 
 
 def _archs(environ: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ from typing import Protocol, TextIO
 
 QUIET_S = 10.0  # off a terminal, at most one line in so many seconds
 KILL_AFTER_S = 5.0
+_TAIL_LINES = 15
 
 
 class Watch(Protocol):
@@ -127,6 +128,6 @@ def _end_group(child: subprocess.Popen[str]) -> None:
             continue
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def _tail(log: Path) -> str:
     text = log.read_text(encoding="utf-8", errors="replace")
-    return "\n".join(text.rstrip().splitlines()[-lines:])
+    return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])

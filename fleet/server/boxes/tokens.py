@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 from base64 import urlsafe_b64encode
+from contextlib import suppress
 from pathlib import Path
 
 import jwt
@@ -16,6 +16,7 @@ from jwt.algorithms import OKPAlgorithm
 
 from router.errors import AuthenticationFailed, ConfigError
 
+from ...trust.files import write_new
 from .refusals import TokenExpired
 from .report_keys import SKEW_S, ReportKeys
 
@@ -103,7 +104,8 @@ def load_token_key(path: Path, issuer: str) -> TokenKey:
     """
     try:
         if not path.exists():
-            _write_new(path)
+            with suppress(FileExistsError):  # another process was faster
+                write_new(path, _new_key(), 0o600)
         if path.stat().st_mode & 0o077:
             raise ConfigError("readable by others: chmod 600", where=str(path))
         key = OKPAlgorithm.from_jwk(path.read_text(encoding="utf-8"))
@@ -116,9 +118,5 @@ def load_token_key(path: Path, issuer: str) -> TokenKey:
     return TokenKey(key, issuer)
 
 
-def _write_new(path: Path) -> None:
-    document = json.dumps(OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True))
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(document.encode())
-        os.fsync(handle)
+def _new_key() -> bytes:
+    return json.dumps(OKPAlgorithm.to_jwk(Ed25519PrivateKey.generate(), as_dict=True)).encode()

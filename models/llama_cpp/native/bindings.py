@@ -35,6 +35,7 @@ def _bind(name: str, arguments: list[type], result: type | None) -> Callable[...
 
 
 decode = _bind("llama_decode", [ctypes.c_void_p, native.llama_batch], ctypes.c_int32)
+set_causal = _bind("llama_set_causal_attn", [ctypes.c_void_p, ctypes.c_bool], None)
 set_threads = _bind("llama_set_n_threads", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32], None)
 get_logits = _bind("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
 get_embeddings = _bind("llama_get_embeddings", [ctypes.c_void_p], ctypes.c_void_p)
@@ -84,7 +85,7 @@ tokenize = _bind(
 
 
 @native.llama_log_callback  # type: ignore[untyped-decorator]
-def _on_log(level: int, text: bytes, _user: object) -> None:
+def on_log(level: int, text: bytes, _user: object) -> None:
     line = text.decode(errors="replace").strip()
     if not line or level == _CONTINUED:
         return
@@ -97,7 +98,7 @@ def start_backend() -> None:
     """Initialise the library (idempotent) and redirect its log, which is global to the process."""
     # Without it a failed assertion starts a debugger on the process, which takes seconds and floods the log.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    native.llama_log_set(_on_log, ctypes.c_void_p(0))
+    native.llama_log_set(on_log, ctypes.c_void_p(0))
     native.llama_backend_init()
 
 

@@ -84,7 +84,7 @@ class Context:
         self._batch = batch = Batch(batch_tokens)
         self.token, self.position, self.sequence = batch.token, batch.position, batch.sequence
         self.needs_output = batch.needs_output
-        self._embedding_dimensions = weights.embedding_dimensions
+        self._weights = weights
         self._soft_batch: Batch | None = None
 
     def use_threads(self, threads: int) -> None:
@@ -118,13 +118,27 @@ class Context:
     def soft_batch(self) -> Batch:
         """The batch of soft tokens, created by the first use. None of its rows needs an output."""
         if self._soft_batch is None:
-            self._soft_batch = Batch(self.capacity, self._embedding_dimensions)
+            weights = self._weights
+            self._soft_batch = Batch(
+                self.capacity, weights.input_dimensions, positions_have_parts=weights.positions_have_parts
+            )
         return self._soft_batch
 
-    def decode_soft(self, rows: int) -> int:
-        """Decode the first rows of `soft_batch`; the codes are those of `decode`."""
-        self.soft_batch.native.n_tokens = rows
-        return bindings.decode(self.pointer, self.soft_batch.native)
+    def decode_soft(self, rows: int, *, causal: bool) -> int:
+        """Decode the first rows of `soft_batch`; the codes are those of `decode`.
+
+        Args:
+            causal: each sees those before it, as tokens do; else all see each other, and they are of one sequence.
+        """
+        batch = self.soft_batch
+        batch.finish(rows)
+        if causal:
+            return bindings.decode(self.pointer, batch.native)
+        bindings.set_causal(self.pointer, False)
+        try:
+            return bindings.decode(self.pointer, batch.native)
+        finally:
+            bindings.set_causal(self.pointer, True)
 
     def rows(self, count: int) -> NDArray[np.float32]:
         """Return the outputs of the last decode in batch order: a writable float32 view [count, width]."""

@@ -51,8 +51,7 @@ def list_backends() -> tuple[str, ...]:
 def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
     kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
     kind.argtypes, kind.restype = [ctypes.c_void_p], ctypes.c_int
-    found = kind(device)
-    if found not in (_GPU, _INTEGRATED):
+    if kind(device) not in (_GPU, _INTEGRATED):
         return None
     size = ctypes.POINTER(ctypes.c_size_t)
     memory.argtypes, memory.restype = [ctypes.c_void_p, size, size], None
@@ -62,7 +61,7 @@ def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
     for text in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
         text.argtypes, text.restype = [ctypes.c_void_p], ctypes.c_char_p
         texts.append((text(device) or b"").decode(errors="replace"))
-    return Gpu(texts[0], texts[1], free.value, total.value, integrated=found == _INTEGRATED)
+    return Gpu(texts[0], texts[1], free.value, total.value)
 
 
 def choose_layers(options: EngineOptions) -> int:

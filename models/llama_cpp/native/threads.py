@@ -30,10 +30,10 @@ def cgroup_quota(path: Path) -> float:
         return float("inf")
 
 
-def busy_cores(window_s: float = _WINDOW_S) -> float:
-    """Measure for `window_s` how many of the allowed cores are busy, with any process's work."""
+def busy_cores() -> float:
+    """Measure for a moment how many of the allowed cores are busy, with any process's work."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    loads = psutil.cpu_percent(interval=window_s, percpu=True)
+    loads = psutil.cpu_percent(interval=_WINDOW_S, percpu=True)
     return sum(load for core, load in enumerate(loads) if core in allowed) / 100
 
 

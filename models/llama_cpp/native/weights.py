@@ -16,7 +16,7 @@ from . import bindings, memory
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
 _TEXT_BYTES = 4096
-_MANY_PART_POSITIONS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE, native.LLAMA_ROPE_TYPE_VISION)
+MANY_PART_POSITIONS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
 
 
 class Weights:
@@ -53,12 +53,14 @@ class Weights:
         self.parameters = int(native.llama_model_n_params(model))
         self.trained_context = int(native.llama_model_n_ctx_train(model))  # tokens
         self.embedding_dimensions = int(native.llama_model_n_embd(model))
-        # Positions of several parts (M-RoPE) are read for vectors otherwise than for tokens.
-        self.takes_vectors = native.llama_model_rope_type(model) not in _MANY_PART_POSITIONS
+        self.input_dimensions = int(native.llama_model_n_embd_inp(model))  # of a vector in a token's place
+        # llama.cpp spreads a token's position to all parts by itself, and a vector's not (M-RoPE).
+        self.positions_have_parts = native.llama_model_rope_type(model) in MANY_PART_POSITIONS
         self.chat_template = (native.llama_model_chat_template(model, None) or b"").decode(errors="replace")
         self.refuse_token = self.metadata("causeway.refuse_token")
         # The state of a recurrent model is not a list of cells of which another sequence could use the first ones.
         self.shares_prefixes = not (native.llama_model_is_recurrent(model) or native.llama_model_is_hybrid(model))
+        self.window_tokens = int(native.llama_model_n_swa(model))  # that some layers see; 0: all layers see all
         heads = max(1, int(native.llama_model_n_head(model)))
         head_width = self.embedding_dimensions // heads
         key = int(self.metadata(f"{self.architecture}.attention.key_length") or head_width)

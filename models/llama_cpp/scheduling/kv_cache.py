@@ -81,11 +81,14 @@ class KVCache:
     def free(self) -> int:
         return self.total - self.used
 
-    def allocate(self, source: SequenceSlot | None = None, shared: int = 0) -> SequenceSlot:
-        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that one is free."""
+    def allocate(self, source: SequenceSlot | None = None, shared: int = 0, position: int = 0) -> SequenceSlot:
+        """Open a slot that begins with the first `shared` tokens of `source`. The caller ensures that one is free.
+
+        `position`: of the token behind them.
+        """
         slot = SequenceSlot(self._free_ids.pop(), source.segments_of_first(shared) if source else [])
         if source is not None and shared:
-            bindings.sequence_copy(self._memory, source.id, slot.id, 0, shared)
+            bindings.sequence_copy(self._memory, source.id, slot.id, 0, position)
         return slot
 
     def grow(self, slot: SequenceSlot, tokens: int) -> None:

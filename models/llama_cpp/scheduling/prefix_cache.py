@@ -35,11 +35,16 @@ class PrefixCache:
     """At most `limit_bytes` of saved prefixes, evicted least recently used first.
 
     Prefixes are found by a chain of hashes over blocks of tokens, which begins with the adapter.
+
+    Where layers see only a window of tokens, a saved state has in them just what the token behind it sees: a prefix
+    longer than the window is of use whole, and not for a prompt that leaves it earlier.
     """
 
     def __init__(
-        self, context: bindings.Pointer, memory: bindings.Pointer, kv_cache: KVCache, limit_bytes: int
+        self, context: bindings.Pointer, memory: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0
     ) -> None:
+        """`window`: tokens that a layer sees; 0: all."""
+        self._window = window
         self._context = context
         self._memory = memory
         self._kv_cache = kv_cache
@@ -57,14 +62,20 @@ class PrefixCache:
         for key in _block_keys(prompt, adapter):
             if key not in self._by_key:
                 break
-            best = self._by_key[key][-1]
+            best = next((one for one in reversed(self._by_key[key]) if self._is_usable(one, prompt)), best)
         if best is None or best.adapter != adapter:
             return None, 0
         common = common_prefix(best.tokens, prompt)
         return (best, common) if common >= BLOCK else (None, 0)
 
-    def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int) -> int:
-        """Restore the first `tokens` tokens into an empty slot.
+    def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
+        """Whether what layers with a window have of it is enough for this prompt, whose last token is decoded."""
+        if not self._window or len(saved.tokens) <= self._window:
+            return True
+        return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1
+
+    def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int, position: int) -> int:
+        """Restore the first `tokens` tokens into an empty slot; `position` is that of the next one.
 
         Returns:
             The number of tokens in the slot: `tokens`, or 0 when there are too few free cells.
@@ -77,7 +88,7 @@ class PrefixCache:
         if not restored:
             bindings.sequence_remove(self._memory, slot.id, -1, -1)
             return 0
-        bindings.sequence_remove(self._memory, slot.id, tokens, -1)
+        bindings.sequence_remove(self._memory, slot.id, position, -1)
         self._kv_cache.grow(slot, tokens)
         return tokens
 
@@ -86,7 +97,7 @@ class PrefixCache:
         keys = tuple(_block_keys(tokens, adapter))
         if not keys:
             return
-        if keys[-1] in self._by_key:
+        if keys[-1] in (self._saved if self._window else self._by_key):
             self._saved.move_to_end(self._by_key[keys[-1]][-1].keys[-1])
             return
         size = bindings.state_size(self._context, slot.id)
@@ -104,9 +115,9 @@ class PrefixCache:
 
     def _add(self, saved: SavedPrefix) -> None:
         keys = saved.keys
-        # A saved prefix of this one is of no more use.
+        # A saved prefix of this one is of no more use, unless this one is only of use whole.
         for shorter in {id(one): one for key in keys for one in self._by_key.get(key, ())}.values():
-            if shorter.keys[-1] in keys:
+            if shorter.keys[-1] in keys and not self._window:
                 self._evict(shorter)
         self._saved[keys[-1]] = saved
         for key in keys:

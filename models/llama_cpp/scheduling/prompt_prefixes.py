@@ -54,10 +54,10 @@ class PromptPrefixes:
         if self._store is not None and saved_tokens < sequence.system_tokens:
             self._load(tokens, saved_tokens, self._store, self._cache)
             saved, saved_tokens = self._cache.find(tokens, group.name)
-        best = PrefixSource(min(saved_tokens, limit), saved=saved)
+        best = PrefixSource(sequence.cut(min(saved_tokens, limit)), saved=saved)
         for other in (*group.decoding, *group.prefilling):
             slot = slot_of(other)
-            common = min(common_prefix(other.pending_tokens, tokens), slot.length, limit)
+            common = sequence.cut(min(common_prefix(other.pending_tokens, tokens), slot.length, limit))
             if common >= max(best.tokens, BLOCK):
                 best = PrefixSource(common, slot=slot)
         return best
@@ -69,11 +69,14 @@ class PromptPrefixes:
         common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in group.prefilling)
         return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
-    def restore(self, source: PrefixSource, slot: SequenceSlot) -> int:
-        """Restore a saved prefix into a new slot. Returns the tokens in it; those of a running slot are there."""
+    def restore(self, source: PrefixSource, slot: SequenceSlot, position: int) -> int:
+        """Restore a saved prefix into a new slot. Returns the tokens in it; those of a running slot are there.
+
+        `position`: of the token behind the prefix.
+        """
         if source.saved is None or self._cache is None:
             return source.tokens
-        return self._cache.restore(source.saved, slot, source.tokens)
+        return self._cache.restore(source.saved, slot, source.tokens, position)
 
     def keep(self, sequence: Sequence) -> None:
         """Keep what the slot of a sequence that leaves holds: in memory, and its system prompt as a file."""

@@ -53,6 +53,7 @@ class Scheduler:
         self._unsynced_steps = 0  # steps since the lengths of the decoding slots were updated
         self._prefill_chunks: list[tuple[Sequence, int]] = []  # prompt tokens of each sequence in the batch
         self._soft_chunks: list[tuple[Sequence, int]] = []  # the same of the batch of soft tokens
+        self.soft_whole = False  # the vectors of that batch see each other
 
     @property
     def running(self) -> int:
@@ -119,7 +120,7 @@ class Scheduler:
             self._sync_slots()
             for row, sequence in enumerate(self.decoding):
                 slot = slot_of(sequence)
-                context.sequence[row], context.position[row] = slot.id, slot.length
+                context.sequence[row], context.position[row] = slot.id, sequence.position(slot.length)
             context.needs_output[:running] = 1
             self._batch_stale = False
         context.token[:running] = self.last_tokens
@@ -128,18 +129,29 @@ class Scheduler:
         return (self._add_drafts(running, self._planner) if self._planner is not None else running), []
 
     def build_soft_batch(self) -> int:
-        """Write the soft tokens that come next in prompts into the context's batch for them; return the rows."""
+        """Write the soft tokens that come next in prompts into the context's batch for them; return the rows.
+
+        Vectors that see each other are a batch of their own.
+        """
         self._soft_chunks.clear()
+        self.soft_whole = False
         room, row = self._throughput.prefill_budget(len(self.decoding)), 0
         for sequence in self.prefilling:
             slot = slot_of(sequence)
-            if count := min(sequence.soft_run(slot.length), room - row):
+            count, whole = sequence.soft_run(slot.length)
+            if whole and row:
+                continue
+            count = count if whole else min(count, room - row)
+            if count:
                 batch, start, end = self._context.soft_batch, slot.length, row + count
                 batch.vector[row:end] = sequence.vectors_of(start, start + count)
-                batch.position[row:end] = range(start, start + count)
+                batch.place(slice(row, end), *sequence.places_of(start, start + count))
                 batch.sequence[row:end] = slot.id
                 self._soft_chunks.append((sequence, count))
                 row = end
+            if whole:
+                self.soft_whole = True
+                break
         return row
 
     def commit_soft_batch(self) -> None:
@@ -264,8 +276,9 @@ class Scheduler:
                 continue
             slot = slot_of(sequence)
             start, end = slot.length, row + count
+            first = sequence.position(start)
             context.token[row:end] = sequence.pending_tokens[start : start + count]
-            context.position[row:end] = range(start, start + count)
+            context.position[row:end] = range(first, first + count)
             context.sequence[row:end] = slot.id
             context.needs_output[row:end] = 0
             if start + count == len(sequence.pending_tokens):
@@ -282,8 +295,9 @@ class Scheduler:
         reserved = sum(len(other.pending_tokens) - slot_of(other).length for other in prefilling)
         if self.running and self._kv_cache.free - reserved < needed + _GROWTH * (self.running + 1):
             return False
-        sequence.slot = self._kv_cache.allocate(source.slot, source.tokens)
-        cached = self._prefixes.restore(source, sequence.slot)
+        position = sequence.position(source.tokens)
+        sequence.slot = self._kv_cache.allocate(source.slot, source.tokens, position)
+        cached = self._prefixes.restore(source, sequence.slot, position)
         if not sequence.generated:
             sequence.cached_tokens = cached
         return True

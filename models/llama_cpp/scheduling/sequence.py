@@ -13,8 +13,9 @@ from ..protocol import Emission, Job
 from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
 from ..sampling.sampler import NO_TOKEN, TokenSampler
 from ..sampling.text_stream import TextStream
-from ..soft_tokens import Vectors
+from ..soft_tokens import NO_VECTORS, Vectors
 from .kv_cache import SequenceSlot
+from .places import Places
 from .speculation import PromptLookup
 
 
@@ -30,6 +31,7 @@ class Sequence:
         "_confidence_meter",
         "_held_logprobs",
         "_logprobs",
+        "_places",
         "_reported",
         "_stream",
         "_vectors",
@@ -62,7 +64,7 @@ class Sequence:
         deadline: float,
         system_tokens: int = 0,
         adapter: Adapter | None = None,
-        vectors: Vectors | None = None,
+        vectors: Vectors = NO_VECTORS,
     ) -> None:
         """Begin a job.
 
@@ -78,6 +80,7 @@ class Sequence:
             vectors: of the prompt's soft tokens, whose ids are below 0.
         """
         self._vectors = vectors
+        self._places = Places(prompt, vectors.placed) if vectors.placed else None
         self.adapter = adapter
         self.system_tokens = system_tokens
         self.job = job
@@ -123,14 +126,28 @@ class Sequence:
         pending = self.pending_tokens
         return len(pending) - start if not self._vectors else _run(pending[start:] < 0)
 
-    def soft_run(self, start: int) -> int:
-        """Return how many tokens to decode next are soft."""
-        return _run(self.pending_tokens[start:] >= 0) if self._vectors else 0
+    def soft_run(self, start: int) -> tuple[int, bool]:
+        """Return how many tokens to decode next are soft, and whether they belong into one batch without others."""
+        if not self._vectors:
+            return 0, False
+        count = _run(self.pending_tokens[start:] >= 0)
+        return (count, False) if self._places is None else self._places.run(start, count)
 
     def vectors_of(self, start: int, end: int) -> list[NDArray[np.float32]]:
         """Return the vectors of the soft tokens from `start` to before `end`."""
-        assert self._vectors is not None
-        return [self._vectors[token] for token in self.pending_tokens[start:end].tolist()]
+        return [self._vectors.rows[token] for token in self.pending_tokens[start:end].tolist()]
+
+    def position(self, index: int) -> int:
+        """Return the model's position of a token: its index, unless pictures before it take fewer positions."""
+        return index if self._places is None else self._places.position(index)
+
+    def places_of(self, start: int, end: int) -> tuple[int, NDArray[np.int32] | None]:
+        """Return the first position of soft tokens of one run, and the others from there, int32 [3, tokens]."""
+        return (start, None) if self._places is None else self._places.offsets(start, end)
+
+    def cut(self, tokens: int) -> int:
+        """Return how many of so many first tokens end between two pictures or texts, not within a picture."""
+        return tokens if self._places is None else self._places.cut(tokens)
 
     def restart(self) -> None:
         """The sequence was preempted: everything so far has to be decoded again."""

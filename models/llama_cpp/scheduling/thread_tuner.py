@@ -1,8 +1,11 @@
 """How many threads a step takes: found by trying, because no load figure tells what one more would gain.
 
 A trial compares a few steps with the count in use against a few with a neighbour of it (double or half). What a lost
-trial cost decides how long the next one waits, so that trials take about a hundredth of the time at most, also beside
-other load, where a thread too many can cost many times a step.
+trial cost decides how long the next one waits, so that trials take about a 200th of the time at most, also beside other
+load, where a thread too many can cost many times a step.
+
+Steps of different sizes are different work: with one row a step waits for memory, with more it calculates more for each
+weight that it reads, and threads help it more.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ from statistics import median
 
 _STEPS = 4  # on each side of a trial
 _GAIN = 1.05  # a larger count must be this much faster
-_HOPELESS = 3.0  # a trial step that takes so many times longer ends the trial
-_PRICE = 100.0  # seconds of work between trials for each second that a trial lost
+_HOPELESS = 1.5  # the second trial step that takes so many times longer ends the trial; one alone may be an accident
+_PRICE = 200.0  # seconds of work between trials for each second that a trial lost
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # of work between trials
 
 
 class ThreadTuner:
-    """Chooses the number of threads for steps of one kind. `threads`: for the next step."""
+    """Chooses the number of threads for steps of one kind.
+
+    `threads`: for the next step that is recorded. `best`: of the trials so far, for any other step. `settled`: a trial
+    was decided, or the cores leave nothing to decide.
+    """
 
     def __init__(self, first: int, most: Callable[[], float] | None) -> None:
         """Begin with `first` threads.
@@ -28,7 +35,8 @@ class ThreadTuner:
             most: returns the cores, asked before each trial since a process may lose cores while it runs; None: the
                 count stays.
         """
-        self.threads = self._best = first
+        self.threads = self.best = first
+        self.settled = most is None
         self._most = most
         self._upwards = True
         self._rows = -1
@@ -40,7 +48,7 @@ class ThreadTuner:
         """Record a step that ran with `threads`.
 
         Args:
-            rows: steps are compared only with those of the same number.
+            rows: of answers; steps are compared only with those of the same number.
             cost: what is compared, for example seconds for each row.
             step_s: the step's duration in seconds.
         """
@@ -53,32 +61,35 @@ class ThreadTuner:
             self._pause_s -= step_s
             return
         self._costs.append(cost)
-        if self.threads == self._best:
+        if self.threads == self.best:
             if len(self._costs) == _STEPS:
                 self._begin_trial(median(self._costs), max(1, int(self._most())))
             return
         self._trial_s += step_s
-        if len(self._costs) == _STEPS or cost > _HOPELESS * self._reference:
+        hopeless = sum(one > _HOPELESS * self._reference for one in self._costs) > 1
+        if hopeless or len(self._costs) == _STEPS:
             self._decide(median(self._costs))
 
     def _begin_trial(self, reference: float, most: int) -> None:
         self._costs.clear()
-        if self._best > most or most == 1:
-            self.threads = self._best = min(self._best, most)
+        if self.best > most or most == 1:
+            self.settled = True
+            self.threads = self.best = min(self.best, most)
             self._pause_s = _PAUSE_S
             return
         self._reference = reference
-        if self._best == most:
+        if self.best == most:
             self._upwards = False
-        elif self._best == 1:
+        elif self.best == 1:
             self._upwards = True
-        self.threads = min(most, self._best * 2) if self._upwards else max(1, self._best // 2)
+        self.threads = min(most, self.best * 2) if self._upwards else max(1, self.best // 2)
 
     def _decide(self, cost: float) -> None:
         won = cost * _GAIN < self._reference if self._upwards else cost <= self._reference * _GAIN
+        self.settled = True
         lost_s = max(0.0, self._trial_s * (1 - self._reference / cost))
         if won:
-            self._best = self.threads
+            self.best = self.threads
             self._pause_s = _PAUSE_S
         else:
             self._upwards = not self._upwards
@@ -86,6 +97,33 @@ class ThreadTuner:
         self._end_trial()
 
     def _end_trial(self) -> None:
-        self.threads = self._best
+        self.threads = self.best
         self._trial_s = 0.0
         self._costs.clear()
+
+
+class TunersBySize:
+    """A tuner for each size of a step, by powers of 2: 1 row, 2 to 3, 4 to 7 and so on; those with prompts apart."""
+
+    def __init__(self, first: int, most: Callable[[], float] | None) -> None:
+        """Begin with `first` threads; the arguments are those of each tuner."""
+        self._first = first
+        self._most = most
+        self._tuners: dict[tuple[bool, int], ThreadTuner] = {}  # by (with a prompt, bits of the number of rows)
+
+    def tuner(self, rows: int, *, prompt: bool = False) -> ThreadTuner:
+        """Return the tuner of steps of so many rows.
+
+        Until a trial was decided, it has the most threads that any smaller work is done with.
+
+        Args:
+            rows: of the step.
+            prompt: some are of prompts, most of which have no output: more work than any step of answers.
+        """
+        size = (prompt, rows.bit_length())
+        tuner = self._tuners.get(size)
+        if tuner is None or not tuner.settled:
+            first = max((other.best for one, other in self._tuners.items() if one < size), default=self._first)
+            if tuner is None or tuner.best < first:
+                tuner = self._tuners[size] = ThreadTuner(first, self._most)
+        return tuner

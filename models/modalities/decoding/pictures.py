@@ -61,8 +61,8 @@ def _opened(data: bytes, limits: PartLimits, use: Callable[[Image.Image, PartLim
                 return use(image, limits)
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise _too_large(limits) from None
-        except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError) as error:
-            raise Refusal(f"it is broken or cut off ({type(error).__name__}). {_SEND}") from None
+        except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, OverflowError, TypeError):
+            raise Refusal(f"it is broken or cut off. {_SEND}") from None
 
 
 def _kind_of(data: bytes) -> str:

@@ -20,7 +20,8 @@ Samples = npt.NDArray[np.float32]  # [n] in [-1, 1]
 
 _RATES = range(4_000, 192_001)  # Hz
 _MAX_CHANNELS = 8
-_TAPS = 65  # of the low-pass filter before a lower rate
+TAPS = 65
+"""Of the low-pass filter before a lower rate."""
 _SEND = "Send WAV with 16-bit PCM"
 
 
@@ -42,13 +43,19 @@ def resample(samples: Samples, rate: int, to: int = SAMPLE_RATE) -> Samples:
     """Convert from `rate` to `to` Hz: a windowed-sinc low-pass filter if the rate falls, then interpolation."""
     if rate == to or samples.size < 2:
         return samples
-    if rate > to and samples.size > _TAPS:
-        cutoff = 0.45 * to / rate  # of the sample rate
-        window = np.sinc(2 * cutoff * (np.arange(_TAPS) - _TAPS // 2)) * np.hamming(_TAPS)
-        samples = np.convolve(samples, window / window.sum(), mode="same")
+    if rate > to and samples.size > TAPS:
+        samples = np.convolve(samples, low_pass(rate, to), mode="same").astype(np.float32)
     at = np.arange(int(samples.size * to / rate)) * (rate / to)
     interpolated: Samples = np.interp(at, np.arange(samples.size), samples).astype(np.float32)
     return interpolated
+
+
+def low_pass(rate: int, to: int) -> npt.NDArray[np.float64]:
+    """Return the filter before the samples of a lower rate are taken: `TAPS` factors."""
+    cutoff = 0.45 * to / rate  # of the sample rate
+    window = np.sinc(2 * cutoff * (np.arange(TAPS) - TAPS // 2)) * np.hamming(TAPS)
+    factors: npt.NDArray[np.float64] = window / window.sum()
+    return factors
 
 
 def _decode_wav(data: bytes, max_s: float) -> tuple[Samples, int]:
@@ -116,8 +123,8 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
             seconds += block.size / SAMPLE_RATE
             _check_length(seconds, max_s)
             blocks.append(block)
-    except (av.FFmpegError, ValueError, IndexError) as error:
-        raise Refusal(f"it cannot be decoded ({type(error).__name__}). {_SEND}") from None
+    except (av.FFmpegError, ValueError, IndexError):
+        raise Refusal(f"it is broken, cut off or of a kind that cannot be decoded. {_SEND}") from None
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), SAMPLE_RATE
 
 

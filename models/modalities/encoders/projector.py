@@ -13,7 +13,7 @@ import onnxruntime
 from PIL import Image
 
 from ..process.child import Link
-from ..process.messages import Projected, ProjectPicture, Refusal, WorkerJob, WorkerResult, WorkerSpec
+from ..process.messages import Picture, Projected, ProjectPicture, Refusal, WorkerJob, WorkerResult, WorkerSpec
 
 _THREADS = 2
 
@@ -29,7 +29,9 @@ class PictureProjector:
     def run(self, job: WorkerJob, link: Link) -> WorkerResult:
         if not isinstance(job, ProjectPicture):
             raise Refusal("it is no picture")
-        picture = job.picture
+        return self.project(job.picture)
+
+    def project(self, picture: Picture) -> Projected:
         image = Image.frombytes("RGB", (picture.width, picture.height), picture.pixels)
         # The whole picture, whatever its shape: nothing of it is cut off.
         pixels = np.asarray(image.resize(self._size, Image.Resampling.BILINEAR), np.uint8)

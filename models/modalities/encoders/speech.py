@@ -94,7 +94,7 @@ class SpeechEncoder:
         if not isinstance(job, Transcribe):
             raise Refusal("it is no sound")
         if job.language and job.language not in self._model.supported_languages:
-            raise Refusal(f"the language `{job.language}` is not known here. Leave it out, to detect it")
+            raise Refusal(f"{job.language!r} is not known here. Leave it out, to detect the language", "language")
         self._model.words = self._words if self._is_command(job) else None
         # Greedy: five beams hear no better, and take twice the time.
         spoken, info = self._model.transcribe(

@@ -44,7 +44,7 @@ class Link:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the daemon has sent something during a job: only `CancelJob` can be that, or it is gone."""
+        """Whether the daemon has cancelled the job or is gone: it sends nothing else during a job."""
         return bool(select.select([self._link], [], [], 0)[0])
 
     def receive(self) -> bytes:
@@ -77,16 +77,16 @@ def serve(link: Link) -> None:
     decoder = msgspec.msgpack.Decoder(messages.WorkerJob)
     while True:
         job = decoder.decode(link.receive())
-        if isinstance(job, messages.CancelJob):  # it came after the result
+        if isinstance(job, messages.CancelJob):  # of the job that has just ended
             continue
         try:
             result = worker.run(job, link)
         except messages.Refusal as refusal:
-            result = messages.Refused(str(refusal))
+            result = messages.Refused(str(refusal), refusal.param)
         except MemoryError:
             result = messages.Refused("it needs more memory than it may have. Send a smaller one")
         link.send(result)
-        del job, result  # of which each may be megabytes
+        del job, result  # each may have megabytes
 
 
 def _confine(memory_bytes: int) -> None:

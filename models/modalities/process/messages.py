@@ -11,9 +11,13 @@ import msgspec
 
 from router.types import Fact
 
+from ...llama_cpp.protocol import SoftRun
+
 LENGTH = struct.Struct("<I")
 MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest picture
 SAMPLE_RATE = 16_000  # Hz, of every `Sound`
+SPEECH_RATE = 24_000  # Hz, of sound that is looked through for speech while it comes
+SPEECH_WINDOW = 768  # samples of it that get one probability: 32 ms
 
 
 class PartLimits(msgspec.Struct, frozen=True):
@@ -53,6 +57,17 @@ class MeasurePicture(msgspec.Struct, frozen=True, tag="measure_picture"):
     """Read the size that the file declares; decode no pixel."""
 
     data: bytes
+
+
+class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
+    """Compute the probability of speech in each window of a sound.
+
+    `pcm`: int16 little endian, one channel at `SPEECH_RATE`, whole windows of `SPEECH_WINDOW` samples. `state`: of the
+    `SpeechProbabilities` of the windows before; empty: these are the first.
+    """
+
+    pcm: bytes
+    state: bytes = b""
 
 
 class CancelJob(msgspec.Struct, frozen=True, tag="cancel"):
@@ -135,27 +150,55 @@ class SegmentFound(msgspec.Struct, frozen=True, tag="segment_found"):
     segment: Segment
 
 
+class SpeechProbabilities(msgspec.Struct, frozen=True, tag="speech_probabilities"):
+    """The probability of speech in each window. `state`: what the worker has to know for the next ones."""
+
+    windows: tuple[float, ...]
+    state: bytes
+
+
 class Projected(msgspec.Struct, frozen=True, tag="projected"):
-    """Soft tokens: float32 little endian, [tokens, embedding dimensions of the model]."""
+    """Soft tokens: float32 little endian, [tokens, embedding dimensions of the model], and how they stand."""
 
     vectors: bytes
+    runs: tuple[SoftRun, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The part is invalid. `reason`: for the client, a clause that says what is wrong and what to send."""
+    """The part is invalid, or the field `param` that came with it.
+
+    `reason`: for the client, a clause that says what is wrong and what to send.
+    """
 
     reason: str
+    param: str = ""  # "": the part itself
 
 
 WorkerJob = (
-    DecodeSound | DecodePicture | DecodeText | MeasurePicture | Transcribe | Picture | ProjectPicture | CancelJob
+    DecodeSound
+    | DecodePicture
+    | DecodeText
+    | MeasurePicture
+    | Transcribe
+    | DetectSpeech
+    | Picture
+    | ProjectPicture
+    | CancelJob
 )
-WorkerResult = Sound | Picture | PictureSize | Found | Projected | Refused
+WorkerResult = Sound | Picture | PictureSize | Found | SpeechProbabilities | Projected | Refused
 ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 
 class Refusal(Exception):
-    """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon."""
+    """A worker cannot use this part: `Refused` in the child, and the error for the client in the daemon.
+
+    Args:
+        param: the field that is wrong, if it is not the part itself.
+    """
+
+    def __init__(self, reason: str, param: str = "") -> None:
+        super().__init__(reason)
+        self.param = param
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
@@ -15,8 +16,11 @@ import msgspec
 from . import messages
 from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 
+log = logging.getLogger(__name__)
+
 _ROOT = Path(__file__).parents[3]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+_LOAD_S = 120.0  # to load a model, whatever the deadlines of the jobs that wait; then the child is replaced
 Tell = Callable[[Segment], None]
 _decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildReply)
 
@@ -34,14 +38,13 @@ class WorkerProcess:
 
     Args:
         settle_s: time for a cancelled job to end by itself; after it the child is killed.
-        load_s: time for the child to load its model, whatever the deadlines of the jobs that wait for it; after it the
-            child is replaced.
+        python: interpreter of the child: the one that has the worker's packages.
     """
 
-    def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, load_s: float = 120.0) -> None:
+    def __init__(self, spec: WorkerSpec, settle_s: float = 2.0, python: str = sys.executable) -> None:
         self._spec = spec
+        self._python = python
         self._settle_s = settle_s
-        self._load_s = load_s
         self._load_by = 0.0  # loop time
         self._ready = False
         self._turn = asyncio.Lock()
@@ -74,8 +77,14 @@ class WorkerProcess:
         except TimeoutError:
             raise WorkerTimeout("it took too long") from None
         if isinstance(result, Refused):
-            raise Refusal(result.reason)
+            raise Refusal(result.reason, result.param)
         return result
+
+    async def warm(self) -> None:
+        """Start the child and return when its model is loaded. Raises WorkerFailed."""
+        async with self._turn:
+            await self._ensure_child()
+            await self._wait_until_ready()
 
     async def close(self) -> None:
         """End the child; later jobs fail."""
@@ -127,7 +136,7 @@ class WorkerProcess:
                 await self._receive()
         except TimeoutError:
             await self._end_child()
-            raise WorkerFailed(f"its process did not load within {self._load_s:g} s") from None
+            raise WorkerFailed(f"its process did not load within {_LOAD_S:g} s") from None
         except (OSError, EOFError, msgspec.DecodeError) as error:
             await self._end_child()
             raise WorkerFailed("its process died while it loaded") from error
@@ -148,7 +157,11 @@ class WorkerProcess:
                     self._writer.write(messages.encode(messages.CancelJob()))
                     while isinstance(await self._receive(), SegmentFound):
                         pass
-        except (TimeoutError, OSError, EOFError, msgspec.DecodeError):
+        except TimeoutError:
+            worker = self._spec.worker.rpartition(":")[2]
+            log.warning("%s hung: its process is replaced %g s after its job was cancelled", worker, self._settle_s)
+            await self._end_child()
+        except (OSError, EOFError, msgspec.DecodeError):
             await self._end_child()
         finally:
             self._turn.release()
@@ -163,11 +176,11 @@ class WorkerProcess:
         try:
             # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
             self._process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", "models.modalities.process.child", str(theirs.fileno())],
+                [self._python, "-m", "models.modalities.process.child", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd=_ROOT,  # a module in the daemon's working directory must not shadow ours
-                env=_environment(),
+                env=_environment(self._python),
             )
         except OSError as error:
             ours.close()
@@ -175,7 +188,7 @@ class WorkerProcess:
         finally:
             theirs.close()
         self.starts += 1
-        self._load_by = asyncio.get_running_loop().time() + self._load_s
+        self._load_by = asyncio.get_running_loop().time() + _LOAD_S
         ours.setblocking(False)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
@@ -195,6 +208,9 @@ class WorkerProcess:
             process.wait()  # of a killed child: returns at once
 
 
-def _environment() -> dict[str, str]:
+def _environment(python: str) -> dict[str, str]:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    environ = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    if python != sys.executable:
+        environ.pop("LD_LIBRARY_PATH", None)  # of this process's environment
+    return environ

@@ -251,10 +251,10 @@ class Mixture:
 
 
 def validation_examples(
-    corpus: Corpus, tokenizer: AssistantTokenizer, student: bool, per_source: int, seed: int = 7
+    corpus: Corpus, tokenizer: AssistantTokenizer, student: bool, per_source: int
 ) -> dict[str, list[Example]]:
     """Return at most `per_source` held-back examples by source; `refused` are those that this model should refuse."""
-    draw = random.Random(seed)
+    draw = random.Random(7)
     groups: dict[str, list[tuple[str, list[int]]]] = {REFUSED: []}
     refusal = tokenizer.encode_call(FunctionCall(OUT_OF_SCOPE), refuse=student)[: 1 if student else 2]
     for row in corpus.validation:

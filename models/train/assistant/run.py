@@ -58,9 +58,9 @@ class RunConfig(msgspec.Struct, frozen=True):
     teacher: str | None = None
 
 
-def shape_for(name: str, layers: int | None, width: int, hidden: int | None = None) -> dict[str, int]:
+def shape_for(name: str, layers: int | None, width: int) -> dict[str, int]:
     """Return the sizes of a network without its vocabulary: heads of 64, a hidden layer three times as wide."""
-    return {"layers": layers or LAYERS[name], "width": width, "heads": width // 64, "hidden": hidden or 3 * width}
+    return {"layers": layers or LAYERS[name], "width": width, "heads": width // 64, "hidden": 3 * width}
 
 
 def train(

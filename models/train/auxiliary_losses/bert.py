@@ -21,6 +21,7 @@ from ...signals.encoder import WordPieces
 from ..signals.bert_to_onnx import BertConfig, read_safetensors
 
 MAX_TOKENS = 64  # longer texts are truncated
+_DROPOUT = 0.1
 FROZEN_SHARE = 3  # one in so many layers, the lowest ones, is not trained
 
 
@@ -88,7 +89,7 @@ class BertTokenizer(msgspec.Struct, frozen=True):
         return [self.cls_id, *self.pieces(text)[: MAX_TOKENS - 2], self.sep_id]
 
 
-def load_bert(folder: Path, dropout: float = 0.1) -> tuple[Bert, BertTokenizer]:
+def load_bert(folder: Path) -> tuple[Bert, BertTokenizer]:
     """Load the published files in `folder`, the same that `convert-bert` reads.
 
     Raises:
@@ -104,7 +105,7 @@ def load_bert(folder: Path, dropout: float = 0.1) -> tuple[Bert, BertTokenizer]:
             vocabulary=len(tensors["embeddings.word_embeddings.weight"]),
             hidden=len(tensors["encoder.layer.0.intermediate.dense.weight"]),
         )
-        bert = Bert(sizes, dropout)
+        bert = Bert(sizes, _DROPOUT)
         bert.load_state_dict(_rename(tensors, sizes.num_hidden_layers))
         return bert, BertTokenizer(WordPieces(pieces), pieces.index("[CLS]"), pieces.index("[SEP]"))
     except (OSError, KeyError, ValueError, RuntimeError, msgspec.DecodeError) as error:

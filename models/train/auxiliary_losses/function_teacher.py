@@ -25,6 +25,7 @@ WARMUP = 100  # steps
 HELD_OUT_SHARE, _HELD_OUT_SEED = 0.03, "tutor"  # share of the rows that the temperature is fitted on
 LABEL_SMOOTHING = 0.02  # share of the probability that is spread over all functions
 _ENDS = ("?", ".", "!")
+_BATCH_TOKENS = 4096
 
 
 class TeacherSchedule(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ class FunctionTeacher(nn.Module):
         return logits
 
     @torch.no_grad()
-    def predict(self, texts: Sequence[str], tokens: int = 4096) -> tuple[Tensor, Tensor]:
+    def predict(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return probabilities, float32 [texts, names], and sentence vectors, float32 [texts, width].
 
         Args:
@@ -73,7 +74,7 @@ class FunctionTeacher(nn.Module):
         ids = [self.tokenizer(text) for text in texts]
         probabilities = torch.zeros(len(texts), len(self.names))
         vectors = torch.zeros(len(texts), self.bert.width)
-        for batch in batches_by_length(ids, tokens, random.Random(0)):
+        for batch in batches_by_length(ids, _BATCH_TOKENS, random.Random(0)):
             inputs, style = _inputs(texts, ids, batch)
             vectors[batch] = self._states(inputs)
             probabilities[batch] = self._logits(vectors[batch], style).softmax(-1)
@@ -84,12 +85,12 @@ class FunctionTeacher(nn.Module):
         return self.predict(texts)[0]
 
     @torch.no_grad()
-    def vectors(self, texts: Sequence[str], tokens: int = 4096) -> Tensor:
+    def vectors(self, texts: Sequence[str]) -> Tensor:
         """Return sentence vectors at full precision, float32 [texts, width]."""
         self.eval()
         ids = [self.tokenizer(text) for text in texts]
         vectors = torch.zeros(len(texts), self.bert.width)
-        for batch in batches_by_length(ids, tokens, random.Random(0)):
+        for batch in batches_by_length(ids, _BATCH_TOKENS, random.Random(0)):
             vectors[batch] = self.bert(torch.tensor([ids[i] for i in batch]))
         return vectors
 

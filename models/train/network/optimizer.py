@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+_STEPS = 5
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # the published coefficients of the quintic iteration
 
 
@@ -38,13 +39,13 @@ class Muon(torch.optim.Optimizer):
                 weight.add_(torch.cat([orthogonal(part) for part in parts]), alpha=-group["lr"] * stretch)
 
 
-def orthogonal(matrix: Tensor, steps: int = 5) -> Tensor:
+def orthogonal(matrix: Tensor) -> Tensor:
     """Return approximately U Vᵀ of matrix = U S Vᵀ, computed in bf16."""
     x = matrix.to(torch.bfloat16)
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         gram = x @ x.T
         x = _A * x + (_B * gram + _C * gram @ gram) @ x
     result: Tensor = (x.T if tall else x).to(matrix.dtype)

@@ -5,7 +5,6 @@ A dial shows a multiple of 5 from 0 to 95 on a scale of 0 to 100; a display any 
 
 from __future__ import annotations
 
-import io
 import math
 import random
 from collections.abc import Sequence
@@ -65,13 +64,6 @@ def draw_panel(panel: Panel) -> Image.Image:
     image = image.filter(ImageFilter.GaussianBlur(draw.uniform(0.0, 0.8)))
     noise = np.random.default_rng(panel.seed).normal(0.0, draw.uniform(0.0, 8.0), (SIDE, SIDE * len(CELLS), 1))
     return Image.fromarray(np.clip(np.asarray(image, np.float32) + noise, 0, 255).astype(np.uint8))
-
-
-def as_png(panel: Panel) -> bytes:
-    """Return the picture as a file."""
-    file = io.BytesIO()
-    draw_panel(panel).save(file, "PNG")
-    return file.getvalue()
 
 
 def as_input(panel: Panel, side: int) -> NDArray[np.uint8]:

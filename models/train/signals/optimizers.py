@@ -13,6 +13,7 @@ Array32 = NDArray[np.float32]
 Array64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
 _RIDGE = 1e-4
+_NEWTON_STEPS = 60
 
 
 class Adam:
@@ -39,7 +40,7 @@ class Adam:
 
 
 def fit_logistic(
-    inputs: Array64, truth: NDArray[np.bool_], weights: Array64, steps: int = 60, ridges: Sequence[float] = ()
+    inputs: Array64, truth: NDArray[np.bool_], weights: Array64, ridges: Sequence[float] = ()
 ) -> LinearLogit:
     """Fit a logistic regression by Newton's method on standardised inputs.
 
@@ -53,7 +54,7 @@ def fit_logistic(
     scaled = np.concatenate([(inputs - mean) / spread, np.ones((len(inputs), 1))], axis=1)
     ridge = len(inputs) * np.diag([*(ridges or [_RIDGE] * inputs.shape[1]), 1e-6])
     line = np.zeros(scaled.shape[1])
-    for _ in range(steps):
+    for _ in range(_NEWTON_STEPS):
         predicted = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))
         hessian = (scaled * (weights * predicted * (1 - predicted))[:, None]).T @ scaled + ridge
         step = np.linalg.solve(hessian, scaled.T @ (weights * (predicted - truth)) + ridge @ line)

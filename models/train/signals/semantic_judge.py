@@ -37,6 +37,7 @@ from ...signals.encoder import SentenceEncoder
 HIDDEN, PAIR_HIDDEN, FOLDS, NEAREST = 64, 48, 3, 8
 _LEAST_RIGHT, _LEAST_SEEN = 0.1, 15  # a harmless word: in so many pairs, and the answer is the same in that share
 _LEAST_SIMILARITY = 0.4
+_INTENT_EPOCHS = 12
 
 Pair = tuple[int, int]
 Progress = Callable[[str], None]
@@ -122,7 +123,9 @@ def train_judge(
     progress(f"{len(chosen)} of them agree in their protected words, {truth.mean():.1%} with the same answer")
     features = np.array(
         [
-            judge.features(questions[one], questions[other], float(questions[one].vector @ questions[other].vector))
+            judge.features(
+                questions[one], [questions[other]], [float(questions[one].vector @ questions[other].vector)]
+            )[0]
             for one, other in chosen
         ],
         np.float32,
@@ -168,14 +171,13 @@ def _fit_intents(
     chosen: NDArray[np.int64],
     intents: int,
     seed: int,
-    epochs: int = 12,
 ) -> _IntentHeads:
     heads = _IntentHeads(vectors.shape[1], intents)
     optimizer = torch.optim.AdamW(heads.parameters(), lr=0.01, weight_decay=0.3)
-    steps = epochs * (len(chosen) // 256 + 1)
+    steps = _INTENT_EPOCHS * (len(chosen) // 256 + 1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, steps + 1)
     draw = np.random.default_rng(seed)
-    for _ in range(epochs):
+    for _ in range(_INTENT_EPOCHS):
         order = draw.permutation(chosen)
         for start in range(0, len(order), 256):
             batch = order[start : start + 256]

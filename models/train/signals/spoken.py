@@ -93,4 +93,4 @@ def measure_spoken(
 
 def _spoken_probability(calibrator: ConfidenceCalibrator, one: HeardAnswer, tokens: int) -> float:
     confidence, ended = confidence_at(one.answer, tokens)
-    return calibrator(confidence, tokens, ended=ended, heard=one.heard)
+    return calibrator(confidence, tokens, ended=ended, transcript_confidence=one.heard)

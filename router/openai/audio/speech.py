@@ -25,6 +25,13 @@ class SpeechRequest(msgspec.Struct, frozen=True):
     speed: float = 1.0
 
 
+_ADVICE: Final = {
+    "input": "Send a text of 1 to 4096 characters.",
+    "voice": "Send the code of a language, such as `en-us`.",
+    "speed": "Send a number from 0.25 to 4.",
+}
+
+
 class WireSpeech(msgspec.Struct, forbid_unknown_fields=True):
     input: Annotated[str, Meta(min_length=1, max_length=4096)]
     model: _Name
@@ -43,7 +50,7 @@ def parse_speech(body: bytes) -> SpeechRequest:
         UnsupportedFeature: what it asks for is valid, but not made here.
     """
     try:
-        wire = validate(load(body), WireSpeech)
+        wire = validate(load(body), WireSpeech, _ADVICE)
     except RecursionError:
         raise too_deep() from None
     sound = _FORMATS.get(wire.response_format or "wav")

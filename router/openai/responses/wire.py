@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ...reasoning import Effort
+from ...types import Effort
 from ..wire import Alternatives, Count, Name, WireGeneration, WireInputAudio
 
 

@@ -24,6 +24,7 @@ from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CloudFailed, ConfigError
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 from .gateway import ASK, running, static_token_config
 from .token_issuer import Issuer
@@ -239,11 +240,7 @@ async def test_a_client_that_leaves_pays_and_leaves_one_audit_record(issuer: Iss
         await gateway.service.reached.wait()
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        with anyio.fail_after(60):
-            while True:
-                if "client_gone" in gateway.metrics():
-                    break
-                await anyio.sleep(0.01)
+        await until(lambda: "client_gone" in gateway.metrics())
         gateway.service.held = None
         await gateway.accounts.accounting.flush()
         # Nearly all of the 500 reserved tokens are back.

@@ -16,9 +16,9 @@ from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.identity.revocation import revoke_token
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.config.schema import Config
-from tests.edge.scripted import until
 from tests.redis_server import RedisServer
 from tests.sessions.peer import Event, Peer, done
+from tests.waiting import until
 
 from .gateway import Gateway, running
 from .test_over_http import audited, config, token

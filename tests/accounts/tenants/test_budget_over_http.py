@@ -21,6 +21,7 @@ from cloud_pool.accounts.tenants.reservation import Demand
 from router.errors import RateLimited
 from tests.accounts.identity.gateway import ASK, Gateway, running
 from tests.redis_server import RedisServer
+from tests.waiting import until
 
 from .gateway_process import gateway_config
 
@@ -84,11 +85,7 @@ async def leave(gateway: Gateway) -> None:
     assert (await gateway.post(body=BODY))[0] == 429
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
-    with anyio.fail_after(60):
-        while True:
-            if "client_gone" in gateway.metrics():
-                break
-            await anyio.sleep(0.01)
+    await until(lambda: "client_gone" in gateway.metrics())
 
 
 async def test_a_request_beyond_the_days_budget_is_invalid(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -71,7 +72,7 @@ def storm_rows(returned: float, reconnected: Sequence[float]) -> list[list[objec
         reconnected: When each box had its first answer.
     """
     ordered = sorted(reconnected)[: max(1, int(0.99 * len(reconnected)))]
-    seconds = Counter(int(at - returned) for at in ordered)
+    seconds = Counter(math.floor(at - returned) for at in ordered)
     settled_s = max(seconds) + 1
     mean = len(ordered) / settled_s
     return [

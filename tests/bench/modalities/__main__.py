@@ -5,7 +5,8 @@
 - panels: drawn instrument panels (synthetic) as text facts and as soft tokens; needs the extra `pictures` and a model
   with a projector (`causeway-models train-panels`)
 - batched: pictures encoded and projected one by one, and eight in a run; as `panels`
-- invoice: a rendered and a distorted invoice (synthetic), a typed and a spoken question, a stalled branch; as `real`
+- invoice (`make demo-invoice`): a rendered and a distorted invoice (synthetic), questions typed and spoken, a stalled
+  branch; as `real`
 """
 
 from __future__ import annotations

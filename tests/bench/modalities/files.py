@@ -8,6 +8,7 @@ import subprocess
 LINES = (
     "INVOICE {number}",
     "Acme Bearings Ltd",
+    "Due date: 15 March 2027",
     "2 x ball bearing     40.00",
     "1 x grease           19.50",
     "TOTAL EUR            99.50",
@@ -24,7 +25,7 @@ def invoice(number: int = 4711) -> bytes:
     """A PNG file."""
     from PIL import Image, ImageDraw, ImageFont
 
-    image = Image.new("RGB", (640, 360), "white")
+    image = Image.new("RGB", (640, 60 + 60 * len(LINES)), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(28)
     for row, line in enumerate(LINES):
         draw.text((30, 30 + 60 * row), line.format(number=number), fill="black", font=font)

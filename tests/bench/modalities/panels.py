@@ -6,6 +6,7 @@ picture as text facts (late), as soft tokens (early), and no picture at all.
 
 from __future__ import annotations
 
+import io
 import random
 import re
 import statistics
@@ -17,7 +18,7 @@ import numpy as np
 import onnxruntime
 
 from models.catalog.projector import find_projector
-from models.train.panels.drawing import CELLS, Panel, as_input, as_png, caption, panels
+from models.train.panels.drawing import CELLS, Panel, as_input, caption, draw_panel, panels
 from router.types import Fusion
 from tests.modalities.test_fusion import picture, text
 
@@ -75,10 +76,16 @@ async def _ask(bench: Bench, way: str, panel: Panel, cell: int) -> Reply:
     question = text(f"What is the value of {CELLS[cell]}?")
     if way == "none":
         return await bench.ask(question, max_tokens=_ANSWER)
-    seen = picture(as_png(panel))
+    seen = picture(_as_png(panel))
     if way == "typed":
         seen = text(f"[A picture:{caption([one.digits for one in panel.instruments])}]")
     return await bench.ask(seen, question, max_tokens=_ANSWER)
+
+
+def _as_png(panel: Panel) -> bytes:
+    file = io.BytesIO()
+    draw_panel(panel).save(file, "PNG")
+    return file.getvalue()
 
 
 def _share(right: Sequence[bool]) -> float:

@@ -12,7 +12,6 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 import uvloop
@@ -44,6 +43,7 @@ from router.types import (
     Tool,
     ToolChoice,
 )
+from tests.waiting import until
 
 from ..tiny_gguf import CONTROL, write_tiny_gguf
 
@@ -81,13 +81,6 @@ def text(chunks: list[Chunk], index: int = 0) -> str:
 
 def finish(chunks: list[Chunk], index: int = 0) -> str | None:
     return next((c.finish_reason for c in chunks if c.finish_reason and c.index == index), None)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Poll `condition`; a hang is the test's timeout."""
-    with anyio.fail_after(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def repair(path: Path, good: Path) -> None:
@@ -377,7 +370,7 @@ async def test_an_engine_that_cannot_be_loaded_is_logged_once_until_it_is_ready(
     make_backend: MakeBackend, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However often it is tried; its problem is told meanwhile."""
-    caplog.set_level(logging.INFO, "edge_node.backends.engine.engines")
+    caplog.set_level(logging.INFO, "edge_node.backends.engine.supervisor")
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model")
     backend = make_backend(path)
@@ -389,7 +382,7 @@ async def test_an_engine_that_cannot_be_loaded_is_logged_once_until_it_is_ready(
     repair(path, tiny_model)
     await backend.ready(now() + TIMEOUT_S)
     assert backend.problem == ""
-    lost, back = [record for record in caplog.records if record.name == "edge_node.backends.engine.engines"]
+    lost, back = [record for record in caplog.records if record.name == "edge_node.backends.engine.supervisor"]
     assert (lost.levelname, back.levelname) == ("ERROR", "INFO")
     assert "is ready again (after" in back.getMessage()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import shutil
@@ -15,8 +16,11 @@ from fleet.repository.difference import manifest_changes
 from fleet.repository.fleet_file import cohort_of
 from fleet.repository.folder import check_fleet
 from router.bundle.manifest import BundleManifest, encode_manifest, read_manifest
+from router.bundle.refusals import BundleInvalid
 
 from .fleets import edit, write_fleet
+
+WEIGHTS = hashlib.sha256(b"GGUF and weights").hexdigest()
 
 
 @pytest.fixture
@@ -135,6 +139,56 @@ def test_a_changed_adapter_is_told_apart(fleet: Path) -> None:
         ["adapter assistant+night: scale 0.5 -> 1"],
         ["adapter assistant+night: other golden prompts"],
         ["adapter assistant+day: added, 0.0 MB", "adapter assistant+night: removed"],
+    ]
+
+
+def add_projector(fleet: Path) -> None:
+    for name in ("eye.onnx", "encoder.onnx", "stove.png"):
+        (fleet / "models" / name).write_bytes(name.encode())
+    keys = f"file: models/eye.onnx, tokens: 7, encoder: {{file: models/encoder.onnx}}, model_sha256: {WEIGHTS}"
+    edit(
+        fleet / "fleet.yaml",
+        "file: models/assistant.gguf",
+        f"file: models/assistant.gguf\n        projector: {{{keys}}}",
+    )
+
+
+def test_a_projector_is_a_part_of_its_model(fleet: Path) -> None:
+    add_projector(fleet)
+    edit(fleet / "fleet.yaml", 'answer: "4"', 'answer: "4", picture: models/stove.png')
+    bundle = build(fleet)["kiosk"]
+    (model,) = bundle.manifest.models
+    assert model.projector is not None
+    assert (model.projector.tokens, model.projector.model_sha256) == (7, model.blob.sha256)
+    assert [bundle.files[blob.sha256].name for blob in (*model.projector.blobs, *model.pictures)] == [
+        "eye.onnx",
+        "encoder.onnx",
+        "stove.png",
+    ]
+    assert {blob.sha256 for blob in bundle.manifest.blobs} == set(bundle.files)
+
+
+def test_a_projector_of_other_weights_is_not_built(fleet: Path) -> None:
+    """The model is a file, whose hash `lint` does not compute."""
+    add_projector(fleet)
+    (fleet / "models" / "assistant.gguf").write_bytes(b"GGUF and other weights")
+    with pytest.raises(BundleInvalid, match=f"made for the weights {WEIGHTS[:12]}"):
+        build(fleet)
+
+
+def test_a_changed_projector_is_told_apart(fleet: Path) -> None:
+    manifests = [build(fleet)["kiosk"].manifest]
+    add_projector(fleet)
+    manifests.append(build(fleet)["kiosk"].manifest)
+    (fleet / "models" / "encoder.onnx").write_bytes(b"another one")
+    manifests.append(build(fleet)["kiosk"].manifest)
+    edit(fleet / "fleet.yaml", "tokens: 7", "tokens: 9")
+    manifests += [build(fleet)["kiosk"].manifest, manifests[0]]
+    assert [manifest_changes(old, new) for old, new in itertools.pairwise(manifests)] == [
+        ["projector of assistant: added, 0.0 MB"],
+        ["projector of assistant: other weights, 0.0 MB -> 0.0 MB"],
+        ["projector of assistant: 7 -> 9 tokens"],
+        ["projector of assistant: removed"],
     ]
 
 

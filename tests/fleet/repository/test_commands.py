@@ -12,7 +12,9 @@ from fleet.cli.commands import main
 
 from .fleets import CASES, edit, write_fleet
 
-ADAPTERS = "cohorts.kiosk.models.assistant.adapters"
+MODEL, FILE = "cohorts.kiosk.models.assistant", "file: models/assistant.gguf"
+UPLOADED = f"sha256: {'a' * 64}\n        size_bytes: 7"
+ADAPTERS = f"{MODEL}.adapters"
 
 
 @pytest.fixture
@@ -78,6 +80,30 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             f"{ADAPTERS}.n.scale",
             "a finite number other than 0",
         ),
+        ("golden:", "projector: {file: no.gguf}\n        golden:", 10, f"{MODEL}.projector.file", "there is no file"),
+        ("golden:", f"projector: {{{FILE}, tokens: 7}}\n        golden:", 10, f"{MODEL}.projector.tokens", "mmproj"),
+        (
+            "golden:",
+            f"projector: {{{FILE}, encoder: {{{FILE}}}, tokens: 7}}\n        golden:",
+            10,
+            f"{MODEL}.projector",
+            "needs `model_sha256`",
+        ),
+        (
+            "golden:",
+            f"projector: {{{FILE}, model_sha256: {'a' * 64}, encoder: {{}}, tokens: 7}}\n        golden:",
+            10,
+            f"{MODEL}.projector.encoder",
+            "needs either `file`",
+        ),
+        (
+            f"{FILE}\n        golden:",
+            f"{UPLOADED}\n        projector: {{{FILE}, model_sha256: {'b' * 64}}}\n        golden:",
+            11,
+            f"{MODEL}.projector.model_sha256",
+            "the projector was made for others",
+        ),
+        ('answer: "4"', 'answer: "4", picture: a.png', 10, f"{MODEL}.golden[0].picture", "no `projector`"),
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
         ("stages: [1, 50, 100]", "stages: [0, 100]", 16, "cohorts.kiosk.rollout.stages[0]", "not more than 0"),
@@ -152,7 +178,34 @@ def test_test_fails_with_a_case_or_with_the_fleet(fleet: Path) -> None:
     assert "not a key that a fleet may set" in result.output
 
 
+def test_cases_name_the_adapters_of_every_cohort(fleet: Path) -> None:
+    """A case holds where each cohort that runs its policy has the adapter."""
+    cases = fleet / "policies" / "cases" / "kiosk.yaml"
+    cases.write_text(CASES.format(name="kiosk").replace("expect:", "request: {model: assistant+night}\n    expect:"))
+    edit(cases, "route: device, targets: [small]", "targets: [small+night]")
+    assert "model_not_found" in run("test", fleet).output
+    edit(fleet / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
+    result = run("test", fleet)
+    assert result.exit_code == 0, result.output
+    edit(
+        fleet / "fleet.yaml",
+        "policies/others.yaml",
+        "policies/kiosk.yaml\n    models: {assistant: {file: models/assistant.gguf}}",
+    )
+    assert "model_not_found" in run("test", fleet).output
+
+
+def test_a_target_with_a_missing_adapter_runs_no_case(fleet: Path) -> None:
+    edit(fleet / "policies" / "kiosk.yaml", "model: assistant}", "model: assistant+night}")
+    result = run("test", fleet)
+    assert result.exit_code == 1
+    assert result.output.count("this model has no such adapter; there are: none") == 1
+
+
 def test_test_without_any_case_is_a_usage_error(fleet: Path) -> None:
     for path in (fleet / "policies" / "cases").iterdir():
         path.unlink()
     assert run("test", fleet).exit_code == 2
+    (fleet / "fleet.yaml").write_text("")
+    empty = run("test", fleet)
+    assert (empty.exit_code, "fleet.yaml:1:1: error: the file is empty" in empty.output) == (1, True)

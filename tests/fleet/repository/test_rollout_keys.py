@@ -91,6 +91,19 @@ def test_wrong_keys_are_refused_where_they_stand(tmp_path: Path, keys: str, key:
     assert problems[0].location.line == 16
 
 
+@pytest.mark.parametrize(("silence", "warned"), [("5m", True), ("6m", False)])
+def test_a_silence_shorter_than_a_healthy_box_s_pauses_is_a_warning(
+    tmp_path: Path, silence: str, *, warned: bool
+) -> None:
+    """Such a box would be judged lost, and shares raised past it."""
+    folder = write_fleet(tmp_path / "fleet")
+    edit(folder / "fleet.yaml", "rollout: {stages: [1, 50, 100]}", f"rollout: {{silence: {silence}}}")
+    problems = check_fleet(folder).problems
+    assert [(one.severity, one.location.path) for one in problems] == (
+        [("warning", "cohorts.kiosk.rollout.silence")] if warned else []
+    )
+
+
 @pytest.mark.parametrize(
     ("stages", "boxes", "expected"),
     [

@@ -202,6 +202,8 @@ def test_silent_boxes_fail() -> None:
     assert "10 of 50 boxes went silent (0.0% of the control)" in verdict.reasons[0]
     control.silent[:100] = True
     assert judge(canary, control, SETTINGS, LEVEL).outcome is Outcome.PASS
+    alone = judge(canary, steady(0), SETTINGS, LEVEL)
+    assert "10 of 50 boxes went silent" in [metric.reason for metric in alone.metrics]
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_two_people_and_a_server_publish_a_fleet(folder: Path) -> None:
 
 
 def test_diff_says_what_would_change(folder: Path) -> None:
-    assert "kiosk: serial 1\n  new cohort: policy, 1 case files, 1 models, 3 settings" in run("diff", folder).output
+    assert "kiosk: serial 1\n  first bundle: policy, 1 case file, 1 model, 3 settings" in run("diff", folder).output
     sign(folder, "anna", "ben")
     assert run("diff", folder).output == "kiosk: no change\nothers: no change\n"
     edit(folder / "fleet.yaml", "engine.threads: 4", "engine.sequences: 2")
@@ -78,7 +78,7 @@ def test_a_fleet_without_trust_yaml_is_told(folder: Path) -> None:
     (folder / "trust.yaml").unlink()
     result = sign(folder, "anna")
     assert result.exit_code == 1
-    assert "trust.yaml: error: No such file" in result.output
+    assert "trust.yaml: error: not there: it names the keys that sign this fleet" in result.output
 
 
 def test_an_uploaded_model_is_asked_for(folder: Path) -> None:
@@ -120,3 +120,9 @@ def test_a_key_has_a_plain_name(tmp_path: Path) -> None:
     assert run("keys", "new", "../anna", "--keys", tmp_path).exit_code == 2
     assert run("keys", "new", "anna", "--keys", tmp_path).exit_code == 0
     assert run("keys", "new", "anna", "--keys", tmp_path).exit_code == 1
+
+
+def test_a_public_key_signs_nothing_and_an_empty_folder_has_no_keys(folder: Path, tmp_path: Path) -> None:
+    result = run("sign", folder, "--key", folder / "keys" / "anna.pub")
+    assert (result.exit_code, "the public key; anna.pem is the one that signs" in result.output) == (1, True)
+    assert run("keys", "list", "--keys", tmp_path / "none").output == f"no keys (*.pub) in {tmp_path / 'none'}\n"

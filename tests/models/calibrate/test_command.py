@@ -128,6 +128,7 @@ def test_real_models_are_asked_and_a_second_run_asks_only_what_is_missing(tmp_pa
     command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run", tmp_path / "run"]
     command += ["--to", tmp_path / "to", "--threads", "1", "--context", "1024"]
     first = call(*command, "--prompts", write_prompts(tmp_path / "four.jsonl", few[:4]))
+    assert first.output.startswith("asking 4 prompts, whose answers are kept; a fit needs at least 50")
     assert "4 prompts are answered; 50 are the least" in first.output
     before = (tmp_path / "run" / "answers.jsonl").read_bytes()
     second = call(*command, "--prompts", write_prompts(tmp_path / "six.jsonl", few))

@@ -22,6 +22,7 @@ from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
+from models.evaluate.routing_curves import apgr
 from models.signals.encoder import SentenceEncoder
 from router.types import Confidence
 from tests.models.calibrate.pairs import EASY, answered, prompts
@@ -153,6 +154,32 @@ def test_thresholds_at_the_ends() -> None:
     assert choose_threshold(values, large, large, Target(keep=1.0)) == 0.0
     assert choose_threshold(values, small, large, Target(keep=1.0)) == pytest.approx(0.6)
     assert choose_threshold(values, small, large, Target(cloud_share=0.7)) == pytest.approx(0.9)
+
+
+def test_a_row_that_stands_for_several_prompts_counts_as_often() -> None:
+    """The threshold is the one of the repeated rows, and so are the figures."""
+    values, large = np.array([0.9, 0.6, 0.2]), np.ones(3)
+    small, weights = np.array([1.0, 0.0, 0.0]), np.array([1.0, 1.0, 8.0])
+    whole = np.repeat(np.arange(3), weights.astype(int))
+    for target in (Target(keep=0.9), Target(cloud_share=0.8)):
+        expected = choose_threshold(values[whole], small[whole], large[whole], target)
+        assert choose_threshold(values, small, large, target, weights) == expected
+    assert apgr(values, small, large, weights) == pytest.approx(apgr(values[whole], small[whole], large[whole]))
+    assert apgr(values, small, large, weights) != pytest.approx(apgr(values, small, large))
+
+
+def test_prompts_without_answers_help_to_tell_the_tasks_apart(rows: Rows, encoder: SentenceEncoder) -> None:
+    """Few answers, many prompts: the expected gain of a prompt is nearer to that of its task."""
+    few = rows[np.arange(24)]
+    asked = [one for one in prompts(400) if one.question not in {row.text for row in few.answers}]
+    more = as_rows(few.answers, encoder, asked)
+    assert more.unanswered is not None
+    assert more[np.arange(3)].unanswered is more.unanswered
+    gains = [
+        quality_inputs(fit_pair(one, (1,), seed=1).kinds, rows.inputs[24:])[:, -1].reshape(-1, 2).mean(axis=0)
+        for one in (few, more)
+    ]
+    assert gains[1][0] - gains[1][1] > gains[0][0] - gains[0][1] > 0
 
 
 def test_each_fold_has_its_part_of_every_stratum() -> None:

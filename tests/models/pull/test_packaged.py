@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from pathlib import Path
 
 import msgspec
@@ -13,6 +12,8 @@ from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifac
 from models.pull.demo import DemoModel, Part
 from models.pull.packaged import PackagedModel, check_memory, fetch_packaged, packaged_models
 from models.pull.sources import PullError, RemoteFile
+
+from .conftest import write_wheel
 
 pytestmark = pytest.mark.slow
 
@@ -41,27 +42,10 @@ def tiny() -> PackagedModel:
 
 def make_wheels(folder: Path, changed: bytes = b"") -> None:
     for number in (1, 2):
-        name = f"tiny_voice{number}-1.0"
-        with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as wheel:
-            for file, parts in FILES.items():
-                if number <= len(parts):
-                    wheel.writestr(f"voice/{file}.{number}", changed if changed and number == 2 else parts[number - 1])
-            meta = f"Metadata-Version: 2.1\nName: tiny-voice{number}\nVersion: 1.0\n"
-            wheel.writestr(f"{name}.dist-info/METADATA", meta)
-            wheel.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-            wheel.writestr(f"{name}.dist-info/RECORD", "")
-
-
-@pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that pip takes for its index; the cache is the test's own."""
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
+        files = {f"voice/{file}.{number}": parts[number - 1] for file, parts in FILES.items() if number <= len(parts)}
+        if changed and number == 2:
+            files = dict.fromkeys(files, changed)
+        write_wheel(folder, f"tiny-voice{number}", files)
 
 
 def test_its_files_are_joined_checked_and_verified_again_later(wheels: Path, tmp_path: Path) -> None:

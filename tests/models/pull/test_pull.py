@@ -17,6 +17,10 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("huggingface_hub")
 
 from models.catalog.artifact import load_artifact, verify_artifact
+from models.pull.hub import HubListing, choose_mmproj
+from models.pull.sources import PullError, RemoteFile
+from tests.engine.tiny_gguf import write_tiny_gguf
+from tests.engine.tiny_mmproj import needs_mtmd, write_tiny_mmproj
 
 from ..gguf_files import SHIPPED, network_header
 from .hub_server import REPOSITORY, HubServer
@@ -212,7 +216,7 @@ def test_what_does_not_fit_is_refused_with_figures_and_the_next_smaller_file(box
         (lambda hub: None, (f"hf:{REPOSITORY}:Q2_K",), f"no file matches 'Q2_K'; there are: {LARGE}, {SMALL}"),
         (lambda hub: hub.close(), (f"hf:{REPOSITORY}",), "cannot be reached"),
         (lambda hub: None, ("hf:nonsense",), "write hf:OWNER/REPO"),
-        (lambda hub: None, ("ftp://host/x.gguf",), "neither hf:OWNER/REPO"),
+        (lambda hub: None, ("ftp://host/x.gguf",), "write hf:OWNER/REPO"),
         (lambda hub: None, ("http://127.0.0.1:1/x.gguf",), "a URL needs --sha256"),
         (lambda hub: None, ("http://127.0.0.1:1/x.gguf", "--sha256", "0" * 64), "cannot be reached"),
         (lambda hub: None, ("demo:nothing",), "there are qwen, qwen-05b, qwen-15b"),
@@ -280,3 +284,37 @@ def test_the_hub_is_not_asked_twice_at_once(box: Box) -> None:
     for thread in threads:
         thread.join()
     assert [status for status, _ in results] == [0, 0], results
+
+
+@needs_mtmd
+def test_a_vision_model_comes_with_its_mmproj_file_when_asked(tmp_path: Path) -> None:
+    model = write_tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
+    mmproj = write_tiny_mmproj(tmp_path / "mmproj.gguf").read_bytes()
+    wrong = write_tiny_mmproj(tmp_path / "wrong.gguf", dimensions=96).read_bytes()
+    hub = HubServer({SMALL: model, "mmproj-tiny-f32.gguf": wrong, "mmproj-tiny-f16.gguf": mmproj})
+    box = Box(tmp_path / "home", hub)
+    try:
+        status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "blind", "--yes")
+        assert (status, "with --mmproj it takes pictures" in printed) == (0, True), printed
+        status, printed = box.pull(f"hf:{REPOSITORY}", "--name", "seeing", "--mmproj", answer="y\n")
+        assert status == 0, printed
+        assert "mmproj-tiny-f16.gguf, 0.2 MiB" in printed
+        entry = load_artifact(box.models / "seeing").manifest.projector
+        assert entry is not None
+        assert entry.sha256 == hashlib.sha256(mmproj).hexdigest()
+        verify_artifact(load_artifact(box.models / "seeing"))
+    finally:
+        hub.close()
+
+
+def test_of_several_mmproj_files_the_usual_precision_is_taken() -> None:
+    def listing(*names: str) -> HubListing:
+        return HubListing("o/r", "main", (), tuple(RemoteFile(name, 1, "", "") for name in names))
+
+    assert choose_mmproj(listing("mmproj-a-f32.gguf", "a-mmproj-F16.gguf", "mmproj-a-Q8_0.gguf")).name.endswith(
+        "F16.gguf"
+    )
+    assert choose_mmproj(listing("mmproj.gguf")).name == "mmproj.gguf"
+    for names, words in (((), "no vision model's"), (("mmproj-x.gguf", "mmproj-y.gguf"), "several mmproj files")):
+        with pytest.raises(PullError, match=words):
+            choose_mmproj(listing(*names))

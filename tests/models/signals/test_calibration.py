@@ -56,8 +56,10 @@ def test_a_doubtful_transcript_lowers_the_probability_of_a_spoken_request_alone(
     typed = ConfidenceCalibrator(CalibrationParameters((stage(4),)))
     spoken = ConfidenceCalibrator(CalibrationParameters((stage(4),), LinearLogit((1.0, 0.5), 0.0)))
     answer = confidence(0.8)
-    assert typed(answer, 4, ended=False, heard=0.1) == spoken(answer, 4, ended=False) == pytest.approx(0.8)
-    lost, doubtful, clear = (spoken(answer, 4, ended=False, heard=heard) for heard in (0.01, 0.1, 0.9))
+    assert (
+        typed(answer, 4, ended=False, transcript_confidence=0.1) == spoken(answer, 4, ended=False) == pytest.approx(0.8)
+    )
+    lost, doubtful, clear = (spoken(answer, 4, ended=False, transcript_confidence=sure) for sure in (0.01, 0.1, 0.9))
     assert lost < doubtful < clear == pytest.approx(0.8)
     with pytest.raises(ArtifactError, match="spoken"):
         ConfidenceCalibrator(CalibrationParameters((stage(4),), LinearLogit((1.0,), 0.0)))

@@ -14,6 +14,7 @@ from router.bundle.manifest import (
     BundleAdapter,
     BundleManifest,
     BundleModel,
+    BundleProjector,
     GoldenPrompt,
     blob_of,
     bundle_id,
@@ -92,6 +93,44 @@ def test_adapters_are_files_of_the_bundle() -> None:
 def test_an_adapter_that_cannot_be_is_refused(adapters: tuple[BundleAdapter, ...], words: str) -> None:
     with pytest.raises(BundleInvalid, match=words):
         read(encode_manifest(with_adapters(*adapters)))
+
+
+PROJECTOR = BundleProjector(blob_of(b"mmproj"), MANIFEST.models[0].blob.sha256)
+PANELS = BundleProjector(blob_of(b"ONNX"), MANIFEST.models[0].blob.sha256, blob_of(b"encoder"), 7)
+PICTURE = GoldenPrompt("what is it?", "a stove", blob_of(b"PNG"))
+
+
+def with_projector(projector: BundleProjector | None, *golden: GoldenPrompt) -> BundleManifest:
+    model = msgspec.structs.replace(MANIFEST.models[0], projector=projector, golden=golden)
+    return msgspec.structs.replace(MANIFEST, models=(model,))
+
+
+def test_a_projector_and_pictures_are_files_of_the_bundle() -> None:
+    """A model without them is encoded as if there were no such fields: its bundles keep their ids."""
+    manifest = with_projector(PANELS, PICTURE, PICTURE)
+    assert PANELS.encoder is not None
+    assert manifest.blobs == (*MANIFEST.blobs, PANELS.blob, PANELS.encoder, PICTURE.picture)
+    assert read(encode_manifest(manifest)) == manifest
+    assert read(encode_manifest(with_projector(PROJECTOR))).models[0].loaded[1:] == (PROJECTOR.blob,)
+    assert b"projector" not in encode_manifest(MANIFEST)
+    assert b"picture" not in encode_manifest(MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (with_projector(None, PICTURE), "assistant: a golden prompt has a picture, and the model has no projector"),
+        (
+            with_projector(msgspec.structs.replace(PROJECTOR, model_sha256="a" * 64)),
+            "assistant: its projector was made for the weights aaaaaaaaaaaa, and",
+        ),
+        (with_projector(msgspec.structs.replace(PROJECTOR, tokens=7)), "`encoder` and `tokens`"),
+        (with_projector(msgspec.structs.replace(PANELS, tokens=0)), "`encoder` and `tokens`"),
+    ],
+)
+def test_a_projector_that_cannot_be_is_refused(manifest: BundleManifest, words: str) -> None:
+    with pytest.raises(BundleInvalid, match=words):
+        read(encode_manifest(manifest))
 
 
 def test_blobs_are_listed_once() -> None:

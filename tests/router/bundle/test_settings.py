@@ -6,14 +6,16 @@ import pytest
 from msgspec import inspect
 
 from edge_node.config.layers import leaves_of
-from edge_node.config.schema import Config, config_keys
+from edge_node.config.loader import config_keys
+from edge_node.config.schema import Config
 from router.bundle.settings import SETTINGS, check_setting, read_setting
 
-# Where the daemon listens, whom it admits, where requests and traces may go, credentials, paths, and the trial by which
-# a box undoes a bundle.
+# Where the daemon listens, whom it admits, where requests and traces may go, what may be on the disk, credentials,
+# paths, and the trial by which a box undoes a bundle.
 REFUSED = {
     *("policy", "state_dir", "engine.model_dirs", "tracing.endpoint"),
     *("fleet.trial_s", "fleet.trial_requests", "fleet.trial_max_s", "fleet.telemetry_s", "fleet.check_s"),
+    "jobs.accept_parts",
     *("cloud.url", "cloud.api_key", "cloud.api_key_file", "cloud.ca_file"),
     *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),
     *("mqtt.username", "mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),

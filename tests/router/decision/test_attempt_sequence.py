@@ -5,8 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.decision.attempts import AttemptSequence, AttemptState, next_step, no_route
+from router.decision.attempt_states import AttemptState
+from router.decision.attempts import AttemptSequence, next_step
 from router.decision.decide import decide
+from router.decision.failure import final_error
+from router.decision.no_route import no_route
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
@@ -141,7 +144,7 @@ def test_a_target_that_failed_is_not_tried_again_as_last_resort() -> None:
     error = CloudUnreachable("y")
     assert fail(sequence, error) == "raise"
     assert sequence.next_attempt() is None
-    assert isinstance(sequence.final_error(error), AllAttemptsFailed)
+    assert isinstance(final_error(sequence.attempts, error), AllAttemptsFailed)
 
 
 def test_a_committed_attempt_is_the_last_one() -> None:
@@ -153,7 +156,7 @@ def test_a_committed_attempt_is_the_last_one() -> None:
     error = EngineCrashed("x", phase="stream")
     attempt.fail(error, 3.0)
     assert sequence.next_step(error) == "raise"
-    assert sequence.final_error(error) is error
+    assert final_error(sequence.attempts, error) is error
 
 
 def test_a_whole_answer_that_breaks_is_made_by_the_next_target() -> None:
@@ -173,10 +176,10 @@ def test_the_last_error_has_every_attempts_reason() -> None:
     fail(sequence, CloudSaturated("busy", retry_after_s=7.0))
     error = EngineCrashed("killed", retry_after_s=2.0)
     fail(sequence, error)
-    final_error = sequence.final_error(error)
-    assert isinstance(final_error, AllAttemptsFailed)
-    assert final_error.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
-    assert final_error.retry_after_s == 2.0
+    final = final_error(sequence.attempts, error)
+    assert isinstance(final, AllAttemptsFailed)
+    assert final.message == "every attempt failed: large: cloud_saturated (busy); small: engine_crashed (killed)"
+    assert final.retry_after_s == 2.0
 
 
 def test_saturation_everywhere_is_429_with_a_wait() -> None:
@@ -184,8 +187,8 @@ def test_saturation_everywhere_is_429_with_a_wait() -> None:
     fail(sequence, CloudSaturated("busy"))
     error = QueueFull("full", retry_after_s=3.0)
     fail(sequence, error)
-    final_error = sequence.final_error(error)
-    assert (final_error.status, final_error.retry_after_s) == (429, 3.0)
+    final = final_error(sequence.attempts, error)
+    assert (final.status, final.retry_after_s) == (429, 3.0)
 
 
 def test_a_prompt_too_long_for_all_targets_is_400() -> None:
@@ -193,7 +196,7 @@ def test_a_prompt_too_long_for_all_targets_is_400() -> None:
     assert fail(sequence, ContextLengthExceeded("9000 > 2048")) == "next"
     error = ContextLengthExceeded("9000 > 4096")
     assert fail(sequence, error) == "raise"
-    final = sequence.final_error(error)
+    final = final_error(sequence.attempts, error)
     assert isinstance(final, ContextLengthExceeded)
     assert final.message == "small: 9000 > 2048 large: 9000 > 4096"
 
@@ -205,7 +208,7 @@ def test_a_target_that_this_box_lacks_does_not_make_a_refusal_a_503() -> None:
     assert fail(sequence, error) == "next"
     absent = TargetNotConfigured("large: cloud.url is not set on this box", phase="connect")
     assert fail(sequence, absent) == "raise"
-    assert sequence.final_error(absent) is error
+    assert final_error(sequence.attempts, absent) is error
 
 
 def test_a_prompt_too_long_for_the_device_does_not_degrade_the_answer() -> None:
@@ -220,7 +223,7 @@ def test_a_deadline_is_504_whatever_failed_before() -> None:
     fail(sequence, EngineCrashed("x"))
     error = DeadlineExceeded("late")
     assert fail(sequence, error) == "raise"
-    assert sequence.final_error(error) is error
+    assert final_error(sequence.attempts, error) is error
     assert sequence.attempts[-1].state is AttemptState.TIMED_OUT
 
 

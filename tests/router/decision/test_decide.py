@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.decision.decide import decide, model_names, plan_cache
+from router.decision.decide import decide, plan_cache
 from router.errors import InvalidRequest, ModelNotFound
 from router.policy.compiled import Policy, parse_policy
 from router.types import (
@@ -265,7 +265,7 @@ def test_a_model_that_does_not_exist_is_a_404_that_lists_those_that_do() -> None
     with pytest.raises(ModelNotFound, match="available: auto, small, large, medium") as caught:
         decide(kiosk(), chat(model="gpt-4o"), COOL, SHORT)
     assert (caught.value.status, caught.value.param) == (404, "model")
-    assert model_names(kiosk()) == (AUTO, "small", "large", "medium")
+    assert kiosk().model_names == (AUTO, "small", "large", "medium")
 
 
 ABILITIES: dict[str, dict[str, object]] = {

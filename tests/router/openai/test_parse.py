@@ -408,6 +408,9 @@ def test_messages_say_what_where_and_what_to_do() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_chat(chat(stop=[["secret"]]), NONE)
     assert "secret" not in caught.value.message
+    with pytest.raises(InvalidRequest) as caught:
+        parse_chat(chat(messages=[]), NONE)
+    assert caught.value.message.startswith("`messages`: expected `array` of length >= 1, got 0. Send a list")
 
 
 @pytest.mark.parametrize(

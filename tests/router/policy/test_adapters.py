@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.decision.decide import decide, model_names
+from router.decision.decide import decide
 from router.errors import ModelNotFound, PolicyError
 from router.policy.adapters import with_adapters
 from router.policy.compiled import Policy, check_policy, parse_policy
@@ -44,8 +44,8 @@ def test_an_adapter_is_named_behind_its_target_or_its_model(model: str) -> None:
 
 
 def test_adapters_of_the_device_are_listed_and_those_of_the_cloud_are_not() -> None:
-    assert model_names(adapted()) == ("auto", "small", "large", "small+kiosk", "small+shop")
-    assert model_names(with_adapters(parse_policy(TEXT), lambda _: ())) == ("auto", "small", "large")
+    assert adapted().model_names == ("auto", "small", "large", "small+kiosk", "small+shop")
+    assert with_adapters(parse_policy(TEXT), lambda _: ()).model_names == ("auto", "small", "large")
 
 
 @pytest.mark.parametrize("model", ["a", "small", "auto"])

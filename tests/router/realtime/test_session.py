@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.errors import EngineCrashed
+from router.errors import EngineCrashed, InvalidRequest
 from router.realtime import (
     CancelResponse,
+    Effect,
     EventLog,
     EventsLost,
-    HearSound,
     RealtimeSession,
     SessionLimits,
     StartResponse,
@@ -30,13 +31,23 @@ class Talk:
     """A session, and a client that reads everything."""
 
     def __init__(
-        self, hints: RoutingHints | None = None, limits: SessionLimits | None = None, no_sound: str = "it takes none."
+        self,
+        hints: RoutingHints | None = None,
+        limits: SessionLimits | None = None,
+        no_sound: str = "it takes none.",
+        hold_sound: Callable[[int], None] = lambda _: None,
     ) -> None:
         numbers = itertools.count()
         self.session = RealtimeSession(
-            "sess_1", "auto", hints or RoutingHints(), limits or SessionLimits(), lambda: f"id{next(numbers)}", no_sound
+            "sess_1",
+            "auto",
+            hints or RoutingHints(),
+            limits or SessionLimits(),
+            lambda: f"id{next(numbers)}",
+            no_sound,
+            hold_sound,
         )
-        self.effect: StartResponse | CancelResponse | HearSound | None = None
+        self.effect: Effect | None = None
         self.created = self.read()
 
     def send(self, kind: str, **fields: object) -> list[Event]:
@@ -106,6 +117,14 @@ def test_tags_of_connection_session_and_response_add_up() -> None:
     talk.send("session.update", session={"causeway": {"tags": ["private"]}})
     talk.say()
     assert talk.start().request.hints.tags == ("kiosk", "private")
+
+
+def test_a_connection_that_contradicts_the_settings_changes_nothing() -> None:
+    talk = Talk()
+    talk.send("session.update", session={"type": "realtime", "causeway": {"prefer": "only_on_device"}})
+    with pytest.raises(InvalidRequest):
+        talk.session.narrow(RoutingHints(prefer="only_cloud", tags=("late",)))
+    assert talk.session.request_hints == RoutingHints(prefer="only_on_device")
 
 
 def test_a_response_adds_its_tags_to_those_of_the_session() -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from models.modalities.decoding.sound import decode_sound
-from router.errors import EncoderFailed
+from router.errors import EncoderFailed, Shed
 from router.openai.audio import Transcript
 from router.realtime import HearSound, SessionLimits
 from router.types import AudioPart, Chunk, TextPart, ToolCallDelta
@@ -52,6 +52,24 @@ def test_a_committed_sound_is_an_item_and_a_part_of_the_request(talk: Talk) -> N
     assert sound.format == "wav"
     assert decode_sound(base64.b64decode(sound.data), 2.0).seconds == 1.0
     assert error(talk.send("input_audio_buffer.commit"))["code"] == "input_audio_buffer_commit_empty"
+
+
+def test_a_sound_without_room_in_memory_is_refused_and_what_there_is_stays() -> None:
+    told: list[int] = []
+
+    def hold(size_bytes: int) -> None:
+        if size_bytes > 60_000:
+            raise Shed("no room", retry_after_s=1.0)
+        told.append(size_bytes)
+
+    talk = Talk(limits=LIMITS, hold_sound=hold)
+    assert append(talk) == append(talk) == []
+    assert error(talk.send("input_audio_buffer.commit"))["code"] == error(append(talk))["code"] == Shed.code
+    assert told == [24_000, 48_000]
+    talk.send("input_audio_buffer.clear")
+    commit(talk)
+    assert told[2:4] == [0, 24_000]
+    assert told[-1] == len(sounds_of(talk)[0].data)
 
 
 def test_a_cleared_sound_is_gone(talk: Talk) -> None:
@@ -201,6 +219,21 @@ def test_a_spoken_answer_has_its_text_as_transcript_and_is_text_in_the_next_requ
     answer = talk.start().request.messages[1].content
     assert isinstance(answer, tuple)
     assert answer[0] == TextPart("It is noon. I think")
+
+
+@pytest.mark.parametrize("pieces", [('{"name":"lights","arguments":{}}',), ("\n", " {", '"name": "a. b"}')])
+def test_a_call_in_the_text_of_an_answer_is_its_transcript_and_not_spoken(pieces: tuple[str, ...]) -> None:
+    talk = Talk(limits=SessionLimits(speaks=True))
+    talk.say()
+    response = talk.start(output_modalities=["audio"]).response
+    for piece in pieces:
+        response.chunk(Chunk(text=piece))
+        assert response.ready_to_speak() == ""
+    response.chunk(Chunk(text="", finish_reason="stop"))
+    assert response.ready_to_speak(rest=True) == ""
+    response.complete()
+    content = [{"type": "output_audio", "transcript": "".join(pieces)}]
+    assert talk.read()[-1]["response"]["output"][0]["content"] == content
 
 
 def test_a_call_is_not_spoken() -> None:

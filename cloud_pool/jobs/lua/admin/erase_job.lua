@@ -9,6 +9,7 @@ if not f[1] then return 0 end
 leave_queue(id, record)
 redis.call('ZREM', key('waiting'), id)
 redis.call('ZREM', key('deadlines'), id)
+redis.call('ZREM', key('late'), id)
 count_closed(tenant_of(f[1]), id, record)
 redis.call('ZREM', key('jobs', f[1]), id)
 if f[3] and f[3] ~= '' then redis.call('XDEL', key('dead'), f[3]) end

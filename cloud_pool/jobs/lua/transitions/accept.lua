@@ -19,11 +19,12 @@ if lock ~= '' then
   local known = redis.call('HMGET', lock, 'id', 'digest')
   if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
 end
-local batch, line, offset = '', 0, 0
+local batch, line, offset, not_before = '', 0, 0, 0
 for i = FIELDS, #ARGV, 2 do
   if ARGV[i] == 'batch' then batch = ARGV[i + 1]
   elseif ARGV[i] == 'line' then line = tonumber(ARGV[i + 1])
-  elseif ARGV[i] == 'offset' then offset = ARGV[i + 1] end
+  elseif ARGV[i] == 'offset' then offset = ARGV[i + 1]
+  elseif ARGV[i] == 'not_before' then not_before = tonumber(ARGV[i + 1]) end
 end
 if batch ~= '' then
   local f = redis.call('HMGET', key('batch', batch), 'state', 'submitted')
@@ -34,8 +35,9 @@ if redis.call('ZCARD', key('open', tenant)) >= max_unfinished then return {'tena
 if (redis.call('HGET', key('open_bytes'), tenant) or 0) + bytes > max_bytes then return {'tenant_bytes', ''} end
 if tonumber(redis.call('HGET', queue(tier, priority), 'queued') or 0) >= max_queued
   and redis.call('ZCARD', queue_of(tenant, tier, priority)) >= reserved then return {'queue_full', ''} end
+local waits = not_before > tonumber(now)
 redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', priority, 'deadline', deadline,
-  'idempotency', lock, 'state', 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0, 'bytes', bytes,
+  'idempotency', lock, 'state', waits and 'waiting' or 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0, 'bytes', bytes,
   'number', redis.call('INCR', key('accepted')))
 for i = FIELDS, #ARGV, 2 do redis.call('HSET', record, ARGV[i], ARGV[i + 1]) end
 count_open(tenant, id, record, now)
@@ -48,6 +50,6 @@ redis.call('ZADD', key('deadlines'), deadline, id)
 redis.call('SADD', key('tiers'), tier)
 if batch ~= '' then redis.call('HSET', key('batch', batch), 'submitted', line, 'offset', offset) end
 if lock ~= '' then redis.call('HSET', lock, 'id', id, 'digest', digest) end
-enqueue(id, record, now)
-publish_event(id, 'queued')
+if waits then redis.call('ZADD', key('waiting'), not_before, id) else enqueue(id, record, now) end
+publish_event(id, waits and 'waiting' or 'queued')
 return {'accepted', id}

@@ -17,7 +17,9 @@ on the device and in the cloud. The `Decision` of each answer says which target 
 """
 
 from ._async.client import AsyncCauseway, AsyncStream
+from ._async.outbox import AsyncOutbox
 from ._sync.client import Causeway, Stream
+from ._sync.outbox import Outbox
 from .answers import (
     Answer,
     Choice,
@@ -36,12 +38,14 @@ from .errors import (
     CausewayError,
     CausewayTimeout,
     CausewayUnreachable,
+    OutboxError,
 )
 from .request import Messages, Prefer, RequestOptions
 
 __all__ = [
     "Answer",
     "AsyncCauseway",
+    "AsyncOutbox",
     "AsyncStream",
     "Causeway",
     "CausewayAPIError",
@@ -56,6 +60,8 @@ __all__ = [
     "Job",
     "Messages",
     "Model",
+    "Outbox",
+    "OutboxError",
     "Prefer",
     "RequestOptions",
     "Stream",

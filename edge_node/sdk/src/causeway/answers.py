@@ -143,6 +143,8 @@ class Job:
         error: The message of a job that ended without an answer.
         code: The code of that error.
         attempts: Runs that were attempts, with the one that succeeded.
+        revision: How often the answer was replaced because a late sound or picture had been read.
+        late_parts: Kinds of part (``image``, ``audio``, ``file``) that may still revise the answer.
     """
 
     id: str
@@ -151,6 +153,8 @@ class Job:
     error: str = ""
     code: str = ""
     attempts: int = 0
+    revision: int = 0
+    late_parts: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:

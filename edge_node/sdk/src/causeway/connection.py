@@ -54,16 +54,34 @@ class Address:
 
 
 def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s: float) -> Address:
-    """The address of `url`, else $CAUSEWAY_URL, else the default port of this machine."""
+    """The address of `url`, else $CAUSEWAY_URL, else the default port of this machine.
+
+    Raises:
+        CausewayError: The URL or the key is malformed.
+    """
     url = url or os.environ.get("CAUSEWAY_URL", "") or DEFAULT_URL
     api_key = api_key or os.environ.get("CAUSEWAY_API_KEY", "")
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise CausewayError("the API key has a line break or another character that a header cannot carry")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     headers["content-type"] = "application/json"
-    uds = None
     if url.startswith("unix://"):
-        uds, url = url.removeprefix("unix://"), "http://causeway"
+        uds = url.removeprefix("unix://")
+        if not uds:
+            raise _malformed(url)
+        return Address("http://causeway", uds, headers, connect_timeout_s, timeout_s)
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        raise _malformed(url) from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise _malformed(url)
     url = url.rstrip("/").removesuffix("/v1")  # the base_url of an OpenAI client works too
-    return Address(url, uds, headers, connect_timeout_s, timeout_s)
+    return Address(url, None, headers, connect_timeout_s, timeout_s)
+
+
+def _malformed(url: str) -> CausewayError:
+    return CausewayError(f"{url!r} is no URL of a device: write http://HOST:PORT, https://… or unix:///path/to.sock")
 
 
 def is_away(error: CausewayError) -> bool:

@@ -24,6 +24,10 @@ class CausewayConnectionBroken(CausewayError):
     """The connection ended before the answer was complete. Chunks that arrived are not the whole answer."""
 
 
+class OutboxError(CausewayError):
+    """The file of an outbox cannot be read or written, or is full."""
+
+
 class CausewayAPIError(CausewayError):
     """The device answered with an error object in OpenAI's form.
 

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict, Union
+from urllib.parse import quote
 
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
 Messages = Union[str, Sequence[Mapping[str, object]]]
@@ -78,6 +79,11 @@ class Request:
         return json.dumps({**self.body, "causeway": hints} if hints else self.body).encode()
 
 
+def item_path(collection: str, item_id: str) -> str:
+    """The path of one item. An id stays one segment of it, whatever its characters."""
+    return f"{collection}/{quote(item_id, safe='').replace('.', '%2E')}"
+
+
 def build_request(path: str, content: JSON, options: RequestOptions, *, stream: bool = False) -> Request:
     """A request with `content` (messages, prompt or input) and the options' fields."""
     fields: dict[str, object] = {"model": "auto", **content, **options}
@@ -112,7 +118,12 @@ def build_transcription_request(sound: bytes, language: str) -> Request:
 
 
 def build_job_request(
-    messages: Messages, options: RequestOptions, priority: str, not_before_s: float, key: str
+    messages: Messages,
+    options: RequestOptions,
+    priority: str,
+    not_before_s: float,
+    revise_within_s: float,
+    key: str,
 ) -> Request:
     """A submission. Its body is the same at each try, because it is compared under the key."""
     request = build_chat_request("/v1/jobs", messages, options)
@@ -121,4 +132,6 @@ def build_job_request(
         fields["deadline_ms"] = max(1, int(request.deadline_s * 1000))
     if not_before_s > 0:
         fields["not_before_ms"] = int(not_before_s * 1000)
+    if revise_within_s > 0:
+        fields["revise_within_ms"] = int(revise_within_s * 1000)
     return Request("/v1/jobs", fields, request.hints, headers={"Idempotency-Key": key})

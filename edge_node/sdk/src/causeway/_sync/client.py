@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
+from urllib.parse import urlencode
 
 import httpx
 
@@ -42,6 +43,7 @@ from ..request import (
     build_job_request,
     build_request,
     build_transcription_request,
+    item_path,
 )
 
 if TYPE_CHECKING:
@@ -133,6 +135,9 @@ class Causeway:
             retries: How often to repeat a request after a 429 or 503 with Retry-After, within its deadline.
             clock: Monotonic seconds; for tests.
             sleep: Waits for a number of seconds; for tests.
+
+        Raises:
+            CausewayError: The URL or the key is malformed.
         """
         self._address = resolve_address(url, api_key, connect_timeout_s, timeout_s)
         self._retries = retries
@@ -232,7 +237,7 @@ class Causeway:
         Returns:
             The record, without the request's and the answer's content.
         """
-        return decode_json((self._fetch(Request(f"/v1/decisions/{decision_id}"))).content)
+        return decode_json((self._fetch(Request(item_path("/v1/decisions", decision_id)))).content)
 
     def models(self) -> list[Model]:
         """List the names that `model=` accepts (``GET /v1/models``).
@@ -250,6 +255,7 @@ class Causeway:
         *,
         priority: Literal["interactive", "standard", "bulk"] = "standard",
         not_before_s: float = 0.0,
+        revise_within_s: float = 0.0,
         key: str = "",
         **options: Unpack[RequestOptions],
     ) -> Job:
@@ -260,19 +266,21 @@ class Causeway:
         Args:
             messages: A text, or OpenAI's list of messages.
             priority: ``interactive`` jobs go first, ``bulk`` jobs last.
-            not_before_s: Seconds that the job shall wait at least; devices only.
+            not_before_s: Seconds that the job shall wait at least.
+            revise_within_s: Seconds in which sounds and pictures that are read late may revise the answer; devices
+                only. Default: none do.
             key: Idempotency key: the same submission with the same key is the same job. Default: a new one.
             **options: See `RequestOptions`; `deadline_s` is the job's.
 
         Returns:
             The job, to be given to `wait` or `results`.
         """
-        request = build_job_request(messages, options, priority, not_before_s, key or uuid.uuid4().hex)
+        request = build_job_request(messages, options, priority, not_before_s, revise_within_s, key or uuid.uuid4().hex)
         return decode_job(decode_json((self._fetch(request)).content))
 
     def job(self, job_id: str) -> Job:
         """Read a job, with its answer if it has one (``GET /v1/jobs/{id}``)."""
-        return decode_job(decode_json((self._fetch(Request(f"/v1/jobs/{job_id}"))).content))
+        return decode_job(decode_json((self._fetch(Request(item_path("/v1/jobs", job_id)))).content))
 
     def jobs(self, *, limit: int = 20, after: str = "") -> list[Job]:
         """List this client's jobs, newest first (``GET /v1/jobs``).
@@ -281,8 +289,8 @@ class Causeway:
             limit: At most so many, up to 100.
             after: The id of the last job of the page before.
         """
-        page = f"?limit={limit}" + (f"&after={after}" if after else "")
-        return decode_jobs(self._fetch(Request("/v1/jobs" + page)))
+        page = {"limit": str(limit), **({"after": after} if after else {})}
+        return decode_jobs(self._fetch(Request(f"/v1/jobs?{urlencode(page)}")))
 
     def wait(self, job: Job | str, *, timeout_s: float | None = None) -> Job:
         """Wait until a job has ended, also while the device restarts.
@@ -347,7 +355,8 @@ class Causeway:
 
     def _change_job(self, part: str, verb: str, job: Job | str) -> Job:
         job_id = job if isinstance(job, str) else job.id
-        return decode_job(decode_json((self._fetch(Request(f"/v1/jobs/{job_id}{part}", verb=verb))).content))
+        request = Request(item_path("/v1/jobs", job_id) + part, verb=verb)
+        return decode_job(decode_json((self._fetch(request)).content))
 
     def close(self) -> None:
         """Close all connections."""

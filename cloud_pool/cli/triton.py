@@ -1,0 +1,221 @@
+"""`causeway-cloud triton`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from models.catalog.artifact import ArtifactError, find_artifact
+from models.llama_cpp.gpus import probe_gpus
+from models.llama_cpp.protocol import EngineOptions, adapter_files
+from models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
+from models.modalities.process.messages import PartLimits
+from router.errors import ConfigError
+from router.types import Modality
+
+from ..config.schema import DEFAULT_TIER
+from ..triton_server.encoder_runtime import EncoderOptions
+from ..triton_server.environment import find_environment
+from ..triton_server.launcher import Launcher
+from ..triton_server.repository import ServedModel, write_repository
+from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
+from .process import refuse, until_stopped
+
+ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
+_PORT = click.IntRange(0, 65535)
+_PATH = click.Path(path_type=Path)
+
+
+def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int | Literal["auto"]:
+    """Read a number of layers from -1 on, or `auto`."""
+    return "auto" if value == "auto" else click.IntRange(min=-1).convert(value, param, ctx)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free port.")
+@click.option("--http-port", type=_PORT, default=8000, show_default=True, help="0: any free port.")
+@click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free port.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    default=(DEFAULT_TIER,),
+    show_default=True,
+    help="NAME, or NAME=ARTIFACT to serve an artifact under another name; repeatable."
+    " `speech`, `pictures` and `files` are encoders of such parts.",
+)
+@click.option(
+    "--model-dir", "model_dirs", multiple=True, type=_PATH, help="Folder searched for artifacts first; repeatable."
+)
+@click.option(
+    "--environment",
+    type=_PATH,
+    default=ENVIRONMENT,
+    envvar="CAUSEWAY_TRITON_ENV",
+    help="Folder of Triton's Python environment.",
+)
+@click.option(
+    "--sequences",
+    type=click.IntRange(1, 256),
+    default=16,
+    show_default=True,
+    help="Sequences that a model decodes together.",
+)
+@click.option(
+    "--context-tokens", type=click.IntRange(min=0), default=0, help="Context of one sequence; 0: the model's."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=0), default=0, help="Threads of a model; 0: found by trying, as many as help."
+)
+@click.option(
+    "--gpu-layers",
+    callback=_gpu_layers,
+    default="auto",
+    show_default=True,
+    help="Layers on the GPU; -1: all; auto: as fit.",
+)
+@click.option(
+    "--encoder-python",
+    default=sys.executable,
+    help="Python with the extras `voice` and `pictures`, for encoders; default: the one of this command.",
+)
+@click.option(
+    "--max-audio-s", type=click.FloatRange(min=1), default=PartLimits().audio_s, show_default=True, help="Of a sound."
+)
+@click.option(
+    "--max-pixels", type=click.IntRange(min=1), default=PartLimits().pixels, show_default=True, help="Of a picture."
+)
+@click.option(
+    "--max-text-bytes",
+    type=click.IntRange(min=1),
+    default=PartLimits().text_bytes,
+    show_default=True,
+    help="Of a file of text.",
+)
+@click.option(
+    "--drain-s",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="On SIGTERM, how long running requests may take.",
+)
+@click.option(
+    "--trace-endpoint",
+    default="",
+    help="OpenTelemetry collector (OTLP over HTTP), as http://host:4318; empty: no traces.",
+)
+@click.option("--restart/--no-restart", default=True, help="Start the server again after a crash.", show_default=True)
+def triton(
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    models: tuple[str, ...],
+    model_dirs: tuple[Path, ...],
+    environment: Path,
+    sequences: int,
+    context_tokens: int,
+    threads: int,
+    gpu_layers: int | Literal["auto"],
+    encoder_python: str,
+    max_audio_s: float,
+    max_pixels: int,
+    max_text_bytes: int,
+    drain_s: float,
+    trace_endpoint: str,
+    restart: bool,
+) -> None:
+    """Keep a Triton server running. Prints `ready grpc=… http=… metrics=…` on stdout when its models are loaded."""
+    try:
+        triton_environment = find_environment(environment)
+        options = EngineOptions(
+            model_path="", sequences=sequences, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
+        )
+        limits = PartLimits(max_audio_s, max_pixels, max_text_bytes)
+        served = tuple(
+            _served_encoder(text, limits, encoder_python, model_dirs) or _served(text, options, model_dirs)
+            for text in models
+        )
+    except (ConfigError, ArtifactError) as error:
+        refuse(str(error))
+    ports = choose_ports(Ports(host, grpc_port, http_port, metrics_port))
+    clear_orphans()
+    prefix = memory_prefix(os.getpid())
+    with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
+        write_repository(Path(folder), served, has_gpu=gpu_layers != 0 and bool(probe_gpus().gpus))
+        names = tuple(model.name for model in served)
+        launcher = Launcher(
+            command(
+                triton_environment,
+                Path(folder),
+                names,
+                ports,
+                drain_s=drain_s,
+                prefix=prefix,
+                trace_endpoint=trace_endpoint,
+            ),
+            triton_environment.environ(os.environ),
+            ports,
+            memory_prefix=prefix,
+            drain_s=drain_s,
+            restart=restart,
+            print_ready=lambda line: print(line, flush=True),
+            log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
+            expected_children=len(names),
+        )
+        status = until_stopped(launcher.run)
+    sys.exit(status)
+
+
+def _served_encoder(text: str, limits: PartLimits, python: str, model_dirs: tuple[Path, ...]) -> ServedModel | None:
+    """Return None for a language model. Raises ConfigError: the encoder's packages or its model are not here."""
+    name, _, artifact = text.partition("=")
+    encoder = artifact or name
+    kind = ENCODERS.get(encoder)
+    if kind is None:
+        return None
+    if kind in EXTRAS and python == sys.executable and not is_installed(kind):
+        extra = EXTRAS[kind]
+        raise ConfigError(
+            f"{encoder}: `pip install 'causeway[{extra}]'`, or name a Python that has it: --encoder-python"
+        )
+    try:
+        spec = encoder_spec(kind, model_dirs)
+    except ArtifactError as error:
+        raise ConfigError(f"{error}; `causeway-models pull {encoder}` brings it") from error
+    if python != sys.executable:
+        _check_python(python, encoder, kind)
+    return ServedModel(name, EncoderOptions(kind, spec, python, limits))
+
+
+def _check_python(python: str, encoder: str, kind: Modality) -> None:
+    """Raises ConfigError."""
+    try:
+        has_packages = is_installed_in(python, kind)
+    except OSError as error:
+        raise ConfigError(f"{python}: {error.strerror}", where="--encoder-python") from error
+    if not has_packages:
+        extra = f"causeway[{EXTRAS[kind]}]" if kind in EXTRAS else "causeway"
+        raise ConfigError(
+            f"{python} lacks what {encoder} needs: `pip install '{extra}'` there", where="--encoder-python"
+        )
+
+
+def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> ServedModel:
+    """Raises ArtifactError."""
+    name, _, artifact_name = text.partition("=")
+    artifact = find_artifact(artifact_name or name, model_dirs)
+    model_options = msgspec.structs.replace(
+        options,
+        model_path=str(artifact.path.absolute()),
+        refuse_token=artifact.manifest.refuse_token or "",
+        adapters=adapter_files(artifact),
+    )
+    return ServedModel(name, model_options)

@@ -1,0 +1,309 @@
+"""Revises answers: reads parts that were late for an answer, and makes the answer anew when they have been read.
+
+1. A run ends with an answer that lacks parts: its worker keeps the job under the next fence, and reads them on.
+2. A part has been read: run the job again, in a slot of its tier, and replace the answer; once for each kind of part.
+3. A part will not be read in time, or the run fails: the answer stays, and the job says why.
+4. The job was cancelled or erased, or is another worker's by now: stop.
+5. A worker is lost or drains: another one claims the job, and reads the parts anew, since they are nowhere stored.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from models.modalities.revising import revise_each
+from router.errors import CausewayError, DeadlineExceeded, JobStoreUnavailable
+from router.jobs.revisions import (
+    MOST_LATE,
+    RevisionDropped,
+    check_revised,
+    late_kinds,
+    no_room,
+    outcome_of,
+)
+from router.types import Modality
+
+from ...observability.logs import redacted
+from ..config import JobsConfig
+from ..errors import ContentKeyMissing
+from ..metrics import JobMetrics
+from ..record import JobRecord
+from ..store.job_store import JobStore
+from ..store.replies import LateAnswer
+from .execution import JobResult, execute, job_run_of
+from .failure_policy import classify_failure
+from .reports import JobLease, RunReports
+from .runner import JobRun, JobRunner, ReadLate, RunReceipt
+from .slots import WorkerSlots
+
+if TYPE_CHECKING:
+    from ...parts.late import LateReading
+
+_RELEASE_S = 5.0
+_log = logging.getLogger("causeway.cloud.worker")
+
+
+def read_nothing(_job_run: JobRun, _by: float) -> None:
+    """A `ReadLate` where no tier reads parts."""
+
+
+class LateLease:
+    """An answer that this worker may revise. `deadline`: of the job, monotonic s."""
+
+    def __init__(self, record: JobRecord, reading: LateReading, deadline: float) -> None:
+        self.record = record
+        self.reading = reading
+        self.deadline = deadline
+        self.receipt = RunReceipt()  # of the last run
+        self.scope = anyio.CancelScope()
+        self.release_on_exit = False
+        self.is_reporting = False  # the reply to a report says whether the lease is lost
+
+
+class Revisions:
+    """The answers that one worker may revise.
+
+    Args:
+        slots: by tier
+        read_late: reads parts of jobs
+        clock: monotonic time, s
+        rng: uniform in [0, 1)
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        runner: JobRunner,
+        slots: Mapping[str, WorkerSlots],
+        reports: RunReports,
+        config: JobsConfig,
+        metrics: JobMetrics,
+        read_late: ReadLate = read_nothing,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._runner = runner
+        self._slots = slots
+        self._reports = reports
+        self._config = config
+        self._metrics = metrics
+        self._read_late = read_late
+        self._clock = clock
+        self._rng = rng
+        self._leases: dict[str, LateLease] = {}
+        self._rooms: set[str] = set()  # jobs that wait for late parts, or will when their run is reported
+        self._stopping = False
+
+    @property
+    def fences(self) -> dict[str, int]:
+        """The fence of each answer, by job."""
+        return {job: lease.record.fence for job, lease in self._leases.items()}
+
+    def lose(self, job: str, fence: int) -> None:
+        """(4)"""
+        lease = self._leases.get(job)
+        if lease is not None and lease.record.fence == fence and not lease.is_reporting:
+            lease.scope.cancel()
+
+    def stop(self) -> None:
+        """Leave all answers to other workers, also those that come now."""
+        self._stopping = True
+        for lease in self._leases.values():
+            lease.release_on_exit = True
+            lease.scope.cancel()
+
+    # --- (1) ---------------------------------------------------------------------------------------------------------
+
+    def open(self, record: JobRecord, deadline: float) -> LateReading | None:
+        """Return what reads the parts of a run that begins; None if its answer will not be revised.
+
+        Args:
+            record: with its request as it was sent
+            deadline: of the job, monotonic s
+
+        Raises CausewayError.
+        """
+        if not record.revise:
+            return None
+        by = min(self._clock() + record.revise / 1000.0, deadline)
+        return self._read_late(job_run_of(record, by), by)
+
+    def mark(self, job: str, result: JobResult, reading: LateReading) -> JobResult:
+        """Say in an answer which parts may revise it, and keep room for that."""
+        kinds = late_kinds(reading.records)
+        if not kinds:
+            return result
+        if len(self._rooms) >= MOST_LATE:
+            return msgspec.structs.replace(result, late_error=no_room())
+        self._rooms.add(job)
+        return msgspec.structs.replace(result, late=kinds)
+
+    async def go_on(self, lease: JobLease, tasks: TaskGroup) -> None:
+        """Read the late parts of a run that has ended on; or end that, if its answer will not be revised."""
+        reading, record = lease.reading, lease.record
+        if reading is None:
+            return
+        if not lease.late:
+            self._rooms.discard(record.id)
+            with anyio.CancelScope(shield=True):
+                await reading.close()
+            return
+        record = msgspec.structs.replace(record, fence=record.fence + 1, late=",".join(lease.late))
+        self._start(LateLease(record, reading, lease.deadline), tasks)
+
+    def _start(self, lease: LateLease, tasks: TaskGroup) -> None:
+        self._rooms.add(lease.record.id)
+        self._leases[lease.record.id] = lease
+        if self._stopping:
+            lease.release_on_exit = True
+            lease.scope.cancel()
+        tasks.start_soon(self._run, lease)
+
+    # --- (5) ---------------------------------------------------------------------------------------------------------
+
+    async def watch(self, tasks: TaskGroup) -> None:
+        """Claim the answers of lost workers, until cancelled or stopped."""
+        while not self._stopping:
+            with suppress(JobStoreUnavailable):
+                await self._claim(tasks)
+            await anyio.sleep(self._config.reclaim_interval_s)
+
+    async def _claim(self, tasks: TaskGroup) -> None:
+        # Shielded: what a claim that is cut off has taken would wait until its lease ends.
+        with anyio.CancelScope(shield=True):
+            found = await self._store.late.claim(self._slots, MOST_LATE - len(self._rooms))
+            self._metrics.count_revisions("too_late", found.too_late)
+            self._metrics.count_revisions("failed", found.lost)
+            for answer in found.answers:
+                await self._resume(answer, tasks)
+
+    async def _resume(self, answer: LateAnswer, tasks: TaskGroup) -> None:
+        record, now = answer.record, self._clock()
+        deadline = now + answer.left_s + (record.deadline - record.late_until) / 1000.0
+        try:
+            record = self._store.read_request(record)
+            by = now + answer.left_s
+            reading = self._read_late(job_run_of(record, by), by)
+            if reading is None:
+                raise RevisionDropped("no tier reads such parts any more")
+        except ContentKeyMissing as error:
+            _log.error("%s is left to another worker: %s", record.id, error.message)
+            return
+        except CausewayError as error:
+            if await self._store.late.drop(record.id, record.fence, error):
+                self._metrics.count_revisions(outcome_of(error))
+            return
+        if (older := self._leases.get(record.id)) is not None:
+            older.scope.cancel()  # this worker's own lease had run out
+        self._start(LateLease(record, reading, deadline), tasks)
+
+    # --- one answer --------------------------------------------------------------------------------------------------
+
+    async def _run(self, lease: LateLease) -> None:
+        record = lease.record
+        try:
+            with lease.scope:
+                await self._revise_all(lease)
+            if lease.scope.cancelled_caught:
+                await self._end_early(lease)
+        except Exception as error:
+            _log.error("%s: its answer could not be revised: %s", record.id, redacted(error))
+        finally:
+            lease.receipt.close(accepted=False)
+            if self._leases.get(record.id) is lease:
+                del self._leases[record.id]
+                self._rooms.discard(record.id)
+            with anyio.CancelScope(shield=True):
+                await lease.reading.close()
+
+    async def _end_early(self, lease: LateLease) -> None:
+        if not lease.release_on_exit:
+            self._metrics.count_revisions("superseded")
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_RELEASE_S), suppress(JobStoreUnavailable):
+            await self._store.release(lease.record.id, lease.record.fence)
+
+    async def _revise_all(self, lease: LateLease) -> None:
+        error = await revise_each(lease.record.late_kinds, lease.reading.read, partial(self._revise, lease))
+        if error is None:
+            return
+        record, bill = lease.record, lease.receipt.bill
+        dropped = await self._report(lease, partial(self._store.late.drop, record.id, record.fence, error, bill=bill))
+        self._metrics.count_revisions(outcome_of(error) if dropped else "superseded")
+        _log.info("%s: its answer is not revised: %s", record.id, error.code)
+
+    async def _revise(self, lease: LateLease, kinds: Sequence[Modality]) -> bool:
+        """(2) Returns False if no revision is wanted any more. Raises CausewayError."""
+        record = lease.record
+        left = tuple(kind for kind in record.late_kinds if kind not in kinds)
+        lease.reading.leave_out(left)
+        result = await self._answer(lease)
+        check_revised(lease.reading.records, kinds)
+        sealed, bill = self._store.seal_result(record, result.body), lease.receipt.bill
+        revise = partial(self._store.late.revise, record.id, record.fence, sealed, result.cache, left=left, bill=bill)
+        revised = await self._report(lease, revise)
+        lease.receipt = RunReceipt()
+        lease.record = msgspec.structs.replace(record, fence=record.fence + 1, late=",".join(left))
+        self._metrics.count_revisions("made" if revised else "superseded")
+        return revised
+
+    async def _report(self, lease: LateLease, report: Callable[[], Awaitable[bool]]) -> bool:
+        lease.is_reporting = True
+        try:
+            accepted = await self._reports.until_stored(lease.record.id, report)
+        finally:
+            lease.is_reporting = False
+        lease.receipt.close(accepted=accepted)
+        return accepted
+
+    async def _answer(self, lease: LateLease) -> JobResult:
+        """Run the job. A run that could not begin is repeated. Raises CausewayError."""
+        attempt = 0
+        while not isinstance(result := await self._execute(lease), JobResult):
+            if classify_failure(result, late=self._clock() >= lease.deadline) != "postponed":
+                raise result
+            lease.receipt.close(accepted=False)
+            attempt += 1
+            await anyio.sleep(self._reports.delay_s(result, attempt))
+        return result
+
+    async def _execute(self, lease: LateLease) -> JobResult | CausewayError:
+        record, slots = lease.record, self._slots[lease.record.tier]
+        with anyio.move_on_after(lease.deadline - self._clock()):
+            await slots.wait_for_slot()
+        left_s = min(self._config.attempt_timeout_s, lease.deadline - self._clock())
+        if left_s <= 0.0:
+            return DeadlineExceeded("the job's deadline passed before its answer was revised")
+        lease.receipt = RunReceipt()
+        slots.acquire()
+        try:
+            return await execute(
+                record,
+                self._runner,
+                _no_progress,
+                left_s=left_s,
+                max_bytes=self._config.max_result_bytes,
+                created=(record.started or record.created) // 1000,
+                receipt=lease.receipt,
+                price_share=self._config.price_share(record.window),
+                late=lease.reading,
+                clock=self._clock,
+            )
+        finally:
+            slots.release()
+
+
+async def _no_progress(_progress: bytes) -> None:
+    """The events tell of a revision when it is made."""

@@ -1,0 +1,159 @@
+"""The parts of a chat as text in its prompt (late fusion), before the request enters the queue of its own tier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from models.modalities.graph.branch import Branch
+from models.modalities.graph.facts import RequestFacts, summary
+from models.modalities.graph.graph import EncoderGraph
+from models.modalities.graph.memory import Memory, PartMemory
+from models.modalities.graph.transcript import transcript_of
+from models.modalities.process.messages import Refusal
+from models.modalities.process.parent import Tell, WorkerFailed
+from router.errors import CausewayError, EncoderFailed, InvalidRequest
+from router.openai.audio import Transcript, TranscriptionRequest
+from router.parts.fusion import fuse
+from router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
+
+from ..serving.request_context import DEGRADED, AnswerHead, RequestContext
+from .config import PartsConfig
+from .encoders import EncoderTiers
+from .late import LateReading
+from .memory import FORGETS, JobMemory, TenantMemories
+
+HEADER = "x-causeway-modalities"
+
+
+class ReadParts(msgspec.Struct, frozen=True):
+    """What was found in the parts of one request."""
+
+    request: Request
+    found: RequestFacts
+    written: Request  # with its parts as text
+
+    def for_model(self, transcripts: Transcripts) -> Request:
+        """Return the request with its parts as text, in the form that a model reads transcripts."""
+        if transcripts == "written":
+            return self.written
+        return fuse(self.request, self.found.facts, self.found.kinds, transcripts)
+
+    def mark(self, head: AnswerHead) -> AnswerHead:
+        """Say in an answer's head what became of the parts; an answer without one of them is degraded, never kept."""
+        complete = all(record.status == "ok" for record in self.found.records)
+        headers = (*head.headers, (HEADER, summary(self.found.records)))
+        if not complete and DEGRADED not in headers:
+            headers = (*headers, DEGRADED)
+        return msgspec.structs.replace(head, headers=headers, keep=head.keep and complete)
+
+
+class RequestParts:
+    """Reads the parts of requests.
+
+    Args:
+        private: whether nothing of a request may be remembered.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        encoders: EncoderTiers,
+        config: PartsConfig,
+        private: Callable[[Request], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._encoders = encoders
+        self._config = config
+        self._private = private
+        self._clock = clock
+        self._memories = TenantMemories(config, clock)
+
+    @property
+    def kinds(self) -> tuple[Modality, ...]:
+        """The kinds that are read."""
+        return self._encoders.kinds
+
+    @property
+    def max_parts(self) -> int:
+        """How many parts a request may have."""
+        return self._config.max_parts
+
+    def session_memory(self) -> PartMemory:
+        """Return what a live session may remember: it ends with the session."""
+        return PartMemory(self._config.max_parts)
+
+    def at_hearing_tier(self, context: RequestContext) -> RequestContext:
+        """Return the context at the tier that reads the sounds of messages."""
+        return msgspec.structs.replace(context, tier=self._encoders.tier(self._encoders.tier_of("audio")))
+
+    async def read(self, context: RequestContext) -> ReadParts:
+        """Run a branch for each part, side by side, each with its own deadline. Cancelling cancels them.
+
+        Raises:
+            InvalidRequest: a part is invalid; the message names it.
+            EncoderFailed: nothing is left of the request's last message.
+        """
+        if context.late is None:
+            graph = self._graph(self._encoders.branches(context), self._memory(context))
+            found = await graph.facts(context.request, context.deadline)
+        else:
+            found = await context.late.facts(context.deadline)
+        return ReadParts(context.request, found, fuse(context.request, found.facts, found.kinds))
+
+    def read_late(self, context: RequestContext, by: float) -> LateReading:
+        """Return what reads the parts of a job, those that are late until `by` (monotonic s)."""
+        memory = JobMemory(self._memory(context), self._config.max_parts)
+        return LateReading(self._graph(self._encoders.branches(context), memory), context.request, by)
+
+    async def hear(
+        self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
+    ) -> Transcript:
+        """Return the words of a sound by the context's tier; none if nobody speaks.
+
+        Args:
+            tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
+            param: the sound's name in errors.
+
+        Raises:
+            CausewayError: the error for the client.
+        """
+        tier = context.tier
+        # Another tier runs another model: its facts are kept apart.
+        memory_of = "" if tier.name == self._encoders.tier_of("audio") else tier.name
+        branches: dict[Modality, Branch] = {"audio": self._encoders.branch("audio", tier, context)}
+        graph = self._graph(branches, self._memory(context, memory_of))
+        try:
+            found, seconds, _ = await graph.hear(request, context.deadline, tell)
+        except Refusal as refusal:
+            wrong = refusal.param or param
+            raise InvalidRequest(f"`{wrong}`: {refusal}.", param=wrong) from None
+        except WorkerFailed as failure:
+            if isinstance(failure.__cause__, CausewayError):
+                raise failure.__cause__ from None
+            raise EncoderFailed(f"the sound could not be read: {failure}. Send it again.") from None
+        return transcript_of(found, seconds)
+
+    def _memory(self, context: RequestContext, tier: str = "") -> Memory:
+        """`tier`: if it is not the one that reads such parts in messages."""
+        if context.memory is not None:
+            return context.memory
+        return FORGETS if self._private(context.request) else self._memories.of(context.tenant, tier)
+
+    def _graph(self, branches: Mapping[Modality, Branch], memory: Memory) -> EncoderGraph:
+        return EncoderGraph(branches, memory, max_parts=self._config.max_parts, clock=self._clock)
+
+
+def sound_request(model: str, hints: RoutingHints, *, stream: bool = False) -> Request:
+    """Return a sound that is to be understood as the request that is admitted for it."""
+    return Request(
+        kind="chat",
+        model=model,
+        messages=(Message("user", (AudioPart("", "wav"),)),),
+        max_tokens=1,  # it generates none
+        stream=stream,
+        hints=hints,
+    )

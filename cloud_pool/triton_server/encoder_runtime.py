@@ -1,0 +1,157 @@
+"""An encoder model behind the Python backend, without Triton's types: parts in, what was found out.
+
+Decoder and encoder are children of the model's process: a file that kills one of them costs that request, and the next
+one gets a new child. Both are started, and the encoder's model is loaded, before the model is ready. Parts are encoded
+one after the other: together they took as long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from models.modalities.graph.branch import DECODER_JOBS, LocalBranch
+from models.modalities.process.messages import Found, PartLimits, Refusal, Refused, SegmentFound, WorkerSpec
+from models.modalities.process.parent import WorkerFailed, WorkerTimeout
+from router.errors import CausewayError, ClientGone
+from router.types import Fact, Modality
+
+from ..upstreams.triton.part_messages import EncodeJob, PartFailed, PartRead, PartReply
+
+POLL_S = 0.05
+_LONGEST_S = 600.0  # of a request that names no deadline
+_DECODER_BYTES = 512 * 1024 * 1024
+
+
+class EncoderOptions(msgspec.Struct, frozen=True):
+    """What an encoder model runs. `python`: the interpreter that has the encoder's packages."""
+
+    kind: Modality
+    encoder: WorkerSpec
+    python: str
+    limits: PartLimits = PartLimits()
+
+
+class PartRequest(msgspec.Struct, frozen=True):
+    """`job` None: a probe of the process. It needs no child: one that dies or hangs is replaced by the next job."""
+
+    job: EncodeJob | None
+    data: bytes = b""
+    deadline_s: float | None = None  # time left
+    call_name: str = ""  # by which it can be cancelled
+
+
+class PartResponder(Protocol):
+    """Sends the responses of one request."""
+
+    def send(self, reply: PartReply, *, last: bool) -> None: ...
+
+    def fail(self, error: CausewayError) -> None: ...
+
+    def is_cancelled(self) -> bool: ...
+
+
+class EncoderRuntime:
+    """Owns the children of one encoder model, and every request in it, in an event loop of its own.
+
+    Args:
+        report: gets the requests in progress, those so far and the children started so far, when they change.
+
+    Raises:
+        WorkerFailed: a child cannot be started, or not load its model.
+    """
+
+    def __init__(self, options: EncoderOptions, report: Callable[[int, int, int], None]) -> None:
+        self._kind = options.kind
+        self._report = report
+        self._branch = LocalBranch(
+            options.encoder, options.limits, _DECODER_BYTES, _LONGEST_S, language="", python=options.python
+        )
+        self._by_call_name: dict[str, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+        self._requests = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="causeway-encoder", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._warm(), self._loop).result()
+
+    def submit(self, request: PartRequest, responder: PartResponder) -> None:
+        """Start a request; every outcome goes to `responder`."""
+        self._loop.call_soon_threadsafe(self._start, request, responder)
+
+    def cancel(self, call_name: str) -> None:
+        """End the request with this name if it is still in progress."""
+        self._loop.call_soon_threadsafe(self._cancel, call_name)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._branch.close(), self._loop).result(timeout=5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+
+    async def _warm(self) -> None:
+        await self._branch.decoder.warm()
+        if self._kind != "file":
+            await self._branch.encoder.warm()
+        self._tell()
+
+    def _start(self, request: PartRequest, responder: PartResponder) -> None:
+        work = self._loop.create_task(self._serve(request, responder))
+        self._running.add(work)
+        self._requests += request.job is not None
+        work.add_done_callback(self._ended)
+        if request.call_name:
+            self._by_call_name[request.call_name] = work
+            work.add_done_callback(lambda _: self._by_call_name.pop(request.call_name, None))
+        self._tell()
+
+    def _cancel(self, call_name: str) -> None:
+        if call_name in self._by_call_name:
+            self._by_call_name[call_name].cancel()
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        self._running.discard(work)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._report(len(self._running), self._requests, self._branch.starts)
+
+    async def _serve(self, request: PartRequest, responder: PartResponder) -> None:
+        reading = asyncio.ensure_future(self._read(request, responder))
+        try:
+            while not reading.done():
+                await asyncio.wait([reading], timeout=POLL_S)
+                if responder.is_cancelled():
+                    reading.cancel()
+            responder.send(reading.result(), last=True)
+        except asyncio.CancelledError:
+            reading.cancel()
+            responder.fail(ClientGone("the request was cancelled"))
+        except Exception:
+            responder.fail(CausewayError("the encoder failed"))
+            raise
+
+    async def _read(self, request: PartRequest, responder: PartResponder) -> PartReply:
+        left_s = _LONGEST_S if request.deadline_s is None else min(request.deadline_s, _LONGEST_S)
+        deadline, job = self._loop.time() + left_s, request.job
+        if job is None:
+            return PartRead(Found(Fact("", 1.0)))
+        if job.kind != self._kind:
+            return PartFailed(f"this model reads parts of the kind {self._kind}, not {job.kind}")
+        try:
+            read = await self._branch.run(
+                DECODER_JOBS[self._kind](request.data),
+                deadline,
+                job.language,
+                job.prompt,
+                job.temperature,
+                (lambda segment: responder.send(SegmentFound(segment), last=False)) if job.tell else None,
+            )
+        except Refusal as refusal:
+            return Refused(str(refusal), refusal.param)
+        except WorkerFailed as failure:
+            return PartFailed(str(failure), late=isinstance(failure, WorkerTimeout))
+        return PartRead(read.found, read.seconds)

@@ -1,0 +1,174 @@
+"""The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers.
+
+Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this box only for the
+configured URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+from collections.abc import Callable, Mapping
+
+import aiohttp
+import anyio
+from yarl import URL
+
+from router.trackers.latency import Ewma
+from router.types import Kind, Request
+
+from ...config.schema import CloudConfig
+from ..backend import BackendRequest
+from .credentials import BearerToken, Credentials
+from .error_mapping import client_error
+from .health import CloudHealth
+from .response_reader import MAX_ERROR_BYTES, read_body, too_slow
+
+PATHS: dict[Kind, str] = {"chat": "/chat/completions", "completion": "/completions", "embedding": "/embeddings"}
+_IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled connections are closed already
+_RTT_HALF_LIFE_S = 60.0
+_PROBE_S = 5.0
+_PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
+
+
+class CloudConnection:
+    """Sends requests to one server, and notes what each response tells about it.
+
+    Args:
+        health: Told of every response and of every lost connection.
+        credentials: Take the place of `cloud.api_key`: read at each request, and renewed once for a 401.
+        now: The clock, monotonic seconds.
+    """
+
+    def __init__(
+        self, config: CloudConfig, health: CloudHealth, credentials: Credentials | None, now: Callable[[], float]
+    ) -> None:
+        self._config = config
+        self._health = health
+        self._bearer = BearerToken(config.api_key, credentials)
+        self._now = now
+        self._rtt_ms = Ewma(_RTT_HALF_LIFE_S)
+        self._last_response = float("-inf")
+        self._session: aiohttp.ClientSession | None = None
+        self.tier: str | None = None  # that answered last
+
+    async def start(self) -> None:
+        """Prepare the session, without connecting. Raises OSError or ssl.SSLError for an unusable `cloud.ca_file`."""
+        verify: ssl.SSLContext | bool = True
+        if self._config.ca_file:
+            verify = ssl.create_default_context(cafile=self._config.ca_file)
+        connector = aiohttp.TCPConnector(limit=self._config.max_connections, keepalive_timeout=_IDLE_S, ssl=verify)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers={"Accept-Encoding": "identity", "User-Agent": "causeway-edge"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
+            auto_decompress=False,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def rtt_ms(self, now: float) -> float | None:
+        """Return the recent round-trip time of probes; None: not measured."""
+        return self._rtt_ms.value(now)
+
+    async def send(
+        self,
+        call: BackendRequest,
+        method: str,
+        url: URL,
+        until: float,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = {},
+        retry: bool = True,
+        renew: bool = True,
+    ) -> aiohttp.ClientResponse:
+        """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it."""
+        again = functools.partial(self.send, call, method, url, until, body=body, headers=headers)
+        assert self._session is not None, "start() comes first"
+        token = self._bearer.put(self._session)
+        try:
+            async with asyncio.timeout_at(until):
+                response = await self._session.request(
+                    method, url, data=body, headers={**_headers(call, self._now()), **headers}, allow_redirects=False
+                )
+        except aiohttp.ServerDisconnectedError as error:
+            if retry:  # the server closed an idle connection just as it was reused
+                return await again(retry=False, renew=renew)
+            raise client_error(error, call.target.name, "send") from error
+        except aiohttp.ClientError as error:
+            failure = client_error(error, call.target.name, "send")
+            if failure.phase == "connect":
+                self._health.lost(error)
+            raise failure from error
+        except TimeoutError as error:
+            raise too_slow(call, "first_token") from error
+        except OSError as error:
+            raise client_error(error, call.target.name, "send") from error
+        if response.status == 401 and renew and await self._bearer.renewed(token, until):
+            response.release()
+            return await again(retry=retry, renew=False)
+        self._note_response(response, probe=False)
+        return response
+
+    def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:
+        self._health.answered(response.status, probe=probe)
+        self._last_response = self._now()
+        self.tier = response.headers.get("x-causeway-tier", self.tier)
+
+    # --- the probe ---------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Probe the server forever, except while its answers show that it is reachable."""
+        interval_s = pause_s = self._config.probe_interval_s
+        while True:
+            quiet = self._now() - self._last_response >= interval_s
+            if quiet or self._rtt_ms.value(self._now()) is None:
+                await self.probe()
+            pause_s = interval_s if self._health.reachable else min(interval_s * _PROBE_BACKOFF, pause_s * 2.0)
+            await asyncio.sleep(pause_s)
+
+    async def probe(self) -> bool:
+        """Whether the server answers, with any HTTP status. Updates `reachable` and `rtt_ms`."""
+        assert self._session is not None, "start() comes first"
+        started, token = self._now(), self._bearer.put(self._session)
+        try:
+            with anyio.fail_after(_PROBE_S):
+                async with self._session.get(self._config.url + "/models", allow_redirects=False) as response:
+                    if response.status == 401 and await self._bearer.renewed(token, started + _PROBE_S):
+                        return await self.probe()
+                    self._note_response(response, probe=True)
+                    self._rtt_ms.add((self._now() - started) * 1000.0, self._now())
+                    await read_body(response, MAX_ERROR_BYTES)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._health.lost(error)
+        return self._health.reachable is True
+
+
+def _headers(call: BackendRequest, now: float) -> dict[str, str]:
+    left_ms = max(1, int((call.deadline - now) * 1000.0))
+    headers = {
+        "Content-Type": "application/json",
+        "x-request-id": call.id,
+        "x-causeway-deadline-ms": str(left_ms),
+        "x-causeway-priority": _priority(call.request),
+    }
+    if call.traceparent:
+        headers["traceparent"] = call.traceparent
+    if not call.cacheable:
+        headers["Cache-Control"] = "no-store"
+    if call.policy:
+        headers["x-causeway-policy"] = call.policy
+    return headers
+
+
+def _priority(request: Request) -> str:
+    """A streamed answer is read as it arrives; the tag `bulk` marks work that can wait."""
+    if "bulk" in request.hints.tags:
+        return "bulk"
+    return "interactive" if request.stream else "standard"

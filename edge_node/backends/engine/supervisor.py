@@ -1,0 +1,235 @@
+"""Keep one engine child alive: start it, restart it after a crash, unload it when it is idle, kill it when it is stuck.
+
+starting ──▶ ready ──▶ backing_off ──▶ starting …        it crashed
+    │          └──▶ unloaded ──▶ reloading ──▶ ready      no requests for a while: the next one loads it
+    └──────▶ failed ──▶ starting …                       the model cannot be loaded: requests fail at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Literal
+
+from models.llama_cpp.process.parent import EngineProcess
+from models.llama_cpp.protocol import EngineOptions, ModelInfo
+from router.errors import EngineUnavailable
+
+from ...observability.faults import Fault
+from .restart_backoff import RestartBackoff
+
+log = logging.getLogger(__name__)
+
+State = Literal["idle", "starting", "ready", "backing_off", "unloaded", "reloading", "failed", "closed"]
+_WATCH_S = 1.0
+_MAX_RESTART_WAIT_S = 2.0  # a request waits for a restart that begins so soon, and is refused before a later one
+
+
+class Supervisor:
+    """Owns one child: starts it, restarts it after a crash, kills it when it is stuck.
+
+    Args:
+        name: of the model, for messages.
+        stuck_s: a child with jobs that makes no step for so many seconds is killed.
+        backoff: the pauses before restarts.
+        unload_after_s: a child without jobs for so many seconds is ended; the next request starts another one.
+    """
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        name: str,
+        *,
+        stuck_s: float = 30.0,
+        backoff: RestartBackoff | None = None,
+        unload_after_s: float = math.inf,
+    ) -> None:
+        self._options = options
+        self._name = name
+        self._stuck_s = stuck_s
+        self._backoff = backoff or RestartBackoff()
+        self._unload_after_s = unload_after_s
+        self._wanted = asyncio.Event()  # a request needs the model that was unloaded
+        self._load_s = 0.0  # how long the last load took
+        self._unloads = 0
+        self._restart_at = 0.0  # loop time, while no child runs
+        self._process: EngineProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._reason = "it was not started"
+        self._started = 0.0
+        self._state: State = "idle"
+        # Attributes, not properties: each request reads them.
+        self.serving: EngineProcess | None = None  # the child while it is ready; it may have died just now
+        self.info: ModelInfo | None = None  # of the model, after it was loaded once
+        self._restarts = 0
+        self._lost = Fault(log, logging.ERROR)
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def problem(self) -> str:
+        """Why there is no engine, from a crash or a failed start until it is ready; "" otherwise."""
+        return self._lost.problem
+
+    @property
+    def restarts(self) -> int:
+        """Children that ended unexpectedly."""
+        return self._restarts
+
+    @property
+    def unloads(self) -> int:
+        """Children that were ended for want of requests."""
+        return self._unloads
+
+    @property
+    def loads_on_demand(self) -> bool:
+        """The model was unloaded, and a request gets it loaded again, or is getting it."""
+        return self._state in ("unloaded", "reloading")
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running child."""
+        process = self._process
+        return process.pid if process is not None and self._state in ("starting", "ready", "reloading") else None
+
+    def start(self) -> None:
+        """Start the child in the background; `close` ends it."""
+        if self._task is None:
+            self._started = asyncio.get_running_loop().time()
+            self._enter("starting", "it is being loaded")
+            self._task = asyncio.create_task(self._supervise(), name=f"engine {self._name}")
+
+    async def ready(self, deadline: float) -> EngineProcess:
+        """Wait for the child to be ready.
+
+        Raises:
+            EngineUnavailable: at the deadline (the loop's clock), or at once when the child cannot become ready, or
+                is restarted only later than `_MAX_RESTART_WAIT_S` or the deadline.
+        """
+        loop = asyncio.get_running_loop()
+        while (process := self.serving) is None or not process.alive:
+            if self._state == "unloaded":
+                self._wanted.set()
+            pause_s = self._restart_at - loop.time()
+            late = pause_s > min(_MAX_RESTART_WAIT_S, deadline - loop.time())
+            if self._state in ("idle", "failed", "closed") or (self._state == "backing_off" and late):
+                raise EngineUnavailable(
+                    f"{self._name}: {self._reason}", phase="connect", retry_after_s=max(1.0, pause_s)
+                )
+            changed: asyncio.Future[None] = loop.create_future()
+            self._waiters.append(changed)
+            # Not `wait_for`: if both happen at once, Python 3.11's lets the result swallow a cancellation.
+            try:
+                done, _ = await asyncio.wait([changed], timeout=max(0.0, deadline - loop.time()))
+            finally:
+                self._waiters = [waiter for waiter in self._waiters if waiter is not changed]
+            if not done:
+                waited_s = loop.time() - self._started
+                state = self._state.replace("_", " ")
+                raise EngineUnavailable(
+                    f"{self._name}: still {state} after {waited_s:.1f} s",
+                    phase="connect",
+                    retry_after_s=max(1.0, self._load_s - waited_s),
+                )
+        return process
+
+    async def close(self) -> None:
+        task, self._task = self._task, None
+        try:
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])  # Not `await task`, which cannot tell its cancellation from the caller's.
+                if not task.cancelled():
+                    task.result()
+        finally:
+            self._enter("closed", "it was closed")
+
+    async def _supervise(self) -> None:
+        while True:
+            self._process = process = EngineProcess(self._options)
+            try:
+                await self._run(process)
+            except EngineUnavailable as error:
+                self._pause(None)
+                self._enter("failed", error.message)
+                self._lost.begin(f"engine {self._name} cannot be started: {error.message}")
+            except Exception as error:  # the next try may succeed, and the daemon answers without an engine
+                self._pause(None)
+                self._enter("failed", f"{type(error).__name__}: {error}")
+                if not self._lost.problem:
+                    log.debug("engine %s", self._name, exc_info=True)
+                self._lost.begin(f"engine {self._name} cannot be started: {type(error).__name__}: {error}")
+            finally:
+                await asyncio.shield(process.close())
+            await self._wait_for_next()
+
+    async def _run(self, process: EngineProcess) -> None:
+        """Start the child and watch it until it ends, or until it is unloaded."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await process.start()
+        self.info = await process.ready
+        ready_at = loop.time()
+        self._load_s = ready_at - began
+        self._enter("ready", "")
+        if self._lost.problem:
+            self._lost.end(f"engine {self._name} is ready again")
+        else:
+            log.info("engine %s is ready after %.1f s", self._name, self._load_s)
+        reason = await self._watch(process)
+        if reason is None:
+            self._unloads += 1
+            log.info("engine %s is unloaded: no requests for %g s", self._name, self._unload_after_s)
+            self._enter("unloaded", f"it is unloaded: no requests for {self._unload_after_s:g} s")
+            return
+        self._restarts += 1
+        pause_s = self._pause(ready_at)
+        self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
+        self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
+
+    async def _wait_for_next(self) -> None:
+        """Wait until the next child may start: for a request of an unloaded model, else for the end of a pause."""
+        loop = asyncio.get_running_loop()
+        if self._state == "unloaded":
+            await self._wanted.wait()
+            self._wanted.clear()
+            self._started = loop.time()
+            self._enter("reloading", "it is being loaded again")
+        else:
+            await asyncio.sleep(self._restart_at - loop.time())
+            self._enter("starting", "it is being loaded")
+
+    def _pause(self, ready_at: float | None) -> float:
+        """Set when the next child starts, after one that was ready at `ready_at`. Returns the pause, seconds."""
+        now = asyncio.get_running_loop().time()
+        pause_s = self._backoff.pause_s(0.0 if ready_at is None else now - ready_at)
+        self._restart_at = now + pause_s
+        return pause_s
+
+    async def _watch(self, process: EngineProcess) -> str | None:
+        """Wait until the child ends, by itself or because it is stuck, and return why; None: it was idle for long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            timeout_s = min(_WATCH_S, self._stuck_s / 3, self._unload_after_s)
+            if (await asyncio.wait([process.ended], timeout=timeout_s))[0]:
+                return process.ended.result()
+            if not process.jobs:
+                if process.idle_s >= self._unload_after_s:
+                    return None
+                continue
+            if loop.time() - process.progress_at > self._stuck_s:
+                process.kill(f"it was stuck: no step for {self._stuck_s:g} s, requests in progress: {process.jobs}")
+            else:
+                process.ping()
+
+    def _enter(self, state: State, reason: str) -> None:
+        self._state, self._reason = state, reason
+        self.serving = self._process if state == "ready" else None
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

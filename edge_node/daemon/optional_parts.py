@@ -1,0 +1,286 @@
+"""What only some boxes have: an engine, encoders, jobs, sound, shadow requests, a broker, traces, a fleet.
+
+Each function imports what it makes, so that a box without it needs neither its packages nor its memory.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models.catalog.artifact import find_artifact
+from models.modalities.installed import find_encoders, find_speech_detector
+from router.errors import ConfigError
+from router.types import Modality
+
+from ..backends.cloud.backend import CloudBackend
+from ..backends.engine.engines import Engine
+from ..clock import Clock
+from ..config.schema import Config, EngineConfig, JobsConfig
+from ..http.api import new_decision_id
+from ..http.request_reader import RequestReader
+from ..jobs.entry import JobEntry, JobParts
+from ..observability.metrics import Metrics
+from ..serving.admission import Admission
+from ..serving.service import Service
+from ..signals.collector import SignalCollector
+from ..signals.estimators import LearnedEstimators
+from ..storage.decisions import DecisionStore
+from ..storage.policies import PolicyStore
+from ..storage.state_folder import StateFolderLock
+from ..version import daemon_version
+from .manifests import transcripts_of, weights_of
+
+if TYPE_CHECKING:
+    from models.modalities.process.messages import WorkerSpec
+
+    from ..agent.agent import Agent
+    from ..agent.boot import Booted
+    from ..agent.host import FleetLink
+    from ..agent.link.connection import FleetConnection
+    from ..backends.cloud.credentials import Credentials
+    from ..modalities.api import AudioApi
+    from ..modalities.audio import AudioService
+    from ..modalities.part_encoders import PartEncoders
+    from ..mqtt.bridge import MqttBridge
+    from ..observability.tracing import RequestTracer
+    from ..signals.shadow import ShadowObserver
+    from ..storage.shadow import ShadowStore
+    from .components import Components
+
+FLEET_FOLDER = "fleet"  # in the state folder
+
+
+def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> tuple[Booted | None, Config]:
+    """Return the bundle to start with, and the configuration under it; None for a box that was never in a fleet.
+
+    Raises:
+        ConfigError: another daemon uses the state folder.
+    """
+    state_dir = state_folder.folder
+    if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
+        return None, config
+    state_folder.acquire()  # before this start is counted; the lifecycle releases it
+    from ..agent.boot import boot
+    from .bundles import with_bundle
+
+    booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())
+    return booted, with_bundle(config, booted.bundle)
+
+
+def connect_fleet(
+    config: Config, state_dir: Path | None, clock: Clock, metrics: Metrics
+) -> tuple[FleetConnection | None, str, Credentials | None]:
+    """Return the connection of a box that joined a fleet, what is wrong with it, and its token for the cloud."""
+    if state_dir is None or not (state_dir / FLEET_FOLDER).is_dir():
+        return None, "", None
+    from .fleet import connect, credentials
+
+    connection, problem = connect(state_dir / FLEET_FOLDER, config.fleet, clock, metrics.traffic)
+    return connection, problem, credentials(connection, config.cloud)
+
+
+def make_agent(
+    booted: Booted | None,
+    link: FleetLink | None,
+    connection: FleetConnection | None,
+    *,
+    config: Config,
+    factory: Config,
+    model_dirs: list[Path],
+    clock: Clock,
+    parts: Callable[[], Components],
+    restart: Callable[[], None],
+) -> Agent | None:
+    """Return the agent of a box in a fleet.
+
+    Args:
+        link: given by a test, in place of the connection.
+        factory: the configuration without a bundle.
+    """
+    if booted is None or (link is None and connection is None):
+        return None
+    from ..agent.agent import Agent
+    from .bundles import BundleHost
+    from .fleet import follow, link_of
+
+    link = link_of(connection, config.fleet) if link is None and connection is not None else link
+    assert link is not None
+    settings = {} if booted.bundle is None else booted.bundle.manifest.settings
+    agent = Agent(
+        folder=Path(factory.state_dir) / FLEET_FOLDER,
+        booted=booted,
+        host=BundleHost(parts, factory, settings, model_dirs, restart),
+        clock=clock,
+        member=link.member,
+        source=link.source,
+        settings=link.settings,
+        may_change=link.may_change,
+        on_change=link.on_change,
+    )
+    if connection is not None:
+        follow(connection, agent)
+    return agent
+
+
+def make_engine_factory(
+    config: EngineConfig, model_dirs: Sequence[Path], state_dir: Path | None
+) -> Callable[[str], Engine]:
+    """Return what makes engines from artifacts: `model_dirs` are searched first, then the models that ship."""
+
+    def make(model: str) -> Engine:
+        from models.llama_cpp.protocol import adapter_files
+
+        from ..backends.engine.backend import EngineBackend
+
+        artifact = find_artifact(model, model_dirs)
+        manifest = artifact.manifest
+        return EngineBackend(
+            artifact.path,
+            config,
+            refuse_token=manifest.refuse_token or "",
+            temperature=manifest.temperature,
+            answer_tokens=manifest.answer_tokens,
+            answers=manifest.answers,
+            name=artifact.name,
+            weights_sha256=manifest.sha256,
+            adapters=adapter_files(artifact),
+            prompt_folder=None if state_dir is None else state_dir / "prompts" / artifact.name,
+        )
+
+    return make
+
+
+def make_part_encoders(
+    config: Config,
+    model_dirs: Sequence[Path],
+    clock: Clock,
+    given: Mapping[Modality, WorkerSpec] | None,
+    detector: WorkerSpec | None,
+) -> PartEncoders | None:
+    """Return the encoders of sounds and pictures; None on a box that has none, or whose configuration forbids them."""
+    found = given if given is not None else find_encoders(model_dirs)
+    if given is None:
+        detector = find_speech_detector()
+    if not found or not config.modalities.enabled:
+        return None
+    from models.catalog.projector import find_projector
+
+    from ..modalities.part_encoders import PartEncoders
+
+    return PartEncoders(
+        found,
+        config.modalities,
+        clock,
+        transcripts_of(model_dirs),
+        lambda model: find_projector(model, model_dirs) if config.engine.enabled else None,
+        detector,
+    )
+
+
+def make_audio(
+    part_encoders: PartEncoders | None,
+    reader: RequestReader,
+    environ: Mapping[str, str],
+    config: Config,
+    clock: Clock,
+    *,
+    admission: Admission,
+    decisions: DecisionStore,
+    metrics: Metrics,
+    signals: SignalCollector,
+    policies: PolicyStore,
+) -> tuple[AudioService, AudioApi]:
+    """Return what serves `/v1/audio/*` and the sound of live sessions."""
+    from ..modalities.api import AudioApi
+    from ..modalities.audio import AudioService
+    from ..modalities.speaker import Speaker
+
+    audio = AudioService(
+        None if part_encoders is None else part_encoders.graph,
+        Speaker(environ),
+        admission=admission,
+        decisions=decisions,
+        metrics=metrics,
+        signals=signals,
+        policy=lambda: policies.active,
+        clock=clock,
+        default_deadline_s=config.server.default_deadline_s,
+    )
+    return audio, AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
+
+
+def make_jobs(
+    folder: Path,
+    config: JobsConfig,
+    clock: Clock,
+    *,
+    service: Service,
+    cloud: CloudBackend | None,
+    policies: PolicyStore,
+    part_encoders: PartEncoders | None,
+    reader: RequestReader,
+) -> JobParts:
+    """Return the outbox of jobs in the state folder, with what runs them."""
+    from ..jobs.api import JobApi
+    from ..jobs.intake import JobIntake
+    from ..jobs.running.runner import JobRunner
+    from ..jobs.store import JobStore
+
+    store = JobStore(folder, config, clock)
+    runner = JobRunner(
+        store,
+        service,
+        cloud,
+        lambda: policies.active.revision,
+        config,
+        clock,
+        new_decision_id,
+        random.Random(os.urandom(16)),
+        part_encoders,
+    )
+    intake = JobIntake(config, store, runner, service)
+    return JobParts(store, runner, intake, JobApi(store, runner, intake, service, reader))
+
+
+def make_shadow(
+    state_dir: Path | None, clock: Clock, learned: LearnedEstimators, model_dirs: Sequence[Path]
+) -> tuple[ShadowStore, ShadowObserver]:
+    """Return what keeps and compares the answers of shadow requests."""
+    from ..signals.shadow import ShadowObserver
+    from ..storage.shadow import ShadowStore
+
+    return ShadowStore(state_dir, clock), ShadowObserver(learned, model_dirs, weights_of(model_dirs))
+
+
+def make_mqtt_bridge(config: Config, jobs: JobEntry, service: Service, metrics: Metrics) -> MqttBridge | None:
+    """Return the bridge to the configured broker. Raises ConfigError."""
+    if not config.mqtt.url:
+        return None
+    if not config.state_dir:
+        raise ConfigError("messages are kept in a state folder: set state_dir", where="mqtt.url")
+    try:
+        from ..mqtt.bridge import MqttBridge
+    except ModuleNotFoundError as error:
+        message = "needs the extra `mqtt`: run `make setup`, or `pip install 'causeway[mqtt]'`"
+        raise ConfigError(message, where="mqtt.url") from error
+    return MqttBridge(config.mqtt, jobs, service, metrics, random.Random(os.urandom(16)))
+
+
+def make_tracer(config: Config) -> RequestTracer | None:
+    """Return the tracer of requests; OpenTelemetry costs a tenth of a second and some megabytes."""
+    if not config.tracing.endpoint:
+        return None
+    from ..observability.tracing import RequestTracer
+
+    return RequestTracer(config.tracing)
+
+
+def describe_api() -> object:
+    """Return the OpenAPI document; it names what is imported on demand elsewhere."""
+    from ..openapi import edge_document
+
+    return edge_document()

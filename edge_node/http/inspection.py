@@ -1,0 +1,179 @@
+"""The paths that tell about this box: its models, past decisions, health, metrics, the description of the API.
+
+GET  /v1/models[/{id}]      model names
+GET  /v1/decisions[/{id}]   records of past requests
+GET  /healthz /readyz       liveness (/health is the same: the name that vLLM uses) and readiness
+GET  /metrics               Prometheus
+GET  /openapi.json          the OpenAPI document of all paths
+
+Health, metrics and the document need no API key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+from aiohttp import web
+
+from router.api.document import OPENAPI_PATH
+from router.errors import InvalidRequest, ModelNotFound, NotFound
+from router.openai import encode_model, encode_models
+from router.types import AUTO, Route
+
+from ..clock import Clock
+from ..observability.metrics import CONTENT_TYPE, Metrics
+from ..serving.request_context import Status
+from ..serving.service import Service
+from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
+from ..storage.policies import PolicyReport, PolicyStore
+from .request_reader import RequestReader
+from .responses import SERVER, body_response, json_response
+
+if TYPE_CHECKING:
+    from .api import Handler
+
+_encoder = msgspec.json.Encoder()
+
+
+Reachability = Literal["reachable", "unreachable", "unknown"]
+"""Of the cloud; unknown: not probed yet."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """The body of `/readyz`."""
+
+    ready: bool
+    waiting_for: tuple[str, ...]  # targets, while none of them can answer
+    problems: tuple[str, ...]
+    policy: PolicyReport
+    edge: str  # the engine's state, "" without one
+    cloud: Reachability | Literal[""]  # "" without one
+    uptime_s: float
+
+
+class Inspection:
+    """Answers questions about this box.
+
+    Args:
+        readiness: called for each probe, and must be cheap.
+        describe: makes the OpenAPI document, when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        service: Service,
+        reader: RequestReader,
+        policies: PolicyStore,
+        decisions: DecisionStore,
+        metrics: Metrics,
+        clock: Clock,
+        readiness: Callable[[], Readiness],
+        describe: Callable[[], object],
+    ) -> None:
+        self._service = service
+        self._reader = reader
+        self._policies = policies
+        self._decisions = decisions
+        self._metrics = metrics
+        self._readiness = readiness
+        self._describe = describe
+        self._started = int(clock.unix())
+        self._document = b""
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Return the methods and the handler of each path."""
+        return {
+            "/v1/models": ("GET", self._models),
+            "/v1/models/{id:.*}": ("GET", self._model),
+            "/v1/decisions": ("GET", self._find_decisions),
+            "/v1/decisions/{id}": ("GET", self._decision),
+            "/healthz": ("GET", self._health),
+            "/health": ("GET", self._health),
+            "/readyz": ("GET", self._ready),
+            "/metrics": ("GET", self._prometheus),
+            OPENAPI_PATH: ("GET", self._openapi),
+        }
+
+    async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        names = self._policies.active.model_names
+        return body_response(encode_models([(name, self._owner(name), self._started) for name in names]))
+
+    async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        name = http.path.removeprefix("/v1/models/")
+        if name not in self._policies.active.model_names:
+            raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
+        return body_response(encode_model(name, self._owner(name), self._started))
+
+    def _owner(self, name: str) -> str:
+        """`owned_by` of a model: causeway (auto), edge or cloud."""
+        locations = {target.name: target.at for target in self._policies.active.offered}
+        return "causeway" if name == AUTO else locations[name]
+
+    async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        return json_response({"object": "list", "data": await self._decisions.find(_query(http.query))})
+
+    async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
+        self._reader.caller(http)
+        decision_id = http.path.removeprefix("/v1/decisions/")
+        record = await self._decisions.get(decision_id)
+        if record is None:
+            raise NotFound(f"no decision {decision_id[:100]!r}; old ones are deleted")
+        return json_response(record)
+
+    # --- health ------------------------------------------------------------------------------------------------------
+
+    async def _health(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Alive while routing works; whether a target can answer is reported by `/readyz`."""
+        self._service.self_check()
+        return json_response({"status": "ok", "uptime_s": self._readiness().uptime_s})
+
+    async def _ready(self, http: web.BaseRequest) -> web.StreamResponse:
+        readiness = self._readiness()
+        return json_response(readiness, status=200 if readiness.ready else 503)
+
+    async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
+
+    async def _openapi(self, http: web.BaseRequest) -> web.StreamResponse:
+        if not self._document:
+            self._document = await asyncio.to_thread(lambda: _encoder.encode(self._describe()))
+        return body_response(self._document)
+
+
+def _query(filters: Mapping[str, str]) -> DecisionQuery:
+    """Raises InvalidRequest, also for an unknown filter."""
+    for name in filters:
+        if name not in DecisionQuery.__struct_fields__:
+            known = ", ".join(DecisionQuery.__struct_fields__)
+            raise InvalidRequest(f"there is no filter {name[:64]!r}; known: {known}", param=name[:64])
+    for name, known_values in (("route", get_args(Route)), ("status", get_args(Status))):
+        if filters.get(name, "") not in ("", *known_values):
+            raise InvalidRequest(f"`{name}` must be one of {', '.join(known_values)}", param=name)
+    return DecisionQuery(
+        route=filters.get("route", ""),
+        target=filters.get("target", ""),
+        status=filters.get("status", ""),
+        since=_number(filters, "since", 0.0, float("inf"), 0.0),
+        limit=int(_number(filters, "limit", 1.0, MAX_QUERY_LIMIT, 100.0)),
+    )
+
+
+def _number(filters: Mapping[str, str], name: str, least: float, most: float, default: float) -> float:
+    text = filters.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        bounds = f"from {least:g} to {most:g}" if most < float("inf") else f"of at least {least:g}"
+        raise InvalidRequest(f"`{name}` must be a number {bounds}, not {text[:32]!r}", param=name)
+    return value

@@ -1,0 +1,135 @@
+"""One run of a job on the service: its request as it is now, its answer, and the errors that say what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+import msgspec
+
+from router.errors import (
+    BreakerOpen,
+    CausewayError,
+    CloudSaturated,
+    CloudUnavailable,
+    CloudUnreachable,
+    Draining,
+    EngineUnavailable,
+    JobStoreUnavailable,
+    QueueFull,
+    RateLimited,
+)
+from router.jobs.submission import parse_job_request
+from router.types import Request, RoutingHints
+
+from ...backends.backend import JobTerms
+from ...clock import Clock
+from ...config.schema import JobsConfig
+from ...serving.request_context import RequestContext
+from ...serving.service import Service
+from ..box_time import BoxTime
+from ..errors import ResultTooLarge
+from ..feed import RunningText
+from ..record import JobAnswer, Lane
+from ..tables.values import Claimed
+from .reply import JobReply
+
+# The cloud is away or full: its jobs wait, and this is no attempt.
+CLOUD_AWAY = (CloudUnreachable, CloudUnavailable, CloudSaturated, BreakerOpen)
+# The device is not ready: the same.
+DEVICE_BUSY = (EngineUnavailable, QueueFull, RateLimited, Draining, JobStoreUnavailable)
+
+
+class RunFailure(msgspec.Struct, frozen=True):
+    """`errors`: of the attempts, which say more than that all failed; the last one counts."""
+
+    errors: list[CausewayError]
+    decision: str
+
+
+class JobRuns:
+    """Runs jobs on the service.
+
+    Args:
+        time: the box's own.
+        new_id: makes ids of decisions.
+    """
+
+    def __init__(
+        self, service: Service, config: JobsConfig, time: BoxTime, clock: Clock, new_id: Callable[[], str]
+    ) -> None:
+        self._service = service
+        self._config = config
+        self._time = time
+        self._clock = clock
+        self._new_id = new_id
+
+    def request(self, claimed: Claimed, target: str) -> Request:
+        """The request as it runs now, at `target` if one is given.
+
+        Raises InvalidRequest where this version refuses what was accepted.
+        """
+        job = claimed.job
+        left_ms = max(1, int((job.deadline - self._time.now()) * 1000.0))
+        hints = RoutingHints(prefer=job.prefer, tags=job.tags, client=job.owner)
+        request = parse_job_request(job.endpoint, claimed.body, hints)
+        hints = msgspec.structs.replace(request.hints, deadline_ms=left_ms)
+        if not job.may_leave:
+            hints = msgspec.structs.replace(hints, prefer="only_on_device")
+        return msgspec.structs.replace(request, hints=hints, model=target or request.model, stream=True)
+
+    async def lane(self, request: Request) -> Lane:
+        """Where the policy would run a job now. One that cannot be decided fails on the device."""
+        try:
+            decision = await self._service.preview(request)
+        except CausewayError:
+            return "edge"
+        return decision.attempts[0].target.at if decision.attempts else "edge"
+
+    async def answer(self, request: Request, text: RunningText, terms: JobTerms) -> JobAnswer | RunFailure:
+        """Run a request once. `text` shows the answer."""
+        decision = self._new_id()
+        reply = JobReply(request, decision, int(self._clock.unix()), text)
+        context = RequestContext(request, reply, id=decision, arrived=self._clock.monotonic(), job=terms)
+        try:
+            await self._service.answer(context)
+            result = reply.body()
+            if len(result) > self._config.max_result_bytes:
+                raise ResultTooLarge(f"the answer is larger than {self._config.max_result_bytes} bytes")
+        except CausewayError as error:
+            return RunFailure(_errors(context, error), decision)
+        assert reply.head is not None
+        return JobAnswer(result, context.cache, reply.head.route, decision, context.generation.used_parts)
+
+
+def _errors(context: RequestContext, error: CausewayError) -> list[CausewayError]:
+    """The errors of the attempts; `error` if the last one has none."""
+    sequence = context.generation.sequence
+    errors = [] if sequence is None else [attempt.error for attempt in sequence.attempts]
+    return [one for one in errors if one is not None] if errors and errors[-1] is not None else [error]
+
+
+class RunningJobs:
+    """The jobs that run now, by their number, and where. A revision that waits for its part has no lane."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[Lane, anyio.CancelScope]] = {}
+
+    def start(self, seq: int, lane: Lane) -> anyio.CancelScope:
+        scope = anyio.CancelScope()
+        self._running[seq] = (lane, scope)
+        return scope
+
+    def move(self, seq: int, lane: Lane) -> None:
+        self._running[seq] = (lane, self._running[seq][1])
+
+    def end(self, seq: int) -> None:
+        self._running.pop(seq, None)
+
+    def stop(self, seq: int) -> None:
+        """Stop the run of a job that was cancelled."""
+        if (running := self._running.get(seq)) is not None:
+            running[1].cancel()
+
+    def count(self, lane: Lane) -> int:
+        return sum(1 for running, _ in self._running.values() if running == lane)

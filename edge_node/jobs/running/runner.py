@@ -1,0 +1,286 @@
+"""Runs the jobs of the outbox: on the device at once, in the cloud while that is reachable; critical ones first.
+
+Jobs pass the same service as requests: one Decision, the same constraints, one Outcome. The policy decides anew at each
+run. A job whose first target is in the cloud waits for the cloud and is not answered by a lesser target. When the cloud
+comes back, sending begins after a random pause and never exceeds three times `jobs.steady_per_s`, so that a
+thousand boxes do not storm it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import NamedTuple
+
+import anyio
+import anyio.abc
+import msgspec
+
+from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, InvalidRequest, JobStoreUnavailable
+from router.jobs.revisions import LateParts, LateTerms, late_kinds, no_room
+from router.jobs.states import JobEvent
+
+from ...backends.backend import CloudJobEnded, JobTerms
+from ...backends.cloud.backend import CloudBackend
+from ...clock import Clock
+from ...config.schema import JobsConfig
+from ...observability.logs import redacted
+from ...serving.service import Service
+from ..feed import JobFeed
+from ..record import EdgeJob, Lane
+from ..store import JobStore
+from ..tables.values import Claimed
+from .cloud_gate import CloudGate
+from .revisions import LateReader, Revisions
+from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunFailure, RunningJobs
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_LOOK_S = 0.01  # at least between two looks: many jobs may come at once
+_PLACED_AT_ONCE = 200
+_DECIDED_ANEW_S = 600.0  # waiting jobs are decided anew that often, and when the policy or the cloud's state changes
+_BACKOFF_S, _LONGEST_BACKOFF_S = 1.0, 60.0
+_SOON_S = 2.0  # until a job is tried again that found no room on the device
+_LONGEST_PAUSE_S = 60.0  # between two looks
+
+
+class JobRunner:
+    """Runs jobs until it is cancelled. `wake` lets it look at once."""
+
+    def __init__(
+        self,
+        store: JobStore,
+        service: Service,
+        cloud: CloudBackend | None,
+        revision: Callable[[], str],
+        config: JobsConfig,
+        clock: Clock,
+        new_id: Callable[[], str],
+        chance: random.Random,
+        late_parts: LateReader | None = None,
+    ) -> None:
+        self._store = store
+        self._service = service
+        self._cloud = cloud
+        self._revision = revision
+        self._config = config
+        self._clock = clock
+        self._chance = chance
+        self.feed = JobFeed()
+        self._gate = CloudGate(config, chance)
+        self._wake = asyncio.Event()
+        self._running = RunningJobs()
+        self._runs = JobRuns(service, config, store.time, clock, new_id)
+        self._revisions = Revisions(store, self._runs, self._running, self.feed, clock, late_parts, self._take)
+        self._stopping = False
+        self._decided_under: tuple[str, bool, int] | None = None  # what lanes were decided under
+
+    def wake(self) -> None:
+        """Look for work at once."""
+        self._wake.set()
+
+    def stop_job(self, job: EdgeJob) -> None:
+        """Stop the run of a job that was cancelled, or what would revise its answer."""
+        self._running.stop(job.seq)
+
+    async def run(self) -> None:
+        """Run jobs until cancelled; runs in progress are then given back."""
+        while not await self._recovered():  # noqa: ASYNC110 -- the disk has no event
+            await asyncio.sleep(_TICK_S)
+        async with anyio.create_task_group() as runs:
+            try:
+                await self._resume(runs)
+                while True:
+                    await self._look(runs)
+            finally:
+                self._stopping = True
+
+    async def _recovered(self) -> bool:
+        try:
+            await self._store.recover()
+        except JobStoreUnavailable:
+            return False
+        return True
+
+    async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
+        """Go on with what may revise answers of an earlier run of the daemon."""
+        while True:
+            try:
+                late = await self._store.late()
+            except JobStoreUnavailable:
+                await asyncio.sleep(_TICK_S)
+                continue
+            for claimed in late:
+                if self._revisions.take_room():
+                    self._revisions.start(runs, claimed)
+                else:
+                    await self._deliver(partial(self._store.drop_revision, claimed.job, no_room()))
+            return
+
+    async def _look(self, runs: anyio.abc.TaskGroup) -> None:
+        self._wake.clear()
+        wait_s = _TICK_S
+        try:
+            wait_s = await self._step(runs)
+        except JobStoreUnavailable:
+            pass  # the store says so; accepted jobs wait in it
+        except Exception as error:
+            log.error("jobs could not be looked for: %s", redacted(error))
+        with anyio.move_on_after(wait_s):
+            await self._wake.wait()
+            await asyncio.sleep(_LOOK_S)
+
+    async def _step(self, runs: anyio.abc.TaskGroup) -> float:
+        """Start what may start. Returns the seconds until the next look."""
+        store, now = self._store, self._clock.monotonic()
+        if self._service.draining:
+            return _TICK_S
+        await store.expire()
+        if not store.stats.unfinished:
+            return _LONGEST_PAUSE_S
+        reachable = self._is_reachable
+        if (conditions := (self._revision(), reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
+            await store.reset_lanes()
+            self._decided_under = conditions
+        placed = await self._place()
+        free = self._config.device_concurrency - self._running.count("edge")
+        if free > 0:
+            self._start_all(runs, await store.claim("edge", free), "edge")
+        backlog = store.stats.unfinished > self._running.count("edge")
+        sent = False
+        if self._running.count("cloud") < self._config.cloud_concurrency and self._gate.may_send(
+            now, reachable=reachable, backlog=backlog
+        ):
+            claimed = await store.claim("cloud", 1)
+            self._start_all(runs, claimed, "cloud")
+            sent = bool(claimed)
+        if placed:
+            return 0.0
+        return min(_TICK_S, self._gate.wait_s(self._clock.monotonic())) if sent or reachable else _TICK_S
+
+    async def _place(self) -> bool:
+        """Decide where jobs without a lane would run now. Returns whether there were any."""
+        unplaced = await self._store.unplaced(_PLACED_AT_ONCE)
+        lanes: list[tuple[EdgeJob, Lane]] = []
+        for claimed in unplaced:
+            lane: Lane = "edge"  # one that is refused now fails there
+            with contextlib.suppress(CausewayError):
+                lane = await self._runs.lane(self._runs.request(claimed, claimed.job.target))
+            lanes.append((claimed.job, lane))
+        if lanes:
+            await self._store.place(lanes)
+        return bool(lanes)
+
+    def _take(self, lane: Lane) -> bool:
+        """Take a place for a revision, if there is one."""
+        if lane != "cloud":
+            return self._running.count("edge") < self._config.device_concurrency
+        return self._running.count("cloud") < self._config.cloud_concurrency and self._gate.may_send(
+            self._clock.monotonic(), reachable=self._is_reachable, backlog=True
+        )
+
+    @property
+    def _is_reachable(self) -> bool:
+        return self._cloud is not None and self._cloud.health.reachable is True
+
+    # --- one run -----------------------------------------------------------------------------------------------------
+
+    def _start_all(self, runs: anyio.abc.TaskGroup, claimed: list[Claimed], lane: Lane) -> None:
+        for one in claimed:
+            runs.start_soon(self._run, runs, one, self._running.start(one.job.seq, lane))
+
+    async def _run(self, runs: anyio.abc.TaskGroup, claimed: Claimed, scope: anyio.CancelScope) -> None:
+        job, stored = claimed.job, False
+        end = _RunEnd(lambda: self._store.release(job))
+        try:
+            with scope:
+                end = await self._answer(claimed)
+        except Exception as error:  # of one job, which the others survive
+            log.error("a job could not be run: %s", redacted(error))
+            end = _RunEnd(self._failed(job, [CausewayError("internal error")], ""))
+        finally:
+            self._running.end(job.seq)
+            if not scope.cancel_called:
+                with anyio.CancelScope(shield=True):
+                    stored = await self._deliver(end.report)
+            self.feed.end(job.seq)
+            self._wake.set()
+        if end.late is None:
+            return
+        if stored:
+            self._revisions.start(runs, Claimed(msgspec.structs.replace(job, late=end.late), claimed.body))
+        else:
+            self._revisions.leave_room()
+
+    async def _deliver(self, report: Callable[[], Awaitable[bool | None]]) -> bool:
+        """Store the end of a run, as soon as the disk takes it: the run is not repeated for that.
+
+        Returns what `report` returns; False: it is not stored.
+        """
+        pause_s = _BACKOFF_S
+        while True:
+            try:
+                return bool(await report())
+            except JobStoreUnavailable:
+                if self._stopping:
+                    return False
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2.0, _LONGEST_BACKOFF_S)
+            except CausewayError as error:  # a bug: the job counts as running until its deadline, or a restart
+                log.error("the end of a run could not be stored: %s", redacted(error))
+                return False
+
+    async def _answer(self, claimed: Claimed) -> _RunEnd:
+        """Run a job once."""
+        store, job = self._store, claimed.job
+        try:
+            request = self._runs.request(claimed, job.target)
+        except CausewayError as error:
+            failure = error
+            return _RunEnd(lambda: store.fail(job, JobEvent.FAIL, failure))
+        within_s, until = job.revise_within_s, store.time.now() + job.revise_within_s
+        late_terms = LateTerms(self._clock.monotonic() + within_s) if within_s else None
+        terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_terms)
+        answer = await self._runs.answer(request, self.feed.start(job.seq, job.run), terms)
+        if isinstance(answer, RunFailure):
+            return _RunEnd(self._failed(job, answer.errors, answer.decision))
+        kinds = late_kinds(answer.parts) if within_s else ()
+        late = LateParts(kinds, until) if kinds and self._revisions.take_room() else None
+        dropped = no_room() if kinds and late is None else None
+        return _RunEnd(partial(store.succeed, job, answer, late, dropped), late)
+
+    def _failed(self, job: EdgeJob, errors: list[CausewayError], decision: str) -> Callable[[], Awaitable[bool]]:
+        """The end of a run that failed: for good, until later, or no attempt at all. The last error counts."""
+        store, now, error = self._store, self._store.time.now(), errors[-1]
+        if isinstance(error, CloudJobEnded):
+            return lambda: store.fail(job, error.event, error.body, decision=decision)
+        if isinstance(error, CLOUD_AWAY):
+            self._gate.pause(self._clock.monotonic(), error.retry_after_s)
+            unpin = isinstance(error, CloudUnreachable) and error.phase == "connect" and not job.target
+            # A device that is not ready is asked again soon; one that handed off waits for the cloud.
+            lane: Lane = "edge" if any(isinstance(one, DEVICE_BUSY) for one in errors) else "cloud"
+            return lambda: store.release(job, until=now + _SOON_S, unpin=unpin, lane=lane)
+        if isinstance(error, DEVICE_BUSY):
+            until = now + max(_SOON_S, error.retry_after_s or 0.0)
+            return lambda: store.release(job, until=until)
+        if isinstance(error, DeadlineExceeded) and now >= job.deadline - _TICK_S:
+            return lambda: store.fail(job, JobEvent.EXPIRE, error, decision=decision)
+        if isinstance(error, InvalidRequest):
+            return lambda: store.fail(job, JobEvent.FAIL, error, decision=decision)
+        if job.attempts + 1 >= self._config.max_attempts:
+            return lambda: store.fail(job, JobEvent.EXHAUST, error, decision=decision)
+        longest_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0**job.attempts)
+        until = now + self._chance.random() * longest_s
+        return lambda: store.postpone(job, until, error, decision=decision)
+
+
+class _RunEnd(NamedTuple):
+    """How a run ended. `report` stores it; False: it is not the job's last run. `late`: what may revise its answer."""
+
+    report: Callable[[], Awaitable[bool]]
+    late: LateParts | None = None

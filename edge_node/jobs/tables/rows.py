@@ -1,0 +1,137 @@
+"""One job at a time: read, saved, ended and deleted, and everything counted.
+
+States move by `router.jobs.states`; a report of a run that is not the job's last one changes nothing.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Mapping
+
+import msgspec
+
+from router.errors import NotFound
+from router.jobs.states import JobEvent, JobState, next_state
+from router.jobs.submission import RANK
+
+from ..box_time import BoxTime, ClockMark
+from ..record import EdgeJob
+from .bodies import OutboxBodies
+from .replies import OutboxReplies
+from .schema import COUNTS, INSERT, UPDATE, decode_job, inserted, stored_bytes, updated
+from .values import OutboxStats
+
+
+class OutboxRows:
+    """The rows of one device's jobs, and their counts. `load` comes first."""
+
+    def __init__(self, time: BoxTime) -> None:
+        self.time = time
+        self.stats = OutboxStats(ended={}, revisions={})
+        self.bodies = OutboxBodies()
+        self.replies = OutboxReplies(time, self.stats)
+        self._name = ""
+        self._seq = 0  # of the last job
+
+    @property
+    def name(self) -> str:
+        """The file's own name, in the ids of its jobs; "" before `load`."""
+        return self._name
+
+    def load(self, db: sqlite3.Connection) -> None:
+        row = db.execute("SELECT name, mark FROM box WHERE id = 1").fetchone()
+        if row is None:
+            row = (secrets.token_hex(6), None)
+            db.execute("INSERT INTO box VALUES (1, ?, ?)", row)
+        if self._name != row[0]:
+            self.time.restore(None if row[1] is None else msgspec.msgpack.decode(row[1], type=ClockMark))
+        self._name = str(row[0])
+        (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone() or (0,)
+        self._seq = max(self._seq, int(last))  # in a new file, too: a run of a lost job must not end another job
+        counts = db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()
+        stats = self.stats
+        stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty = (int(count or 0) for count in counts)
+        self.replies.load(db)
+
+    def mark(self, db: sqlite3.Connection) -> None:
+        """Note the time with each commit: the next start continues from it."""
+        db.execute("UPDATE box SET mark = ? WHERE id = 1", (msgspec.msgpack.encode(self.time.mark()),))
+
+    def find(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
+        """Return a job of `owner`; None: anybody's. Raises NotFound."""
+        name, number = job_id[4 : 4 + len(self._name)], job_id[4 + len(self._name) :]
+        is_ours = job_id.startswith("job_") and name == self._name and _is_hex(number)
+        job = self.stored(db, int(number, 16)) if is_ours else None
+        if job is None or owner not in (None, job.owner):
+            raise NotFound(f"no job {job_id[:100]!r}; a job that ended is deleted after a time")
+        return job
+
+    def stored(self, db: sqlite3.Connection, seq: int) -> EdgeJob | None:
+        row = db.execute("SELECT record FROM jobs WHERE seq = ?", (seq,)).fetchone()
+        return None if row is None else decode_job(row[0])
+
+    def add(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> EdgeJob:
+        """Return the new job with its number and its id."""
+        self._seq += 1
+        job = msgspec.structs.replace(job, seq=self._seq, id=f"job_{self._name}{self._seq:010x}", body_bytes=len(body))
+        db.execute(INSERT, inserted(job))
+        self.bodies.put(db, "requests", job.seq, body)
+        self.count(job, 1)
+        return job
+
+    def save(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        db.execute(UPDATE, updated(job))
+
+    def end(
+        self, db: sqlite3.Connection, job: EdgeJob, event: JobEvent, notes: Mapping[str, object], result: bytes = b""
+    ) -> EdgeJob:
+        """Move a job to a final state. Its request is deleted, unless it may run again."""
+        self.count(job, -1)
+        state = next_state(job.state, event)
+        kept = job.body_bytes if state is JobState.DEAD or notes.get("late") else 0
+        job = msgspec.structs.replace(
+            job,
+            state=state,
+            ended=self.time.now(),
+            ended_unix=self.time.unix(),
+            body_bytes=kept,
+            result_bytes=len(result),
+            **notes,
+        )
+        self.save(db, job)
+        if not kept:
+            self.bodies.delete(db, "requests", job.seq)
+        if result:
+            self.bodies.put(db, "results", job.seq, result)
+        self.replies.set_due(db, job, job.ended)
+        self.stats.bytes += stored_bytes(job)
+        self.stats.empty += not stored_bytes(job)
+        self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
+        if notes.get("late_error"):
+            self.stats.count_revision("no_room")
+        return job
+
+    def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """Delete a job that has ended."""
+        self.stats.replies_lost += self.replies.set_due(db, job, None)
+        self.bodies.delete(db, "requests", job.seq)
+        self.bodies.delete(db, "results", job.seq)
+        db.execute("DELETE FROM replies WHERE seq = ?", (job.seq,))
+        db.execute("DELETE FROM jobs WHERE seq = ?", (job.seq,))
+        self.stats.bytes -= stored_bytes(job)
+        self.stats.empty -= not stored_bytes(job)
+        if job.late is not None:
+            self.stats.count_revision("cancelled")
+
+    def count(self, job: EdgeJob, sign: int) -> None:
+        """Add or take an unfinished job."""
+        self.stats.unfinished += sign
+        self.stats.bytes += sign * job.body_bytes
+        if job.priority == "bulk":
+            self.stats.bulk += sign
+            self.stats.bulk_bytes += sign * job.body_bytes
+
+
+def _is_hex(text: str) -> bool:
+    return 0 < len(text) <= 15 and all(digit in "0123456789abcdef" for digit in text)

@@ -1,0 +1,71 @@
+"""The tables of the outbox, their queries, and the row of a job."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.jobs.submission import RANK
+
+from ..record import EdgeJob
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, key TEXT NOT NULL, rank INTEGER NOT NULL,
+    state TEXT NOT NULL, lane TEXT NOT NULL, due REAL NOT NULL, deadline REAL NOT NULL, ended REAL,
+    bytes INTEGER NOT NULL, record BLOB NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_key ON jobs (owner, key) WHERE key != '';
+CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (lane, rank, seq) WHERE state IN ('queued', 'waiting');
+CREATE INDEX IF NOT EXISTS jobs_by_deadline ON jobs (deadline) WHERE ended IS NULL;
+CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (state = 'dead', ended) WHERE ended IS NOT NULL;
+CREATE INDEX IF NOT EXISTS jobs_empty ON jobs (ended) WHERE bytes = 0;
+CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS results (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS replies (seq INTEGER PRIMARY KEY, due REAL, address BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS replies_by_due ON replies (due) WHERE due IS NOT NULL;
+CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
+"""
+WAITING = "state IN ('queued', 'waiting')"  # as the index has it
+BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
+FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
+OLDEST_BULK = f"SELECT seq, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
+LISTED = "SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) ORDER BY seq DESC LIMIT ?"
+DUE = (
+    "SELECT record, body FROM jobs JOIN requests USING (seq) "
+    f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"
+)
+LATE = "SELECT record FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
+OLD = "SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? ORDER BY ended LIMIT ?"
+OLDEST_EMPTY = "SELECT record FROM jobs WHERE bytes = 0 AND ended >= 0.0 ORDER BY ended LIMIT ?"
+DUE_REPLIES = (
+    "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
+    "WHERE replies.due <= ? ORDER BY replies.due LIMIT ?"
+)
+QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLDEST_EMPTY, DUE_REPLIES)
+"""What is asked again and again: each is found by an index, however many jobs there are."""
+REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
+COUNTS = (
+    "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
+    "sum((ended IS NULL AND rank = ?) * bytes), sum(ended IS NOT NULL AND bytes = 0) FROM jobs"
+)
+INSERT = "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"
+_encoder = msgspec.msgpack.Encoder()
+decode_job = msgspec.msgpack.Decoder(EdgeJob).decode
+Value = str | int | float | bytes | None
+
+
+def inserted(job: EdgeJob) -> tuple[Value, ...]:
+    """The values of `INSERT`."""
+    rank, state = RANK[job.priority], job.state.value
+    times = (job.due, job.deadline, job.ended)
+    return (job.seq, job.owner, job.key, rank, state, job.lane, *times, stored_bytes(job), _encoder.encode(job))
+
+
+def updated(job: EdgeJob) -> tuple[Value, ...]:
+    """The values of `UPDATE`."""
+    return (job.state.value, job.lane, job.due, job.ended, stored_bytes(job), _encoder.encode(job), job.seq)
+
+
+def stored_bytes(job: EdgeJob) -> int:
+    return job.body_bytes + job.result_bytes

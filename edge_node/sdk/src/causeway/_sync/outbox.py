@@ -1,0 +1,208 @@
+"""An outbox of an application. `_sync/outbox.py` is generated from `_async/outbox.py`: edit only the latter."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal
+
+from ..answers import Job
+from ..connection import LONGEST_POLL_S, POLL_S, Deadline, Sleep, sleep_for
+from ..errors import CausewayAPIError, CausewayError, CausewayTimeout, CausewayUnreachable
+from ..outbox_file import OutboxFile, Submission
+from ..request import Messages, RequestOptions
+from .client import Causeway
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+_UNAUTHORISED = (401, 403)
+_KEY_IN_USE = "idempotency_conflict"
+_LATER = (408, 425, 429)  # the moment is wrong, and not the submission
+
+
+class Outbox:
+    """Chat requests that an application hands over while no daemon is there, in a SQLite file of its own.
+
+    What was submitted survives restarts of application and daemon, becomes one job, and is there until the application
+    has read how it ended.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        causeway: Causeway,
+        *,
+        max_jobs: int = 10_000,
+        clock: Callable[[], float] = time.time,
+        sleep: Sleep = sleep_for,
+    ) -> None:
+        """Open the file, or make it; only its owner may read it.
+
+        Args:
+            path: The file, of this application alone.
+            causeway: The client of the device.
+            max_jobs: How many submissions the file holds at most.
+            clock: Unix seconds; for tests.
+            sleep: Waits for a number of seconds; for tests.
+
+        Raises:
+            OutboxError: The file cannot be opened.
+        """
+        self._file = OutboxFile(path, max_jobs)
+        self._causeway = causeway
+        self._clock = clock
+        self._sleep = sleep
+
+    def submit(
+        self,
+        messages: Messages,
+        *,
+        priority: Literal["interactive", "standard", "bulk"] = "standard",
+        key: str = "",
+        **options: Unpack[RequestOptions],
+    ) -> str:
+        """Keep a chat request. It is on this application's disk when this returns; `send` hands it to the device.
+
+        Args:
+            messages: A text, or OpenAI's list of messages.
+            priority: ``interactive`` jobs go first, ``bulk`` jobs last.
+            key: What is submitted again with the same key, before its result is forgotten, is the same submission. The
+                job gets it as its idempotency key. So after the result was forgotten, the same request without a
+                deadline is answered by the job of before as long as the device keeps that; anything else ends as
+                ``failed`` with the code ``idempotency_conflict``. Default: a new one.
+            **options: See `RequestOptions`; `deadline_s` counts from now, by the wall clock.
+
+        Returns:
+            The key, under which `results` tells how it ended.
+
+        Raises:
+            OutboxError: The file cannot be written, or is full.
+        """
+        key = key or uuid.uuid4().hex
+        deadline_s = options.pop("deadline_s", None)
+        turns = messages if isinstance(messages, str) else [dict(turn) for turn in messages]
+        arguments = {"messages": turns, "priority": priority, "options": options}
+        self._file.add(key, arguments, None if deadline_s is None else self._clock() + deadline_s)
+        return key
+
+    def send(self) -> int:
+        """Hand everything that waits to the device, oldest first. Where the device is away, it goes on waiting.
+
+        Returns:
+            How many submissions still wait.
+
+        Raises:
+            CausewayAPIError: The device does not accept the API key.
+            OutboxError: The file cannot be used.
+        """
+        waiting = self._file.waiting()
+        for handed, submission in enumerate(waiting):
+            if not self._hand_over(submission):
+                return len(waiting) - handed
+        return 0
+
+    def results(self, *, timeout_s: float | None = None) -> Iterator[tuple[str, Job]]:
+        """Hand over what waits, and yield the key of each submission with its job when that has ended.
+
+        A submission is forgotten when the next one is asked for. An application that ends before is told again.
+
+        Args:
+            timeout_s: Seconds to wait for all of them together; None: until the last has ended.
+
+        Raises:
+            CausewayTimeout: Some have not ended within `timeout_s`.
+            CausewayAPIError: The device does not accept the API key.
+            OutboxError: The file cannot be used.
+        """
+        deadline = Deadline(timeout_s, time.monotonic)
+        pause_s = POLL_S
+        while True:
+            self.send()
+            for submission in self._file.taken():
+                job = self._ended(submission)
+                if job is not None:
+                    yield submission.key, job
+                    self._file.forget(submission.key)
+                    pause_s = POLL_S
+            left = self._file.count()
+            if not left:
+                return
+            left_s = deadline.left_s()
+            if left_s is not None and left_s <= 0.0:
+                raise CausewayTimeout(f"{left} submissions have not ended in time")
+            self._sleep(pause_s if left_s is None else min(pause_s, left_s))
+            pause_s = min(LONGEST_POLL_S, pause_s * 1.5)
+
+    def close(self) -> None:
+        """Close the file; the client stays open."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _hand_over(self, submission: Submission) -> bool:
+        """Make a job of it, or refuse it for good; False: the device is away."""
+        key, left_s = submission.key, submission.stated_s
+        if left_s is None and submission.deadline is not None:
+            left_s = submission.deadline - self._clock()
+            if left_s <= 0.0:
+                message = "the deadline passed before the device could be reached"
+                self._file.refuse(key, {"status": "expired", "error": message, "code": "deadline_exceeded"})
+                return True
+            # Before it is sent: a try whose answer is lost is repeated with the same body, as its key demands.
+            self._file.state(key, left_s)
+        arguments = submission.arguments
+        try:
+            job = self._causeway.submit(
+                arguments["messages"],
+                priority=arguments["priority"],
+                key=key,
+                **{**arguments["options"], "deadline_s": left_s},
+            )
+        except CausewayUnreachable:
+            self._file.state(key, submission.stated_s)
+            return False
+        except CausewayAPIError as error:
+            if error.status in _UNAUTHORISED:
+                raise
+            if error.status >= 500 or error.status in _LATER:
+                return False
+            self._file.refuse(key, {"status": "failed", "error": _reason(error, key), "code": error.code})
+        except CausewayError:
+            return False
+        else:
+            self._file.accept(key, job.id)
+        return True
+
+    def _ended(self, submission: Submission) -> Job | None:
+        """The job, if it has ended, or never was one; None also where the device is away."""
+        if submission.refusal is not None:
+            refusal = submission.refusal
+            return Job("", refusal["status"], error=refusal["error"], code=refusal["code"])
+        try:
+            job = self._causeway.job(submission.job or "")
+        except CausewayAPIError as error:
+            if error.status in _UNAUTHORISED:
+                raise
+            if error.status != 404:
+                return None
+            return Job(submission.job or "", "expired", error="the device has forgotten this job", code=error.code)
+        except CausewayError:
+            return None
+        return job if job.ended else None
+
+
+def _reason(error: CausewayAPIError, key: str) -> str:
+    if error.code != _KEY_IN_USE:
+        return error.message
+    return (
+        f"the device still keeps a job that was submitted with the key {key!r} and another request or deadline: "
+        f"submit with a new key ({error.message})"
+    )

@@ -1,0 +1,99 @@
+"""The signals of a request that cost time: its length in tokens, the estimate of quality, facts about its parts.
+
+They are computed where the policy names them, or for the record. One that cannot be computed stays absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from router.errors import EncoderFailed
+from router.policy.compiled import Policy
+from router.types import Request
+
+from ..clock import Clock
+from ..observability.logs import redacted
+from ..signals.estimators import QUALITY
+from .generation import Generation
+
+if TYPE_CHECKING:
+    from ..modalities.part_encoders import PartEncoders
+
+log = logging.getLogger(__name__)
+
+TokenCounter = Callable[[Request], Awaitable[int | None]]
+QualityEstimator = Callable[[Policy, Request], float | None]
+_TOKENS = "request.prompt_tokens"
+_COUNT_TIMEOUT_S = 1.0  # for the engine to count a prompt's tokens
+
+
+class CostlySignals:
+    """Computes the costly signals of one box.
+
+    Args:
+        count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
+        estimate_quality: the signal `edge.quality`; None on a box without an engine.
+        encoders: turn sounds and pictures into text, whose signals are computed; None: this box has none.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        count_tokens: TokenCounter | None = None,
+        estimate_quality: QualityEstimator | None = None,
+        encoders: PartEncoders | None = None,
+    ) -> None:
+        self._clock = clock
+        self._count_tokens = count_tokens
+        self._estimate_quality = estimate_quality
+        self._encoders = encoders
+
+    async def compute(self, generation: Generation, signals: frozenset[str]) -> None:
+        """Set the estimates of the generation: the costly ones among `signals`. Never raises."""
+        generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])
+        if self._encoders is not None and self._encoders.concerns(generation.request):
+            await self._encoders.estimate(generation, signals)
+        if QUALITY not in signals and _TOKENS not in signals:
+            return
+        request = await self._as_text(generation)
+        if QUALITY in signals and generation.estimates.quality is None:
+            self._estimate(generation, request)
+        if _TOKENS in signals and generation.estimates.prompt_tokens is None:
+            await self._count(generation, request)
+
+    def _estimate(self, generation: Generation, request: Request) -> None:
+        if self._estimate_quality is None:
+            return
+        try:
+            quality = self._estimate_quality(generation.policy, request)
+            generation.estimates = msgspec.structs.replace(generation.estimates, quality=quality)
+        except Exception as failure:
+            log.warning("%s could not be estimated: %s", QUALITY, redacted(failure))
+
+    async def _count(self, generation: Generation, request: Request) -> None:
+        if self._count_tokens is None:
+            return
+        try:
+            async with asyncio.timeout_at(min(generation.deadline, self._clock.monotonic() + _COUNT_TIMEOUT_S)):
+                tokens = await self._count_tokens(request)
+                generation.estimates = msgspec.structs.replace(generation.estimates, prompt_tokens=tokens)
+        except TimeoutError:
+            log.warning("%s was not counted in time: the engine is busy or stuck", _TOKENS)
+        except Exception as failure:
+            log.warning("%s could not be counted: %s", _TOKENS, redacted(failure))
+
+    async def _as_text(self, generation: Generation) -> Request:
+        """Return the request as a model reads it that takes text only: what it says, not how it was sent."""
+        if self._encoders is None or not self._encoders.concerns(generation.request):
+            return generation.request
+        try:
+            model = next((target.model for target in generation.policy.targets if target.at == "edge"), "")
+            return await self._encoders.fuse(generation, self._encoders.kinds, model)
+        except EncoderFailed:
+            return generation.request  # a target that takes the parts themselves may still answer

@@ -1,0 +1,140 @@
+"""llama.cpp's library of vision models, mtmd: a picture and an `mmproj` file → soft tokens.
+
+mtmd.h (github.com/ggml-org/llama.cpp, tools/mtmd) is the reference. Only pixels go into it: its own decoders of files
+are never called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+from pathlib import Path
+
+import llama_cpp.llama_cpp as native
+import numpy as np
+from llama_cpp import mtmd_cpp as mtmd
+from numpy.typing import NDArray
+
+from router.errors import EngineUnavailable, InvalidRequest
+
+from ..protocol import SoftRun
+from . import bindings
+from .weights import MANY_PART_POSITIONS
+
+_log = logging.getLogger(__name__)
+_MAX_TOKENS = 1024  # of a picture, for models that take any size (M-RoPE): a CPU reads more in minutes
+
+
+class VisionEncoder:
+    """Owns an mmproj file in memory, with the language model that it is for: of this only the header is used."""
+
+    def __init__(self, mmproj: Path, model: Path, threads: int) -> None:
+        """Load both files.
+
+        Raises:
+            EngineUnavailable: llama.cpp cannot read them, or they do not fit each other.
+        """
+        bindings.start_backend()
+        mtmd.mtmd_log_set(bindings.on_log, ctypes.c_void_p(0))
+        bindings.clear_errors()
+        with contextlib.ExitStack() as on_error:
+            self._model = _open_model(model)
+            on_error.callback(native.llama_model_free, self._model)
+            params = mtmd.mtmd_context_params_default()
+            params.use_gpu = params.print_timings = params.warmup = False
+            params.n_threads = threads
+            if native.llama_model_rope_type(self._model) in MANY_PART_POSITIONS:
+                # Others have sizes or tiles that they were trained with, which a bound of one's own turns off.
+                params.image_max_tokens = _MAX_TOKENS
+            self._context = mtmd.mtmd_init_from_file(str(mmproj).encode(), self._model, params)
+            if not self._context:
+                raise EngineUnavailable(f"{mmproj}: not for {model.name}: {bindings.last_errors()}")
+            on_error.callback(mtmd.mtmd_free, self._context)
+            if not mtmd.mtmd_support_vision(self._context):
+                raise EngineUnavailable(f"{mmproj}: it takes no pictures")
+            on_error.pop_all()
+        self._path = mmproj
+        self._dimensions = int(native.llama_model_n_embd_inp(self._model))
+
+    def encode(self, pixels: bytes, width: int, height: int) -> tuple[NDArray[np.float32], tuple[SoftRun, ...]]:
+        """Return the vectors of a picture, [vectors, dimensions], and where they stand.
+
+        Args:
+            pixels: uint8 [height, width, 3], red, green and blue.
+
+        Raises:
+            InvalidRequest: the model takes no picture of this shape.
+            EngineUnavailable: mtmd cannot encode it.
+        """
+        vectors: list[NDArray[np.float32]] = []
+        runs: list[SoftRun] = []
+        tokens: tuple[int, ...] = ()
+        with self._chunks(pixels, width, height) as chunks:
+            for index in range(mtmd.mtmd_input_chunks_size(chunks)):
+                chunk = mtmd.mtmd_input_chunks_get(chunks, index)
+                if mtmd.mtmd_input_chunk_get_type(chunk) == mtmd.MTMD_INPUT_CHUNK_TYPE_TEXT:
+                    count = ctypes.c_size_t()
+                    found = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
+                    tokens += tuple(found[: count.value])
+                else:
+                    vectors.append(self._vectors(chunk))
+                    runs.append(self._run(chunk, tokens))
+                    tokens = ()
+        if tokens:
+            runs.append(SoftRun(tokens=tokens))
+        if any(token < 0 for run in runs for token in run.tokens):
+            raise EngineUnavailable(f"{self._path}: the model lacks tokens that stand around a picture of this kind")
+        if not vectors:
+            raise EngineUnavailable(f"{self._path}: mtmd makes nothing of a picture")
+        return np.concatenate(vectors), tuple(runs)
+
+    def close(self) -> None:
+        mtmd.mtmd_free(self._context)
+        native.llama_model_free(self._model)
+
+    @contextlib.contextmanager
+    def _chunks(self, pixels: bytes, width: int, height: int):  # type: ignore[no-untyped-def]
+        bitmap = mtmd.mtmd_bitmap_init(width, height, (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels))
+        chunks = mtmd.mtmd_input_chunks_init()
+        try:
+            part = mtmd.mtmd_input_part(text=None, bitmap=bitmap)
+            parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+            if mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
+                _log.info("mtmd refused a picture of %d × %d pixels: %s", width, height, bindings.last_errors())
+                raise InvalidRequest(f"this model takes no picture of {width} × {height} pixels")
+            yield chunks
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _vectors(self, chunk: int) -> NDArray[np.float32]:
+        if code := mtmd.mtmd_encode_chunk(self._context, chunk):
+            raise EngineUnavailable(f"{self._path}: mtmd cannot encode the picture ({code}): {bindings.last_errors()}")
+        count = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
+        found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(self._context), (count, self._dimensions))
+        if not np.isfinite(found).all():
+            raise EngineUnavailable(f"{self._path}: it makes vectors that are not finite")
+        return np.array(found, np.float32)  # the context keeps the original for the next chunk
+
+    def _run(self, chunk: int, tokens: tuple[int, ...]) -> SoftRun:
+        count = int(mtmd.mtmd_input_chunk_get_n_tokens(chunk))
+        whole = bool(mtmd.mtmd_decode_use_non_causal(self._context, chunk))
+        if not mtmd.mtmd_decode_use_mrope(self._context):
+            return SoftRun(tokens, count, whole=whole)
+        image = mtmd.mtmd_input_chunk_get_tokens_image(chunk)
+        places = [mtmd.mtmd_image_tokens_get_decoder_pos(image, 0, index) for index in range(count)]
+        if any(place.z for place in places):
+            raise EngineUnavailable(f"{self._path}: positions of four parts, which this version does not write")
+        rows = np.array([[place.t, place.y, place.x] for place in places], np.int32)
+        return SoftRun(tokens, count, rows.T.tobytes(), int(mtmd.mtmd_input_chunk_get_n_pos(chunk)), whole)
+
+
+def _open_model(path: Path) -> int:
+    """Map a model whose weights are never touched: they stay the file's, shared with the engine."""
+    params = native.llama_model_default_params()
+    params.n_gpu_layers, params.use_extra_bufts = 0, False  # repacked weights would be a copy
+    model = native.llama_model_load_from_file(str(path).encode(), params)
+    if not model:
+        raise EngineUnavailable(f"{path}: llama.cpp cannot load it: {bindings.last_errors()}")
+    return int(model)

@@ -1,0 +1,182 @@
+"""The sound of a session on its way to an item: by the client's commit, or by the turns that are detected in it.
+
+Positions are bytes since the session began, of all sound that its client sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from .effects import DetectSpeech, HearPartial
+from .sound import BYTES_PER_S, SoundBuffer
+from .turns import WINDOW_MS, TurnDetector
+from .wire import ServerVAD
+
+_BYTES_PER_MS: Final = BYTES_PER_S // 1000
+_WINDOW: Final = WINDOW_MS * _BYTES_PER_MS
+_PUNCTUATION: Final = ".,;:!?\u2026\"'()-"
+
+
+class TurnStarted(msgspec.Struct, frozen=True):
+    """Somebody speaks. `at_ms`: where the turn's sound begins; `item_id`: of the item that it becomes."""
+
+    item_id: str
+    at_ms: int
+
+
+class TurnEnded(msgspec.Struct, frozen=True):
+    """The turn is over. `at_ms`: where its sound ends; `wav`: the sound, a WAV file in base64."""
+
+    item_id: str
+    at_ms: int
+    wav: str
+
+
+class SpokenInput:
+    """Owns the sound that is no item yet, and what is known of it.
+
+    Args:
+        sound: the buffer.
+        next_item_id: makes ids of items.
+        partial_s: new sound between two transcripts of a sound that goes on; 0: it has none.
+    """
+
+    def __init__(self, sound: SoundBuffer, next_item_id: Callable[[], str], partial_s: float = 0.0) -> None:
+        self._sound = sound
+        self._next_item_id = next_item_id
+        self._settings: ServerVAD | None = None
+        self._turns: TurnDetector | None = None
+        self._state = b""  # of the detector, after the newest judged window
+        self._judged_to = 0
+        self._item_id = ""  # of the turn that goes on
+        self._partial_bytes = round(partial_s * BYTES_PER_S)
+        self._transcribed_to = 0
+        self._certain = StablePrefix()
+
+    def configure(self, settings: ServerVAD | None) -> None:
+        """Detect turns so in what comes from now on; None: the client says where they end."""
+        if settings != self._settings:
+            self._settings = settings
+            self._turns = None if settings is None else TurnDetector(settings)
+            self._judged_to = self._sound.end
+
+    def append(self, encoded: str) -> DetectSpeech | None:
+        """Take sound. Returns what to look through for speech.
+
+        Raises:
+            InvalidRequest, BufferFull: nothing is taken.
+        """
+        if self._turns is None:
+            self._sound.append(encoded)
+            return None
+        self._sound.append(encoded, self._judged_to)
+        whole = (self._sound.end - self._judged_to) // _WINDOW * _WINDOW
+        if not whole:
+            return None
+        pcm = self._sound.pcm(self._judged_to, self._judged_to + whole)
+        return DetectSpeech(pcm, self._state, self._judged_to)
+
+    def judged(
+        self, asked: DetectSpeech, probabilities: Sequence[float], state: bytes
+    ) -> list[TurnStarted | TurnEnded]:
+        """Take the probability of speech in each window. Returns the turns that start and end in them, in order."""
+        if self._turns is None or asked.at != self._judged_to:
+            return []  # meanwhile the sound was cleared or committed, or turns are not detected any more
+        self._state = state
+        changes: list[TurnStarted | TurnEnded] = []
+        for probability in probabilities:
+            self._judged_to += _WINDOW
+            change = self._turns.take(probability)
+            if change == "started":
+                changes.append(self._start(self._turns.windows_before))
+            elif change == "stopped" or (self._turns.speaking and self._is_longest):
+                changes.append(self._end())
+        if not self._turns.speaking:
+            self._sound.drop_to(self._judged_to - self._turns.windows_before * _WINDOW)
+        return changes
+
+    def partial(self) -> HearPartial | None:
+        """Return the sound that goes on, if enough of it is new."""
+        end = self._sound.end if self._turns is None else self._judged_to
+        new = end - max(self._transcribed_to, self._sound.start)
+        if not self._partial_bytes or new < self._partial_bytes or not (self._turns is None or self._turns.speaking):
+            return None
+        self._transcribed_to = end
+        self._item_id = self._item_id or self._next_item_id()
+        return HearPartial(self._item_id, self._sound.file(end))
+
+    def overheard(self, partial: HearPartial, transcript: str) -> str:
+        """Take what was said so far. Returns what is certain now and was not before."""
+        return self._certain.take(transcript) if partial.item_id == self._item_id else ""
+
+    def whole(self) -> tuple[str, str]:
+        """Return the id of the item that all of the sound becomes, and the sound as a WAV file in base64.
+
+        Raises:
+            BufferEmpty: it is too short.
+        """
+        wav = self._sound.wav()
+        return self._item_id or self._next_item_id(), wav
+
+    def clear(self) -> None:
+        """Forget the sound; a turn that goes on is over."""
+        self._sound.drop_to(self._sound.end)
+        self._over()
+        self._judged_to = self._sound.end
+
+    @property
+    def _is_longest(self) -> bool:
+        """Whether the turn may not have another window."""
+        return self._judged_to + _WINDOW - self._sound.start > self._sound.max_bytes
+
+    def _start(self, windows_before: int) -> TurnStarted:
+        self._sound.drop_to(self._judged_to - windows_before * _WINDOW)
+        self._item_id = self._next_item_id()
+        return TurnStarted(self._item_id, self._sound.start // _BYTES_PER_MS)
+
+    def _end(self) -> TurnEnded:
+        wav = self._sound.wav(self._judged_to)
+        ended = TurnEnded(self._item_id, self._judged_to // _BYTES_PER_MS, wav)
+        self._sound.drop_to(self._judged_to)
+        self._over()
+        return ended
+
+    def _over(self) -> None:
+        self._item_id = ""
+        self._certain = StablePrefix()
+        if self._turns is not None:
+            self._turns.end()
+
+
+class StablePrefix:
+    """What is certain of the transcript of a sound that goes on.
+
+    A transcript of half a sentence guesses at its end. Words are certain that two transcripts in a row agree on, the
+    second one of a longer sound; they are told once and never taken back (local agreement, as Whisper-Streaming does:
+    https://aclanthology.org/2023.ijcnlp-demo.3).
+    """
+
+    def __init__(self) -> None:
+        self._newest: list[str] = []
+        self._told = 0  # words
+
+    def take(self, transcript: str) -> str:
+        """Take the transcript of the sound so far. Returns the text that is certain now and was not before."""
+        words = transcript.split()
+        agreed = 0
+        for before, now in zip(self._newest, words, strict=False):
+            if _bare(before) != _bare(now):
+                break
+            agreed += 1
+        self._newest = words
+        new = " ".join(words[self._told : agreed])
+        text = f" {new}" if new and self._told else new
+        self._told = max(self._told, agreed)
+        return text
+
+
+def _bare(word: str) -> str:
+    return word.strip(_PUNCTUATION).casefold()

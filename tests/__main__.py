@@ -1,0 +1,134 @@
+"""`python -m tests`: run the folders of tests, two at a time, each in a pytest of its own.
+
+The servers of a folder end with it. A folder's output is printed whole when it ends and is kept in `.run/tests`.
+Ctrl-C and SIGTERM let the running folders stop their servers and begin no more; a second one kills them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+LOGS = TESTS.parent / ".run" / "tests"
+# The longest folders begin first, so that none runs alone at the end; the others follow by name.
+LONGEST = (
+    *("conformance", "fleet_operators", "bed", "jobs", "edge", "docs", "models"),
+    *("agent", "cloud_redis", "console", "fleet_server", "cloud_cache", "e2e"),
+)
+_SUMMARY = "short test summary info"
+
+
+class Suite:
+    """Runs folders. `failures` are lines for the end of the output; `counts` are pytest's words: passed, skipped."""
+
+    def __init__(self, folders: Sequence[str], workers: int, logs: Path) -> None:
+        self.failures: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.interrupted = 0
+        """The first signal that stopped the suite, or 0."""
+        self._waiting = deque(folders)
+        self._workers = workers
+        self._logs = logs
+        self._running: set[asyncio.subprocess.Process] = set()
+
+    async def run(self) -> None:
+        """Run all folders. Returns when the last one has ended."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self.stop, number)
+        self._logs.mkdir(parents=True, exist_ok=True)
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._workers):
+                workers.create_task(self._work())
+
+    def stop(self, number: int) -> None:
+        """Interrupt the running folders; the second time kill them."""
+        self._waiting.clear()
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                if self.interrupted:
+                    os.killpg(process.pid, signal.SIGKILL)
+                else:
+                    process.send_signal(signal.SIGINT)
+        self.interrupted = self.interrupted or number
+
+    async def _work(self) -> None:
+        while self._waiting:
+            folder = self._waiting.popleft()
+            print(f"{folder} begins", flush=True)
+            began = time.monotonic()
+            status, output = await self._run(folder)
+            print(f"\n{output.rstrip()}\n{folder} ended after {time.monotonic() - began:.0f} s\n", flush=True)
+            self._count(folder, status, output)
+
+    async def _run(self, folder: str) -> tuple[int, str]:
+        """Return pytest's exit status and its output."""
+        log = self._logs / f"{folder.strip('/').replace('/', '-')}.log"
+        with log.open("wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "pytest", "--no-header", folder),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # the terminal's Ctrl-C reaches it once, through `stop`
+            )
+        self._running.add(process)
+        if self.interrupted:
+            process.send_signal(signal.SIGINT)
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:  # the other worker cannot write its output
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+            raise
+        self._running.discard(process)
+        return status, log.read_text(encoding="utf-8", errors="replace")
+
+    def _count(self, folder: str, status: int, output: str) -> None:
+        last = output.rstrip().rpartition("\n")[2].partition(" in ")[0]
+        self.counts.update({word.removesuffix("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)})
+        if status != 0:
+            lines = output.rpartition(_SUMMARY)[2].splitlines() if _SUMMARY in output else []
+            failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+            self.failures += failed or [f"{folder}: pytest ended with status {status}"]
+
+
+def folders_with_tests() -> list[Path]:
+    """Return every folder of this one that holds tests, in the order in which they begin."""
+    found = sorted(folder for folder in TESTS.iterdir() if any(folder.rglob("test_*.py")))
+    return sorted(found, key=lambda folder: LONGEST.index(folder.name) if folder.name in LONGEST else len(LONGEST))
+
+
+def main() -> int:
+    """Return 0 if every test passed, 1 if not, 128 and the signal's number if one stopped the suite."""
+    parser = argparse.ArgumentParser(prog="python -m tests", description=__doc__)
+    parser.add_argument("folders", nargs="*", help="default: all")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--workers", type=int, default=min(cores, 2), help="folders at a time (default: %(default)s)")
+    parser.add_argument("--logs", type=Path, default=LOGS, help="keep the outputs here (default: .run/tests)")
+    chosen = parser.parse_args()
+    if chosen.workers < 1:
+        parser.error("--workers: at least 1")
+    folders = chosen.folders or [os.path.relpath(folder) for folder in folders_with_tests()]
+    began = time.monotonic()
+    suite = Suite(folders, chosen.workers, chosen.logs)
+    asyncio.run(suite.run())
+    counts = ", ".join(f"{number} {word}" for word, number in suite.counts.items())
+    print(*suite.failures, f"{counts or 'no tests ran'} in {time.monotonic() - began:.0f} s", sep="\n", flush=True)
+    if suite.interrupted:
+        return 128 + suite.interrupted
+    return 1 if suite.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
