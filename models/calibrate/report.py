@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from .fit import Rows
 
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10
+_WIDTH = 120  # of a line of prose
 
 
 class PairReport(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ def markdown(report: PairReport) -> str:
     lines = [
         f"# {report.small.name} and {report.large.name}",
         "",
-        intro,
+        *textwrap.wrap(intro, _WIDTH),
         "",
         f"| prompts | n | small | large | {BOTH} | {PROMPT} | raw {RAW} | {LENGTH} | |",
         "|---|---|---|---|---|---|---|---|---|",
