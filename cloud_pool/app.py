@@ -66,6 +66,7 @@ class App:
         jobs: JobsGateway | None,
         pools: Pools,
         serving: ServingRuntime,
+        runner: RequestRunner,
         caching_service: CachingService,
         tracing: Tracing | None,
         tasks: TaskGroup,
@@ -79,6 +80,7 @@ class App:
         self._jobs = jobs
         self.pools = pools
         self._serving = serving
+        self._runner = runner
         self._caching_service = caching_service
         self._tracing = tracing
         self._tasks = tasks
@@ -137,6 +139,7 @@ class App:
 
     async def stop(self) -> None:
         """Close the listeners and cancel the background tasks: their task group may then be left."""
+        self._runner.stop()
         await self.sessions.close()
         if self.grpc is not None:
             await self.grpc.close()
@@ -225,6 +228,7 @@ def build(
         jobs,
         pools,
         serving,
+        runner,
         caching_service,
         tracing,
         tasks,

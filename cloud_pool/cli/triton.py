@@ -11,7 +11,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
-from models.catalog.artifact import ArtifactError, find_artifact
+from models.catalog.artifact import ArtifactError, find_artifact, list_artifacts, search_path
 from models.llama_cpp.gpus import probe_gpus
 from models.llama_cpp.protocol import EngineOptions, adapter_files
 from models.modalities.installed import ENCODERS, EXTRAS, encoder_spec, is_installed, is_installed_in
@@ -209,9 +209,21 @@ def _check_python(python: str, encoder: str, kind: Modality) -> None:
 
 
 def _served(text: str, options: EngineOptions, model_dirs: tuple[Path, ...]) -> ServedModel:
-    """Raises ArtifactError."""
+    """Raises ArtifactError or ConfigError."""
     name, _, artifact_name = text.partition("=")
-    artifact = find_artifact(artifact_name or name, model_dirs)
+    wanted = artifact_name or name
+    models = {
+        one.name for one in list_artifacts(model_dirs) if one.manifest.format == "gguf" and not one.manifest.signal
+    }
+    if wanted not in models:
+        folders = ", ".join(map(str, search_path(model_dirs)))
+        names = ", ".join(sorted(models)) or "(none)"
+        raise ConfigError(
+            f"no model named {wanted!r}: there are the language models {names} (looked in {folders}), and the encoders"
+            f" {', '.join(ENCODERS)}. `causeway-models pull` or `add` brings others.",
+            where="--model",
+        )
+    artifact = find_artifact(wanted, model_dirs)
     model_options = msgspec.structs.replace(
         options,
         model_path=str(artifact.path.absolute()),

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from aiohttp import web
+import asyncio
+from typing import Any
 
+from aiohttp import hdrs, web
+
+SERVER = "causeway"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -27,6 +31,22 @@ class BufferedHeadResponse(web.StreamResponse):
     """
 
     _send_headers_immediately = False
+
+
+class Request(web.BaseRequest):
+    """A request whose response names no versions of software in its header `Server`.
+
+    `BaseRequest._prepare_hook`: the one place that sees the head of every response, also of a WebSocket and of
+    aiohttp's own errors; aiohttp's web application overrides it for its signal `on_response_prepare`.
+    """
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers[hdrs.SERVER] = SERVER
+
+
+def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> Request:
+    """Build a request: what `web.Server` takes as `request_factory`."""
+    return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def has_response_begun(request: web.BaseRequest) -> bool:

@@ -24,7 +24,7 @@ from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
-from .aiohttp_internals import has_response_begun, is_between_requests
+from .aiohttp_internals import has_response_begun, is_between_requests, make_request
 from .responses import STOPPED, error_response
 
 MAX_CONNECTIONS = 4096
@@ -78,7 +78,7 @@ class _HttpServer(web.Server):
     """Owns the connections. A client that floods the gateway with silent connections only pushes out its own."""
 
     def __init__(self, handler: Handle, *, max_connections: int, **settings: Any) -> None:
-        super().__init__(handler, handler_cancellation=True)  # (4)
+        super().__init__(handler, request_factory=make_request, handler_cancellation=True)  # (4)
         self._settings = settings
         self._max_connections = max_connections
         self._connected: set[_Connection] = set()

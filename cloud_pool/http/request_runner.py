@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar, cast
 
 from aiohttp import web
 
-from router.errors import CausewayError, ClientGone
+from router.errors import CausewayError, ClientGone, Draining
 from router.types import Chunk, Usage
 
 from ..accounts.ledger import Ledger, LedgerEntry
@@ -70,6 +70,11 @@ class RequestRunner:
         self._caching_service = caching_service
         self._ledger = ledger
         self._metrics = metrics
+        self._cancelled_outcome = ClientGone.code
+
+    def stop(self) -> None:
+        """Name the requests that are cancelled from now on as cut by the drain: their clients are still there."""
+        self._cancelled_outcome = Draining.code
 
     @contextmanager
     def ledger_entry(self, route: str, request_id: str, headers: Mapping[str, str]) -> Iterator[LedgerEntry]:
@@ -78,6 +83,10 @@ class RequestRunner:
         entry.id = request_id
         try:
             yield entry
+        except asyncio.CancelledError:
+            if entry.outcome == ClientGone.code:
+                entry.outcome = self._cancelled_outcome
+            raise
         finally:
             if not entry.closes_later:
                 self._ledger.close(entry)
@@ -93,7 +102,7 @@ class RequestRunner:
         """Answer an admitted request. Raises CausewayError. Returns what delivered it, a broken answer too."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
         reply, answer = self._caching_service.reply(context, measured.first_token)
-        outcome = ClientGone.code  # if the handler is cancelled
+        outcome = ClientGone.code
         try:
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
@@ -112,8 +121,8 @@ class RequestRunner:
                 _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(broken))
             return broken.response
         except asyncio.CancelledError:
-            if delivery.finished:
-                outcome = "ok"  # the client left without waiting for the stream's end: it has its answer
+            # A client that left without waiting for the stream's end has its answer.
+            outcome = "ok" if delivery.finished else self._cancelled_outcome
             raise
         except CausewayError as error:
             outcome = error.code
@@ -144,7 +153,7 @@ class RequestRunner:
         """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
         reply = Reply(measured.first_token, "")
-        outcome = ClientGone.code  # if the handler is cancelled
+        outcome = ClientGone.code
         try:
             response = await respond(partial(measured.on_chunk, reply))
             outcome = "ok"
@@ -152,6 +161,9 @@ class RequestRunner:
         except BrokenStream as broken:
             outcome = broken.error.code
             return broken.response
+        except asyncio.CancelledError:
+            outcome = self._cancelled_outcome
+            raise
         except CausewayError as error:
             outcome = error.code
             raise

@@ -118,7 +118,7 @@ async def stream_response(
             raise
         stopped = Draining(STOPPED)  # the client is there: the listener closes
         await events.end(error_event(stopped))
-        raise BrokenStream(stopped, response) from None
+        raise BrokenStream(stopped, response) from stopped
     except Exception as fault:
         if not encoder.finished:
             # A second response would land inside this one.

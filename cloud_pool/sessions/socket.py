@@ -53,6 +53,7 @@ class RealtimeSocket:
             protocols=(PROTOCOL,),
             decode_text=False,
         )
+        self.response.headers[hdrs.SERVER] = "causeway"  # aiohttp would name the versions of itself and of Python
 
     async def open(self) -> None:
         """Answer the handshake. Raises InvalidRequest."""

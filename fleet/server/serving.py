@@ -27,6 +27,7 @@ from .app import all_routes, build_app
 from .boxes.tokens import load_token_key
 from .plane import ControlPlane
 from .polls import IDLE_S
+from .request import make_request
 
 _BACKLOG = 4096
 _DRAIN_S = 5.0
@@ -93,6 +94,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         )
         await runner.setup()
         assert runner.server is not None
+        runner.server.request_factory = make_request
         plane.wakes.polls.new_handler = runner.server
         try:
             url = await _listen(runner, settings)

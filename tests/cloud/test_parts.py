@@ -346,9 +346,12 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         (("--model", "files", "--encoder-python", "/bin/false"), "/bin/false lacks what files needs"),
         (("--model", "files", "--encoder-python", "/nonexistent"), "/nonexistent: No such file or directory"),
         (("--model", "hearing=speech"), "causeway[voice]"),
+        (("--model", "nope"), "and the encoders speech, pictures, files."),
+        (("--model", "large=nope"), "no model named 'nope': there are the language models assistant, assistant-large"),
+        (("--model", "edge-quality"), "no model named 'edge-quality'"),  # it computes a signal, and answers nothing
     ],
 )
-def test_an_encoder_that_is_not_here_is_named_with_how_to_get_it(
+def test_a_model_that_is_not_here_is_named_with_how_to_get_it(
     triton_environment: Path, flags: tuple[str, ...], words: str
 ) -> None:
     if words == "causeway[voice]" and is_installed("audio"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import msgspec
@@ -62,6 +64,28 @@ async def test_nothing_else_is_served(plane: Plane, path: str) -> None:
 async def test_a_wrong_method_names_the_right_one(plane: Plane) -> None:
     answer = await plane.box().send("GET", "/v1/enroll")
     assert (answer.status, answer.code, answer.headers["allow"]) == (405, "method_not_allowed", "POST")
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /console HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /tuf/metadata/1.root.json HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"DELETE /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"hello\r\n\r\n", 400),
+    ],
+)
+async def test_no_response_names_versions_of_software(plane: Plane, sent: bytes, expected: int) -> None:
+    address = urlsplit(plane.url)
+    reader, writer = await asyncio.open_connection(address.hostname, address.port)
+    writer.write(sent)
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    writer.close()
+    fields = dict(line.lower().split(": ", 1) for line in lines)
+    assert (int(status.split()[1]), fields["server"]) == (expected, "causeway")
 
 
 async def test_metrics_count_messages_and_polls(plane: Plane) -> None:
