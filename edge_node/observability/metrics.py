@@ -108,7 +108,7 @@ class Metrics:
         )
         self._semantic_checks = make.counter(
             "causeway_edge_semantic_checks",
-            "Semantic answers that were made anew and compared, by result (agreed, disagreed).",
+            "Semantic answers that were to be made anew and compared, by result (agreed, disagreed, failed).",
             ("result",),
         )
         self._policy_loads = make.counter(
@@ -162,7 +162,7 @@ class Metrics:
         self._shadows.add((target, result))
 
     def semantic_checked(self, result: str) -> None:
-        """Count a semantic answer that was compared with a new one."""
+        """Count a semantic answer that was compared with a new one, or should have been."""
         self._semantic_checks.add((result,))
 
     def shadow_paid(self, target: str, usd: float) -> None:

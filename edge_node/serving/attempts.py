@@ -41,6 +41,7 @@ from ..backends.backend import Backend, BackendRequest
 from ..observability.logs import redacted
 from .generation import Generation, policy_label
 from .reply import Piece, Sink
+from .semantic_check import refuse_degraded, refuse_skipped
 
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens
@@ -91,6 +92,8 @@ class AttemptRunner:
         """Return when `sink` has the complete answer. Raises CausewayError: the error for the client."""
         assert generation.sequence is not None
         assert generation.decision is not None
+        if generation.semantic_check is not None:
+            refuse_skipped(generation)
         while (attempt := generation.sequence.next_attempt()) is not None:
             try:
                 await self._run_attempt(generation, attempt, sink)
@@ -101,7 +104,8 @@ class AttemptRunner:
             except Exception as failure:
                 error = _as_causeway_error(failure, attempt.plan.target)
                 _fail(attempt, error)
-                if generation.sequence.next_step(error) == "raise":
+                gives_up = generation.semantic_check is not None and attempt.failed
+                if gives_up or generation.sequence.next_step(error) == "raise":
                     raise final_error(generation.sequence.attempts, error) from failure
         raise no_route(generation.decision)
 
@@ -160,6 +164,8 @@ class AttemptRunner:
                 async for chunk in chunks:
                     if first:
                         first = False
+                        if generation.semantic_check is not None:
+                            refuse_degraded(generation)
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
                         generation.raw_confidence = chunk.confidence
@@ -191,10 +197,11 @@ class AttemptRunner:
         defaults = self._timeouts.get(target.at, Timeouts())
         whole_s = defaults.whole_s if target.timeout_s is None else target.timeout_s
         first_s = defaults.first_token_s if target.first_token_timeout_s is None else target.first_token_timeout_s
-        deadline = generation.deadline if whole_s is None else min(generation.deadline, now + whole_s)
+        last = generation.deadline if generation.request.stream else generation.first_byte_by
+        deadline = last if whole_s is None else min(last, now + whole_s)
         if first_s is None or not _streams_from_target(generation, attempt):
-            return deadline, deadline
-        return deadline, min(deadline, now + first_s)
+            return deadline, min(deadline, generation.first_byte_by)
+        return deadline, min(deadline, generation.first_byte_by, now + first_s)
 
 
 async def _embed(generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, sink: Sink) -> None:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
-    from .semantic_checks import SemanticCheck
+    from .semantic_check import SemanticCheck
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ _PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
 _FLOAT_BYTES = 32
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
+_CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
 
 
 class Generation:
@@ -107,6 +108,13 @@ class Generation:
         """Whether a preference or a constraint binds this request to the device: its content is not written to disk."""
         preferred = self.request.hints.prefer == "only_on_device"
         return preferred or self.cache_plan.private or (self.decision is not None and self.decision.on_device)
+
+    @property
+    def first_byte_by(self) -> float:
+        """When the first byte must be sent: at the deadline, or earlier where a cached answer waits to be sent."""
+        if self.semantic_check is None:
+            return self.deadline
+        return self.arrived + _CHECK_SHARE * (self.deadline - self.arrived)
 
     @property
     def target(self) -> Target | None:

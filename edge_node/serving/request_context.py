@@ -103,17 +103,27 @@ class RequestContext:
             self._finish_reason = piece.finish_reason
         return self.reply.send(piece)
 
-    async def replay(self, hit: CacheHit, *, stale: CausewayError | None = None) -> None:
-        """Answer from the cache. `stale`: the error because of which an expired answer is served."""
+    async def replay(
+        self, hit: CacheHit, *, stale: CausewayError | None = None, check: CausewayError | None = None
+    ) -> None:
+        """Answer from the cache.
+
+        Args:
+            stale: the error because of which an expired answer is served.
+            check: the error because of which an answer is served that should have been made anew.
+        """
         answer, self._hit = hit.answer, hit
         fresh: CacheStatus = "hit" if hit.similarity is None else "semantic"
+        reason = "cache"
+        for kind, error in (("stale", stale), ("check", check)):
+            reason = reason if error is None else f"{kind}: {error.code}"
         self.head = AnswerHead(
             id=self.id,
             policy=policy_label(self.generation.policy),
             route="cache",
             target=answer.target,
             model=answer.model,
-            reason="cache" if stale is None else f"stale: {stale.code}",
+            reason=reason,
             cache=fresh if stale is None else "stale",
             degraded=stale is not None,
         )

@@ -3,16 +3,16 @@
 1. The client gets the new answer, as if no question had meant the same: no request is sent for the check alone.
 2. Never for requests that are bound to the device, sampled, or with tools or several choices; answers that were cut
    off, or that different models made, are not compared.
-3. What new answers cost counts against the budget of shadow requests; without a rest of it nothing is checked.
-4. Only counts and the judge's log-odds are kept. `models.semantic.findings` says what follows from them.
+3. A check costs no client its answer: where the new one fails or would be degraded before its first byte, the client
+   gets the cached one. A check does not queue, and leaves time before the request's deadline.
+4. What new answers cost counts against the budget of shadow requests; without a rest of it nothing is checked.
+5. Only counts and the judge's log-odds are kept. `models.semantic.findings` says what follows from them.
 """
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from router.decision.semantic_question import question_of
 from router.openai import CachedAnswer
@@ -23,17 +23,11 @@ from ..observability.metrics import Metrics
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import StoredAnswer
 from .generation import Generation
+from .semantic_check import SemanticCheck
 from .shadow_question import MOST_CHARACTERS
 
 if TYPE_CHECKING:
     from ..storage.shadow import ShadowStore
-
-
-class SemanticCheck(msgspec.Struct, frozen=True):
-    """A cached answer to a question that means the same, which waits for the new one."""
-
-    log_odds: float
-    earlier: StoredAnswer
 
 
 class SemanticChecks:
@@ -81,16 +75,23 @@ class SemanticChecks:
         findings = self._semantic.findings
         if self._store is None or findings is None:
             return
-        usd = generation.usd()
-        if usd > 0.0:
-            self._store.charge(usd)
-        texts = _text(check.earlier), _text(new)
-        if texts[0] is None or texts[1] is None or check.earlier.model != new.model:
+        earlier = check.hit.answer
+        texts = _text(earlier), _text(new)
+        if texts[0] is None or texts[1] is None or earlier.model != new.model:
             return
         question = question_of(generation.request) or ""
         agreed = self._semantic.compare(check.log_odds, question, texts[0], texts[1])
         self._store.keep_findings(findings)
         self._metrics.semantic_checked("agreed" if agreed else "disagreed")
+
+    def fail(self) -> None:
+        """Count a check whose client got the cached answer, because no new one could be made."""
+        self._metrics.semantic_checked("failed")
+
+    def charge(self, usd: float) -> None:
+        """Count the cost of a new answer, or of the attempt to make one."""
+        if self._store is not None and usd > 0.0:
+            self._store.charge(usd)
 
 
 def _text(answer: StoredAnswer) -> str | None:

@@ -53,7 +53,8 @@ from .costly_signals import CostlySignals
 from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
 from .reply import Sink
 from .request_context import RequestContext
-from .semantic_checks import SemanticCheck, SemanticChecks
+from .semantic_check import SemanticCheck
+from .semantic_checks import SemanticChecks
 
 if TYPE_CHECKING:
     from .shadow import Shadows
@@ -275,7 +276,7 @@ class Service:
             await context.replay(found)
             return
         if generation.cache_plan.semantic is not None:
-            share = 0.0 if self._checks is None else self._checks.share(generation)
+            share = self._checks.share(generation) if self._checks is not None and self._admission.has_room else 0.0
             similar = await self._find_similar(generation, share)
             if similar is not None:
                 await context.replay(similar)
@@ -289,9 +290,20 @@ class Service:
             else:
                 await self._share(context, generation.cache_key)
         except CausewayError as error:
-            if found is None or context.committed or not _may_be_stale(found, context.generation.cache_plan, error):
+            if context.committed:
+                raise
+            if generation.semantic_check is not None and not isinstance(error, ClientGone):
+                await self._replay_checked(context, generation.semantic_check, error)
+                return
+            if found is None or not _may_be_stale(found, context.generation.cache_plan, error):
                 raise
             await context.replay(found, stale=error)
+
+    async def _replay_checked(self, context: RequestContext, check: SemanticCheck, error: CausewayError) -> None:
+        """Answer with the cached answer after all: no new one could be made, because of `error`."""
+        if self._checks is not None:
+            self._checks.fail()
+        await context.replay(check.hit, check=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
         """Cache: the policy's rule for this request, and the answer stored under its key, however old."""
@@ -335,10 +347,11 @@ class Service:
             semantic.forget(match.key)
         if found is None or found.age_s >= plan.semantic.ttl_s:
             return None
+        similar = msgspec.structs.replace(found, similarity=match.similarity)
         if check_share and self._checks is not None and self._checks.draw(check_share):
-            generation.semantic_check = SemanticCheck(match.log_odds, found.answer)
+            generation.semantic_check = SemanticCheck(match.log_odds, similar)
             return None
-        return msgspec.structs.replace(found, similarity=match.similarity)
+        return similar
 
     async def _share(self, context: RequestContext, key: bytes) -> None:
         """Single-flight: identical requests in progress share one generation."""
@@ -350,9 +363,14 @@ class Service:
                 try:
                     await _forward(subscriber, context)
                     return
-                except DeadlineExceeded:
-                    # The request that started it may have had an earlier deadline: start a generation of our own.
-                    if started or context.committed or self._clock.monotonic() >= context.deadline:
+                except CausewayError as error:
+                    if started or context.committed or isinstance(error, ClientGone):
+                        raise
+                    # Start a generation of our own if the other request (1) had an earlier deadline, or (2) has a
+                    # cached answer, so that its generation gave up early.
+                    earlier = isinstance(error, DeadlineExceeded) and self._clock.monotonic() < context.deadline
+                    checked = subscriber.shared.generation.semantic_check is not None
+                    if not earlier and not (checked and own_generation.semantic_check is None):
                         raise
             context.follow(own_generation)
 
@@ -363,7 +381,7 @@ class Service:
 
     async def _generate(self, generation: Generation, sink: Sink) -> None:
         """Work of a target: a permit, the decision, the attempts."""
-        async with self._admission.permit(generation.deadline):
+        async with self._admission.permit(generation.first_byte_by):
             await self._run(generation, sink)
 
     async def _run(self, generation: Generation, sink: Sink) -> None:
@@ -428,6 +446,8 @@ class Service:
         usd = generation.usd()
         if usd > 0.0:
             self._spend.add(usd)
+        if generation.semantic_check is not None and self._checks is not None:
+            self._checks.charge(usd)
         self._metrics.generation_finished(
             FinishedGeneration(
                 kind=generation.request.kind,

@@ -132,6 +132,12 @@ class Attempt:
         return self._sent
 
     @property
+    def failed(self) -> bool:
+        """Whether its target failed: neither handed off, nor refused a request that it cannot serve."""
+        refused = isinstance(self.error, InvalidRequest)
+        return self.state in (AttemptState.FAILED, AttemptState.TIMED_OUT) and not refused
+
+    @property
     def whole(self) -> bool:
         """Whether every choice has its finish reason, and the answer may be kept: only the usage may follow."""
         return not self._unfinished and self.state in (AttemptState.COLLECTING, AttemptState.COMMITTED)
@@ -252,10 +258,7 @@ class AttemptSequence:
             return False
         if self.decision.skipped_target not in ("", self.attempts[-1].plan.target.name):  # (1)
             return True
-        return any(  # (2)
-            a.state in (AttemptState.FAILED, AttemptState.TIMED_OUT) and not isinstance(a.error, InvalidRequest)
-            for a in self.attempts[:-1]
-        )
+        return any(attempt.failed for attempt in self.attempts[:-1])  # (2)
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         return tuple(attempt.record(now) for attempt in self.attempts)
