@@ -23,7 +23,7 @@ from ..erasure.subject import ErasureSubject
 from ..jobs.config import with_shared_redis
 from ..jobs.stores import JobStores
 from ..redis.connect import ConnectionOptions, open_redis
-from .process import report_errors
+from .process import ask, report_errors
 
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -83,8 +83,7 @@ def erase(
         click.echo(f"{count}\t{kind}", err=True)
     if key is None:
         return
-    if not yes:
-        click.confirm(f"Erase {subject.name} for good?", abort=True, err=True)
+    ask(f"Erase {subject.name} for good?", yes=yes)
     if file is not None:
         file.open("ab").close()  # where no receipt can be written, nothing is erased
     document = sign(asyncio.run(_erase(config, subject, keep_cache)), key)

@@ -19,7 +19,7 @@ from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
 from ..redis.config import shown_address
 from .background import BackgroundProcess, background_command
-from .process import refuse, until_stopped
+from .process import ask, refuse, until_stopped
 
 if TYPE_CHECKING:
     from ..jobs.stores import JobStores
@@ -80,10 +80,13 @@ def retry(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
 
 @dlq.command("purge")
 @click.argument("jobs", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All that `list` shows by default.")
+@click.option("--all", "every", is_flag=True, help="All that `list` shows by default; asks before.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.pass_obj
-def purge(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
+def purge(source: _Source, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete dead letters with their requests."""
+    if every and not jobs:
+        ask("Delete all dead letters, with their requests, for good?", yes=yes)
     _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
 
 

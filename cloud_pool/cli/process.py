@@ -27,6 +27,24 @@ def refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
+def ask(question: str, *, yes: bool) -> None:
+    """Ask before what cannot be undone; return if the answer is yes, or was given before (`--yes`).
+
+    Exits with status 1 if the answer is no, and with 2 if there is no terminal to ask at.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        refuse(f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question")
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        agreed = False
+    if not agreed:
+        click.echo("causeway-cloud: nothing was changed", err=True)
+        sys.exit(1)
+
+
 def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Return a decorator that turns CausewayError and `errors` of a command into `refuse`."""
 

@@ -16,6 +16,7 @@ from .options import PATH, config_options, load_config_or_exit, read_prompt, usa
 
 DONE, REFUSED, UNREACHABLE = 0, 1, 3
 RESTART = "restart the daemon: systemctl restart causeway-edge"
+NO_FLEET = "this box is in no fleet"
 
 
 @click.group()
@@ -74,10 +75,12 @@ def join(
 
 @fleet.command()
 @config_options
-def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | None) -> None:
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flags: str | None) -> None:
     """Remove identity, key and bundles; the box answers from its own files again. Stop the daemon before.
 
-    The control plane keeps the device until an operator revokes it.
+    It asks before. The control plane keeps the device until an operator revokes it. Exit code: 0 left, 1 the answer is
+    no, 2 usage error, or there is no terminal to ask at and no --yes.
     """
     config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.enrolment import leave as leave_fleet
@@ -85,17 +88,37 @@ def leave(config_path: Path | None, settings: tuple[str, ...], **flags: str | No
     from ..storage.state_folder import StateFolderLock
 
     folder, device = StateFolderLock(Path(config.state_dir)), "DEVICE"
+    if not (Path(config.state_dir) / FOLDER).exists():
+        click.echo(f"{NO_FLEET}, so there is nothing to leave")
+        return
     with suppress(ConfigError):  # a damaged identity is left as well
         if (identity := read_identity(Path(config.state_dir) / FOLDER)) is not None:
             device = identity.device
     try:
         folder.acquire()
+        if not yes:
+            _ask_to_leave(device)
         leave_fleet(Path(config.state_dir))
     except ConfigError as error:
         usage_error(str(error))
     finally:
         folder.release()
     click.echo(f"left; an operator revokes it at the control plane: causeway-fleet revoke {device}")
+
+
+def _ask_to_leave(device: str) -> None:
+    """Exits unless the answer at the terminal is yes."""
+    click.echo("to return, the box has to join anew, under another name")
+    question = f"Remove the identity, the key and the bundles of {device}?"
+    if not sys.stdin.isatty():
+        usage_error(f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question")
+    try:
+        agreed = click.confirm(question)
+    except click.Abort:
+        agreed = False
+    if not agreed:
+        click.echo("causeway-edge: nothing was changed", err=True)
+        sys.exit(REFUSED)
 
 
 @fleet.command("import")

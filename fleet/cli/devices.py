@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 import click
 import msgspec
@@ -14,6 +15,7 @@ from router.documents.quantities import seconds_of
 
 from ..operators.audit_chain import AuditRow, first_fault
 from ..repository.wording import boxes, bundle_name, counted, table
+from .asking import ask, yes_option
 from .client import FleetClient, connected
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
@@ -85,7 +87,7 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
     if device:
-        one = client.get(f"/v1/devices/{device}", DeviceStatus)
+        one = client.get(f"/v1/devices/{quote(device, safe='')}", DeviceStatus)
         _print_table((one,))
         if one.history:
             click.echo()
@@ -139,14 +141,38 @@ def _action(name: str, text: str) -> click.Command:
     @click.option("--reason", default="", help="For the audit log.")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
-        _print_table((client.post(f"/v1/devices/{device}/{name}", DeviceStatus, {"reason": reason}),))
+        _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceStatus, {"reason": reason}),))
 
     return command
 
 
-revoke = _action("revoke", "Refuse the tokens and the key of DEVICE, here and at the cloud gateways, for good.")
 hold = _action("hold", "Let DEVICE keep what it runs.")
 release = _action("release", "Let DEVICE follow its cohort again: ends a hold and a pin.")
+
+
+@click.command()
+@click.argument("device")
+@click.option("--reason", default="", help="For the audit log.")
+@yes_option
+@connected
+def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
+    """Refuse the tokens and the key of DEVICE, here and at the cloud gateways, for good. Says what it does, and asks.
+
+    The box goes on with the bundle that it runs, without the cloud and without changes. Its name stays taken: to
+    return, it leaves (`causeway-edge fleet leave`) and joins with a new join token under another name.
+    Exit code: 0 done, also before; 1 refused, or the answer is no; 2 there is no terminal to ask at, and no --yes.
+    """
+    path = f"/v1/devices/{quote(device, safe='')}"
+    before = client.get(path, DeviceStatus)
+    _print_table((before,))
+    if before.revoked is not None:
+        click.echo(f"{device} was revoked already, at {_time(before.revoked)}")
+        return
+    click.echo(f"for good: within a minute the control plane and the cloud gateways refuse {device}")
+    click.echo("it answers on from the bundle that it runs; to return, it leaves and joins anew under another name")
+    ask(f"Revoke {device}?", yes=yes)
+    client.post(f"{path}/revoke", DeviceStatus, {"reason": reason})
+    click.echo(f"{device} is revoked")
 
 
 @click.command()
@@ -161,7 +187,7 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     Exit code: 0 done, 1 refused.
     """
     request = {"bundle": _whole_id(client, bundle), "reason": reason}
-    _print_table((client.post(f"/v1/devices/{device}/pin", DeviceStatus, request),))
+    _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/pin", DeviceStatus, request),))
 
 
 @click.command()

@@ -16,9 +16,11 @@ from ..repository.build import BuiltBundle, build_bundles
 from ..repository.difference import manifest_changes
 from ..repository.rollout_keys import rollout_settings
 from ..repository.wording import boxes as boxes_of
+from ..repository.wording import bundle_name, counted
 from ..rollout.advice import small_fleet_advice, stage_boxes
-from ..rollout.life import OPEN
+from ..rollout.life import LIFE, OPEN, RolloutEvent, RolloutState
 from ..rollout.settings import RolloutSettings
+from .asking import ask, yes_option
 from .client import FleetClient, connected
 from .rollout_output import (
     FleetStatus,
@@ -41,14 +43,15 @@ _SHOWN = 20  # rollouts in the overview
 @click.option("--cohort", "only", multiple=True, help="Only this cohort. Repeatable; default: every changed one.")
 @click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest.")
 @click.option("--allow-leaving", is_flag=True, help="Recorded requests may leave the device; needs an approver.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @connected
 def apply(
     client: FleetClient, folder: Path, only: tuple[str, ...], bundle: str, allow_leaving: bool, yes: bool
 ) -> None:
     """Roll the signed bundles of FOLDER out: print what will change on how many boxes, ask, and begin.
 
-    Exit code: 0 begun or nothing to do, 1 refused or not signed, 2 bad arguments.
+    Exit code: 0 begun or nothing to do, 1 refused or not signed, or the answer is no, 2 bad arguments, or there is no
+    terminal to ask at and no --yes.
     """
     if bundle and len(only) != 1:
         raise click.UsageError("--bundle needs one --cohort")
@@ -80,8 +83,7 @@ def apply(
         chosen[cohort] = wanted
     if not chosen:
         return
-    if not yes:
-        click.confirm(f"Begin {len(chosen)} rollout{'s' if len(chosen) > 1 else ''} at {status.name}?", abort=True)
+    ask(f"Begin {counted(len(chosen), 'rollout')} at {status.name}?", yes=yes)
     for cohort, wanted in chosen.items():
         request = {"cohort": cohort, "to_bundle": wanted, "allow_leaving": allow_leaving}
         begun = client.post("/v1/rollouts", RolloutStatus, request)
@@ -125,10 +127,7 @@ def _decision(action: str, text: str) -> click.Command:
     @connected
     def command(client: FleetClient, rollout: str, reason: str) -> None:
         path = f"/v1/rollouts/{_find(client, rollout)}/{action}"
-        after = client.post(path, RolloutStatus, {"reason": reason})
-        click.echo(rollout_line(after))
-        for note in notes(after):
-            click.echo(f"  {note}")
+        _print(client.post(path, RolloutStatus, {"reason": reason}))
 
     return command
 
@@ -136,7 +135,38 @@ def _decision(action: str, text: str) -> click.Command:
 pause = _decision("pause", "Let the stage of ROLLOUT (an id, or a cohort) wait; its boxes keep the bundle.")
 resume = _decision("resume", "Let the paused ROLLOUT (an id, or a cohort) go on.")
 accept = _decision("accept", "Take the paused stage of ROLLOUT (an id, or a cohort) for passed. Needs an approver.")
-abort = _decision("abort", "Return every box of ROLLOUT (an id, or a cohort) to the bundle before, also when done.")
+
+
+@click.command()
+@click.argument("rollout")
+@click.option("--reason", default="", help="For the audit log and the others.")
+@yes_option
+@connected
+def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
+    """Return every box of ROLLOUT (an id, or a cohort) to the bundle before, also when done. Says so, and asks.
+
+    An aborted rollout does not go on: `apply` begins another one.
+    Exit code: 0 done, 1 its state does not allow it, the role does not, or the answer is no, 2 there is no terminal to
+    ask at, and no --yes.
+    """
+    name = _find(client, rollout)
+    detail = client.get(f"/v1/rollouts/{name}", dict[str, Any])
+    before = msgspec.convert(detail, RolloutStatus)
+    click.echo(rollout_line(before))
+    if RolloutEvent.ABORT in LIFE[RolloutState(before.state)]:
+        last = "an aborted rollout does not go on, `apply` begins another one"
+        if before.from_bundle is None:
+            click.echo(f"the cohort has no bundle before it, so boxes that run it keep it; {last}")
+        else:
+            click.echo(f"its boxes return to {bundle_name(before.from_bundle)}; {last}")
+        ask(f"Abort {name}?", yes=yes)
+    _print(client.post(f"/v1/rollouts/{name}/abort", RolloutStatus, {"reason": reason}))
+
+
+def _print(rollout: RolloutStatus) -> None:
+    click.echo(rollout_line(rollout))
+    for note in notes(rollout):
+        click.echo(f"  {note}")
 
 
 def _wanted(cohort: str, bundle: str, built: BuiltBundle, signed: dict[str, BundleManifest]) -> str:

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from fleet.cli.commands import main
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.ports import free_port
+from tests.terminal import at_terminal
 
 
 class Process:
@@ -41,9 +42,14 @@ class Process:
         self._process.send_signal(number)
         self._process.wait(30)
 
-    def run(self, *arguments: str, as_: str = "april", answer: str = "") -> Result:
+    def run(self, *arguments: str, as_: str = "april") -> Result:
         env = {**os.environ, "CAUSEWAY_FLEET_URL": self.url, "CAUSEWAY_FLEET_TOKEN": as_}
-        return CliRunner().invoke(main, list(arguments), env=env, input=answer)
+        return CliRunner().invoke(main, list(arguments), env=env)
+
+    def at_terminal(self, *arguments: str, keys: str, as_: str = "april") -> tuple[int, str]:
+        """Run a command at a terminal where `keys` are typed; return its exit code and output."""
+        env = {**os.environ, "CAUSEWAY_FLEET_URL": self.url, "CAUSEWAY_FLEET_TOKEN": as_}
+        return at_terminal([sys.executable, "-m", "fleet", *arguments], keys, env)
 
     def done(self, *arguments: str, as_: str = "april") -> str:
         result = self.run(*arguments, as_=as_)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
+import click
 import pytest
 
+from fleet.cli.commands import main
 from tests.fleet.repository.fleets import edit
+from tests.fleet_server.box import Box
 
 from .conftest import operated_fleet
 from .process import Process, until
@@ -26,11 +31,10 @@ def process(tmp_path: Path) -> Iterator[Process]:
 
 def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     folder = str(process.signed.path)
-    asked = process.run("apply", folder, "--cohort", "kiosk", answer="n\n")
-    assert asked.exit_code == 1
-    assert "kiosk: serial 1 on 0 boxes\n  first bundle: policy, 1 case file, 1 model, 3 settings" in asked.output
-    assert "stages: 50 %, 100 %; the first is 0 of 0 boxes" in asked.output
-    assert "Begin 1 rollout at retail?" in asked.output
+    code, output = process.at_terminal("apply", folder, "--cohort", "kiosk", keys="n\n")
+    assert (code, "Begin 1 rollout at retail?" in output, "nothing was changed" in output) == (1, True, True)
+    assert "kiosk: serial 1 on 0 boxes\n  first bundle: policy, 1 case file, 1 model, 3 settings" in output
+    assert "stages: 50 %, 100 %; the first is 0 of 0 boxes" in output
     assert re.search(r"^kiosk +0 +0$", process.done("status"), re.MULTILINE)
     begun = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     name = re.search(r"rollout (r-\S+) has begun", begun)
@@ -47,7 +51,12 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     _signed_anew(process)
     other = process.run("apply", folder, "--cohort", "kiosk", "--yes")
     assert (other.exit_code, "of another bundle is under way (stage 2 of 2)" in other.output) == (1, True)
-    assert "note: the cohort has no bundle before it" in process.done("abort", name[1])
+    scripted = process.run("abort", name[1])
+    assert (scripted.exit_code, "Nothing was changed: there is no terminal" in scripted.output) == (2, True)
+    code, output = process.at_terminal("abort", "kiosk", keys="n\n")
+    assert (code, f"Abort {name[1]}?" in output, "nothing was changed" in output) == (1, True, True)
+    assert "boxes that run it keep it; an aborted rollout does not go on" in output
+    assert "note: the cohort has no bundle before it" in process.done("abort", name[1], "--yes")
     until(lambda: re.search(" revert", process.done("status", "kiosk")))
     detail = process.done("status", name[1])
     assert "april rollout.abort" in detail
@@ -66,6 +75,48 @@ def test_what_is_not_signed_is_not_applied(process: Process) -> None:
     result = process.run("apply", str(process.signed.path), "--yes")
     assert result.exit_code == 1
     assert "kiosk: the folder differs from what is signed; run `causeway-fleet sign`" in result.output
+
+
+ASKS = {"abort", "apply", "revoke"}
+HARMLESS = {
+    "they only read": {"audit", "devices", "diff", "lint", "replay", "route", "schema", "status", "test"},
+    "they refuse to overwrite a file": {"init", "keys new"},
+    "another command undoes them": {"hold", "pause", "pin", "release", "resume"},
+    "what they begin or make can be ended: `abort`, `revoke`, the token's expiry": {"accept", "enroll"},
+    "they need a private key, and only add what is newer": {"keys list", "serve", "sign"},
+}
+
+
+def test_every_command_asks_or_is_harmless() -> None:
+    """A new command has to be listed here: does it change what cannot be changed back?"""
+    commands: dict[str, click.Command] = {}
+    for name, command in main.commands.items():
+        inner = command.commands if isinstance(command, click.Group) else {"": command}
+        commands |= {f"{name} {part}".strip(): one for part, one in inner.items()}
+    assert {name for name, one in commands.items() if any("--yes" in option.opts for option in one.params)} == ASKS
+    assert sorted(commands) == sorted(ASKS.union(*HARMLESS.values()))
+
+
+async def test_revoking_says_what_it_does_and_asks(process: Process) -> None:
+    token = (await asyncio.to_thread(process.done, "enroll", "--cohort", "kiosk")).split()[0]
+    async with aiohttp.ClientSession() as http:
+        box = Box(http, process.url, "till-1")
+        assert (await box.enrol(token)).status == 200
+        scripted = await asyncio.to_thread(process.run, "revoke", "till-1")
+        assert scripted.exit_code == 2
+        assert "Nothing was changed: there is no terminal to ask at; --yes answers the question" in scripted.output
+        for keys in ("n\n", "\x04"):
+            code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys=keys)
+            assert (code, "nothing was changed" in output) == (1, True)
+            assert "the control plane and the cloud gateways refuse till-1" in output
+        assert (await box.ask_token()).status == 200
+        code, output = await asyncio.to_thread(process.at_terminal, "revoke", "till-1", keys="y\n")
+        assert (code, output.endswith("till-1 is revoked\n")) == (0, True)
+        assert (await box.ask_token()).code == "device_revoked"
+    again = await asyncio.to_thread(process.done, "revoke", "till-1")
+    assert "till-1 was revoked already, at 20" in again
+    assert "there is no device till-2" in (await asyncio.to_thread(process.run, "revoke", "till-2", "--yes")).output
+    assert (await asyncio.to_thread(process.done, "audit")).count("device.revoke ") == 1
 
 
 def test_devices_tokens_and_the_log(process: Process) -> None:

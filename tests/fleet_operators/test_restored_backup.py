@@ -54,7 +54,7 @@ async def test_what_happened_since_the_backup(process: Process, http: aiohttp.Cl
     backup = back_up(data / "fleet.db")
     assert (await late.enrol(token)).status == 200
     assert (await loyal.report()).status == 200
-    await asyncio.to_thread(process.done, "revoke", "till-1", "--reason", "stolen")
+    await asyncio.to_thread(process.done, "revoke", "till-1", "--reason", "stolen", "--yes")
     assert (await stolen.ask_token()).code == "device_revoked"
     await reached((process.signed.path / "published" / REVOCATIONS_FILE).exists)
     await asyncio.to_thread(process.kill)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -16,6 +18,7 @@ from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, wr
 from edge_node.agent.link.record import LINK_FILE, LinkRecord
 from edge_node.agent.link.reporter import AgentReport
 from edge_node.cli.main import main
+from tests.terminal import at_terminal
 
 BUNDLE = "d" * 64
 
@@ -75,8 +78,22 @@ def test_status_says_what_the_daemon_wrote(tmp_path: Path) -> None:
 
 def test_leaving_names_the_device_to_revoke(tmp_path: Path) -> None:
     in_a_fleet(tmp_path)
-    code, output = run("leave", "--state-dir", str(tmp_path))
+    code, output = run("leave", "--yes", "--state-dir", str(tmp_path))
     assert (code, output) == (0, "left; an operator revokes it at the control plane: causeway-fleet revoke kiosk-1\n")
+
+
+def test_leaving_asks_and_never_without_a_terminal(tmp_path: Path) -> None:
+    folder = in_a_fleet(tmp_path)
+    code, output = run("leave", "--state-dir", str(tmp_path), input="y\n")
+    assert (code, "there is no terminal to ask at; --yes answers" in output, folder.exists()) == (2, True, True)
+    command = [sys.executable, "-m", "edge_node", "fleet", "leave", "--state-dir", str(tmp_path)]
+    for keys in ("n\n", "\x04"):
+        code, output = at_terminal(command, keys, os.environ)
+        assert (code, "nothing was changed" in output, folder.exists()) == (1, True, True)
+    code, output = at_terminal(command, "y\n", os.environ)
+    assert (code, "Remove the identity, the key and the bundles of kiosk-1?" in output) == (0, True)
+    assert not folder.exists()
+    assert run("leave", "--state-dir", str(tmp_path)) == (0, "this box is in no fleet, so there is nothing to leave\n")
 
 
 def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> None:
@@ -84,7 +101,7 @@ def test_a_damaged_identity_is_a_usage_error_and_can_be_left(tmp_path: Path) -> 
     (folder / IDENTITY).write_text("{")
     code, output = run("status", "--state-dir", str(tmp_path))
     assert (code, "damaged" in output) == (2, True)
-    assert run("leave", "--state-dir", str(tmp_path))[0] == 0
+    assert run("leave", "--yes", "--state-dir", str(tmp_path))[0] == 0
     assert not folder.exists()
 
 

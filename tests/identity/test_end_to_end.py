@@ -47,7 +47,7 @@ def test_one_identity_opens_both_and_its_revocation_closes_both(site: Site) -> N
     assert "device_revoked" in str(json.loads(status.stdout)["link"]["problems"])
     # It takes a new identity to come back.
     assert edge.stop() == 0
-    assert site.command("fleet", "leave").returncode == 0
+    assert site.command("fleet", "leave", "--yes").returncode == 0
     assert site.command("fleet", "status").returncode == 1
     assert site.join("kiosk-2").returncode == 0
     site.start_edge()
@@ -128,7 +128,7 @@ def test_leaving_needs_a_stopped_daemon(site: Site) -> None:
     site.start_plane()
     assert site.join().returncode == 0
     site.start_edge()
-    left = site.command("fleet", "leave")
+    left = site.command("fleet", "leave", "--yes")
     assert left.returncode == 2
     assert "stop it" in left.stderr
     assert (site.state_dir / "fleet" / "identity.json").exists()
@@ -140,7 +140,7 @@ def test_joining_says_what_is_wrong(site: Site, fault: str) -> None:
     if fault == "used":
         token = site.join_token()
         assert site.join(token=token).returncode == 0
-        assert site.command("fleet", "leave").returncode == 0
+        assert site.command("fleet", "leave", "--yes").returncode == 0
         joined = site.join("kiosk-2", token=token)
         assert (joined.returncode, "join_token_used" in joined.stderr) == (1, True)
         return

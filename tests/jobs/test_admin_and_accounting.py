@@ -85,7 +85,10 @@ async def test_dead_letters_are_listed_retried_and_purged(
     assert await asyncio.to_thread(dlq, "retry", first) == (0, f"{first}\tqueued again\n")
     status, text = await asyncio.to_thread(dlq, "retry", first)
     assert (status, text.startswith(f"{first}\tleft")) == (1, True)
-    assert await asyncio.to_thread(dlq, "purge", "--all") == (0, f"{second}\tpurged\n")
+    status, text = await asyncio.to_thread(dlq, "purge", "--all")
+    assert (status, "no terminal to ask at; --yes" in text) == (2, True)
+    assert second in (await asyncio.to_thread(dlq, "list"))[1]
+    assert await asyncio.to_thread(dlq, "purge", "--all", "--yes") == (0, f"{second}\tpurged\n")
     assert await asyncio.to_thread(dlq, "list") == (0, "no dead letters\n")
     assert (await asyncio.to_thread(dlq, "purge"))[0] == 2
     today = JobStore(database, config)  # the command uses the real clock
