@@ -20,17 +20,18 @@ from router.api.generation import (
     openapi_operation,
     realtime_operation,
 )
+from router.api.webhooks import job_ended_operation, secret_operations
 from router.jobs.view import JobView
+from router.jobs.webhooks.address import WebhookRefused
 from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
 from .jobs import errors as job_errors
 from .jobs.batches.views import BatchView, FileView
 from .jobs.http.batch_api import BatchList, BatchRequest, DeletedFile, FileList
-from .jobs.http.job_api import JobList, WebhookSecrets
+from .jobs.http.job_api import JobList
 from .jobs.http.routing import MAX_PAGE
 from .jobs.submission import CloudJobFields
-from .jobs.webhooks.payload import CLOUD_EVENT_JSON, EndedJob, JobEvent, StandardPayload
 
 _IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)
 _MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.PermissionDenied)
@@ -42,7 +43,7 @@ _STORE: Errors = (
 _JOBS: Errors = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, *_STORE)
 _ACCEPTANCE: Errors = (
     *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, job_errors.QuotaExceeded),
-    *(job_errors.WebhookRefused, job_errors.WebhookDisabled),
+    *(WebhookRefused, job_errors.WebhookDisabled),
 )
 _JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge, errors.JobCancelled)
 _FILES: Errors = (job_errors.FileStoreUnavailable,)
@@ -104,7 +105,7 @@ def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
     """
     operations = [one for one in gateway_operations() if served is None or one.path in served]
     bearer = {"description": "A static or a signed token; a gateway on loopback may need none."}
-    webhooks = [_job_ended()] if served is None or "/v1/jobs" in served else []
+    webhooks = [job_ended_operation()] if served is None or "/v1/jobs" in served else []
     return openapi_document(
         "Causeway gateway", version("causeway"), operations, bearer, token_optional=True, webhooks=webhooks
     )
@@ -128,7 +129,7 @@ def gateway_operations() -> list[Operation]:
             (*_IDENTITY, errors.MissingField, errors.UnknownField, errors.ModelNotAllowed),
         ),
         *_jobs(),
-        *_webhooks(),
+        *secret_operations("jobs", _JOBS),
         *_files(),
         *_batches(),
         *_health(),
@@ -167,15 +168,6 @@ def _jobs() -> Iterator[Operation]:
         parameters=(Parameter("Last-Event-ID", "Continue after this event.", "header"),),
         responses=(ApiResponse(200, {EVENTS: None}),),
         errors=(*one, errors.QueueFull),
-    )
-
-
-def _webhooks() -> Iterator[Operation]:
-    path = "/v1/webhooks/secret"
-    yield _operation("GET", path, "The secrets that sign the caller's webhooks.", WebhookSecrets)
-    rotated = (*_JOBS, errors.RateLimited)
-    yield _operation(
-        "POST", path, "Make a new secret; the old one signs, too, for a time.", WebhookSecrets, errors=rotated
     )
 
 
@@ -221,22 +213,6 @@ def _batches() -> Iterator[Operation]:
     yield _operation("GET", "/v1/batches/{id}", "One batch.", BatchView, errors=one)
     ended = (*one, errors.JobAlreadyEnded, errors.RateLimited)
     yield _operation("POST", "/v1/batches/{id}/cancel", "Cancel a batch.", BatchView, errors=ended)
-
-
-def _job_ended() -> Operation:
-    """What is sent to the `webhook` of a job; `jobs.webhooks.format` chooses the body."""
-    names = ("webhook-id", "webhook-timestamp", "webhook-signature")
-    binary = ("ce-specversion", "ce-id", "ce-source", "ce-type", "ce-subject", "ce-time")
-    signature = [Parameter(name, "By the Standard Webhooks specification.", "header", required=True) for name in names]
-    attributes = [Parameter(name, "Of a CloudEvent in binary mode, whose body is `data`.", "header") for name in binary]
-    return Operation(
-        method="POST",
-        path="job.ended",
-        summary="A job has ended.",
-        request={JSON: AnyOf((StandardPayload, EndedJob)), CLOUD_EVENT_JSON: JobEvent},
-        parameters=(*signature, *attributes),
-        responses=(ApiResponse(200, meaning="Any 2xx: delivered. 410: disabled. All else is repeated."),),
-    )
 
 
 def _health() -> Iterator[Operation]:

@@ -28,7 +28,9 @@ from router.api.generation import (
     openapi_operation,
     realtime_operation,
 )
+from router.api.webhooks import job_ended_operation, secret_operations
 from router.jobs.submission import JobFields, Priority
+from router.jobs.webhooks.address import WebhookRefused
 from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
@@ -88,7 +90,10 @@ class DecisionList(Struct):
 def edge_document() -> dict[str, Any]:
     """Return the document. It is the same for each daemon of this version."""
     bearer = {"description": "An API key of `server.keys`; without keys none is needed."}
-    return openapi_document("Causeway edge", daemon_version(), edge_operations(), bearer, token_optional=True)
+    webhooks = [job_ended_operation()]
+    return openapi_document(
+        "Causeway edge", daemon_version(), edge_operations(), bearer, token_optional=True, webhooks=webhooks
+    )
 
 
 def edge_operations() -> list[Operation]:
@@ -101,6 +106,7 @@ def edge_operations() -> list[Operation]:
         *_decisions(),
         *model_operations(CLIENT, _AUTH),
         *_jobs(),
+        *secret_operations(CLIENT, (*ANY_REQUEST, *_AUTH, *_JOB_STORE)),
         *_audio(),
         realtime_operation(
             CLIENT,
@@ -164,7 +170,7 @@ def _jobs() -> Iterator[Operation]:
         responses=(ApiResponse(202, {JSON: EdgeJobView}, "The job is on the disk.", {"Location": "the job"}),),
         errors=(
             *(*ANY_REQUEST, *BODY, *_AUTH, *_ACCEPTANCE, errors.RateLimited, errors.ModelNotFound, errors.Draining),
-            errors.NoRoute,
+            *(errors.NoRoute, WebhookRefused),
         ),
     )
     page = (

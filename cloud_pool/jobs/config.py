@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import ConfigError
+from router.jobs.webhooks.payload import WebhookFormat
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
@@ -17,7 +18,6 @@ NO_CLUSTER: Final = (
 )
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-WebhookFormat = Literal["standard", "cloudevents", "cloudevents-binary"]
 _DAY_S = 86_400.0
 
 

@@ -56,12 +56,6 @@ class TokenRevoked(CausewayError):
     code = "token_revoked"
 
 
-class WebhookRefused(InvalidRequest):
-    """Webhooks may not be sent to this URL."""
-
-    code = "webhook_refused"
-
-
 class WebhookDisabled(InvalidRequest):
     """The URL answered 410 Gone."""
 

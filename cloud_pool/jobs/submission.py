@@ -14,6 +14,7 @@ import msgspec
 
 from router.errors import InvalidRequest
 from router.jobs.submission import Endpoint, JobFields, key_digest, parse_job_request, split_body
+from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
@@ -27,7 +28,6 @@ from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
 from .off_peak import OffPeakHours, no_off_peak_hours
 from .record import NewJob, Window, user_digest
-from .webhooks.address import MAX_URL, allowed_networks, check_webhook_url
 
 
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class SubmissionParser:
         self._check_cost = check_cost
         self._tiers = tiers
         self._off_peak = OffPeakHours(config.off_peak)
-        self._allowed = allowed_networks(config.webhooks)
+        self._allowed = allowed_networks(config.webhooks.allowed_networks)
 
     def parse(self, submission: JobSubmission, now_ms: int, limits: TenantLimits) -> NewJob:
         """Return the job. `now_ms` is unix time.
@@ -98,8 +98,6 @@ class SubmissionParser:
         window = self.window(extensions.window or "", limits)
         not_before_ms = extensions.not_before_ms
         time_ms = self._time_ms(deadline_ms, not_before_ms, window, now_ms)
-        if len(extensions.webhook) > MAX_URL:
-            raise InvalidRequest(f"`webhook` is longer than {MAX_URL} characters", param="webhook")
         if extensions.webhook:
             allow_http = self._config.webhooks.allow_http
             check_webhook_url(extensions.webhook, allow_http=allow_http, allowed=self._allowed)

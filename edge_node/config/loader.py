@@ -24,6 +24,7 @@ _MAX_FILE_BYTES = 1024 * 1024
 _MAX_SECRET_BYTES = 64 * 1024
 _PATHS = (
     *("policy", "state_dir", "server.socket", "cloud.api_key_file", "cloud.ca_file"),
+    "jobs.webhooks.ca_file",
     *("mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),
 )
 

@@ -66,6 +66,15 @@ MEANING: Mapping[str, str] = {
     "jobs.accept_parts": "`true`: jobs may have sound, pictures and files, whose bytes then wait on the disk until the "
     "job has ended; `false`: such jobs are refused",
     "jobs.max_revise_s": "longest time in which late parts may revise a job's answer (`revise_within_ms`)",
+    "jobs.webhooks.allowed_networks": "private networks that webhooks may reach, as `10.1.0.0/16`; `127.0.0.0/8` lets "
+    "an application have the box send POST requests to every service of its own that listens on loopback",
+    "jobs.webhooks.allow_http": "`true`: webhooks may go to `http://`, too",
+    "jobs.webhooks.ca_file": "PEM file of the CA that signed the receivers' certificates; empty: the system's CAs",
+    "jobs.webhooks.timeout_s": "longest time of one delivery",
+    "jobs.webhooks.concurrency": "webhooks that are sent at the same time",
+    "jobs.webhooks.concurrency_per_receiver": "the same to one scheme, host and port",
+    "jobs.webhooks.format": "of their bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
+    "(structured) or `cloudevents-binary`",
     "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "
     "Keep it below `server.max_connections`",
     "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",

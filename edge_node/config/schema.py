@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.jobs.webhooks.payload import WebhookFormat
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
 NonNegative = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -77,6 +79,16 @@ class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: Literal["cheap", "all"] = "cheap"
 
 
+class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    allowed_networks: tuple[str, ...] = ()
+    allow_http: bool = False
+    ca_file: str = ""
+    timeout_s: Seconds = 15.0
+    concurrency: Positive = 8
+    concurrency_per_receiver: Positive = 2
+    format: WebhookFormat = "standard"
+
+
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: Positive = 20_000
     max_bytes: Positive = 256 * 1024 * 1024
@@ -93,6 +105,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter_s: NonNegativeSeconds = 30.0
     accept_parts: bool = False
     max_revise_s: Seconds = 120.0
+    webhooks: WebhookConfig = WebhookConfig()
 
 
 class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

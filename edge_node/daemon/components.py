@@ -241,6 +241,22 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
     for state, count in stats.ended.items():
         labels = (("state", state),)
         yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
+    yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that are to be sent.", stats.webhooks_due)
+    yield Gauge(
+        "causeway_edge_jobs_webhooks_unreachable",
+        "Attempts to send a webhook without a connection to its receiver.",
+        jobs.unreachable,
+        is_counter=True,
+    )
+    for outcome, count in stats.webhooks.items():
+        yield Gauge(
+            "causeway_edge_jobs_webhooks",
+            "Webhooks that are not sent any more, by outcome: delivered, failed, disabled (the receiver answered 410), "
+            "lost (their job was deleted).",
+            count,
+            (("outcome", outcome),),
+            is_counter=True,
+        )
     for outcome, count in stats.revisions.items():
         labels = (("outcome", outcome),)
         yield Gauge(

@@ -228,6 +228,7 @@ def make_jobs(
     from ..jobs.api import JobApi
     from ..jobs.intake import JobIntake
     from ..jobs.running.runner import JobRunner
+    from ..jobs.running.webhooks import WebhookSender
     from ..jobs.store import JobStore
 
     store = JobStore(folder, config, clock)
@@ -243,7 +244,9 @@ def make_jobs(
         part_encoders,
     )
     intake = JobIntake(config, store, runner, service)
-    return JobParts(store, runner, intake, JobApi(store, runner, intake, service, reader))
+    api = JobApi(store, runner, intake, service, reader)
+    webhooks = WebhookSender(store, runner.feed, config.webhooks, clock, random.Random(os.urandom(16)))
+    return JobParts(store, runner, intake, api, webhooks)
 
 
 def make_shadow(

@@ -1,4 +1,7 @@
-"""/v1/jobs over HTTP, in the gateway's shape. Every handler acts for the authenticated client alone."""
+"""/v1/jobs and /v1/webhooks/secret over HTTP, in the gateway's shape.
+
+Every handler acts for the authenticated client alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from aiohttp import hdrs, web
 from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull
 from router.jobs.respond_async import JobFailed
 from router.jobs.submission import Endpoint, key_digest
+from router.jobs.view import WebhookSecrets
 from router.openai import check_media_type, error_event
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -155,6 +159,15 @@ class JobApi:
         job = await self._store.purge(job_id, self._reader.caller(http).name)
         self._runner.stop_job(job)
         return self._response(job)
+
+    async def secret(self, http: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/webhooks/secret; POST makes a new one."""
+        owner, rotate = self._reader.caller(http).name, http.method == "POST"
+        if rotate:
+            self._service.admit(owner)
+        found = await self._store.webhook_secrets(owner, rotate=rotate)
+        body = WebhookSecrets(found[0], found[1] if len(found) > 1 else None)
+        return _json(body, headers={"Cache-Control": "no-store"})
 
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)

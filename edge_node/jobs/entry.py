@@ -1,4 +1,7 @@
-"""The handlers of /v1/jobs. Nothing of jobs is imported or opened before the first one, unless their file exists."""
+"""The handlers of /v1/jobs, and of the secrets of webhooks.
+
+Nothing of jobs is imported or opened before the first one, unless their file exists.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ if TYPE_CHECKING:
     from .api import JobApi
     from .intake import JobIntake
     from .running.runner import JobRunner
+    from .running.webhooks import WebhookSender
     from .store import JobStore
     from .tables.values import OutboxStats
 
 PATH = "/v1/jobs"
+SECRET_PATH = "/v1/webhooks/secret"
 FILE = "jobs-2.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
@@ -34,6 +39,7 @@ class JobParts(NamedTuple):
     runner: JobRunner
     intake: JobIntake
     api: JobApi
+    webhooks: WebhookSender
 
 
 class JobEntry:
@@ -59,6 +65,7 @@ class JobEntry:
             f"{PATH}/{{id}}/events": ("GET", self._job),
             f"{PATH}/{{id}}/retry": ("POST", self._job),
             f"{PATH}/{{id}}/purge": ("POST", self._job),
+            SECRET_PATH: ("GET, POST", self._secret),
         }
 
     async def as_job(self, kind: str, http: web.BaseRequest) -> web.StreamResponse | None:
@@ -80,6 +87,11 @@ class JobEntry:
     def stats(self) -> OutboxStats | None:
         """None before the first job."""
         return None if self._parts is None else self._parts.store.stats
+
+    @property
+    def unreachable(self) -> int:
+        """Attempts to send webhooks without a connection so far."""
+        return 0 if self._parts is None else self._parts.webhooks.unreachable
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -106,6 +118,9 @@ class JobEntry:
         api = (await self.open()).api
         return await (api.create(http) if http.method == "POST" else api.list(http))
 
+    async def _secret(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await (await self.open()).api.secret(http)
+
     async def _job(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._exists:
             raise NotFound("there are no jobs here")
@@ -123,6 +138,7 @@ class JobEntry:
             self._parts = self._make(self._folder)
             self._parts.store.start()
             self._tasks.start_soon(self._parts.runner.run)
+            self._tasks.start_soon(self._parts.webhooks.run)
         if not self._opened:
             await self._parts.store.open()
             self._opened = True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from router.decision.no_route import no_route
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.jobs.submission import Endpoint, JobFields, Priority, parse_job_request, split_body
+from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.openai.error_body import replace_surrogates
 from router.policy.signals import modalities
 from router.types import RoutingHints
@@ -34,11 +36,19 @@ class JobKey(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
+class EdgeJobFields(JobFields, frozen=True):
+    """Those of a job's body that mean something to a device, and one that does not."""
+
+    window: Any = None
+
+
 class JobIntake:
     """Accepts jobs."""
 
     def __init__(self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service) -> None:
+        """Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
         self._config = config
+        self._networks = allowed_networks(config.webhooks.allowed_networks)
         self._store = store
         self._runner = runner
         self._service = service
@@ -76,11 +86,15 @@ class JobIntake:
         self, body: bytes, hints: RoutingHints, priority: Priority | None, key: JobKey, endpoint: Endpoint | None
     ) -> tuple[EdgeJob, bytes]:
         """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute."""
-        fields, plain = split_body(body, JobFields)
+        fields, plain = split_body(body, EdgeJobFields)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
+        if fields.window is not None:
+            message = "a device has no off-peak hours: leave `window` out, or send `not_before_ms`"
+            raise UnsupportedFeature(message, param="window")
         if fields.webhook:
-            raise UnsupportedFeature("a device sends no webhooks: leave `webhook` out", param="webhook")
+            webhooks = self._config.webhooks
+            check_webhook_url(fields.webhook, allow_http=webhooks.allow_http, allowed=self._networks)
         request = parse_job_request(fields.endpoint, plain, hints)
         if modalities(request) != ["text"] and not self._config.accept_parts:
             message = (
@@ -114,6 +128,7 @@ class JobIntake:
             due=now + fields.not_before_ms / 1000.0,
             deadline=now + min(time_ms / 1000.0, self._config.max_deadline_s),
             accepted_unix=self._store.time.unix(),
+            webhook=fields.webhook,
             revise_within_s=min(fields.revise_within_ms / 1000.0, self._config.max_revise_s),
         )
         return job, plain

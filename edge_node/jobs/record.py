@@ -12,6 +12,7 @@ from router.jobs.submission import Endpoint, Priority
 from router.jobs.view import JobView
 from router.types import PartRecord, Prefer
 
+WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
 Lane = Literal["", "edge", "cloud"]
 """Where the policy would run a job now; "": it must be decided anew."""
 
@@ -53,6 +54,8 @@ class EdgeJob(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 0  # of the answer
     late: LateParts | None = None  # what the answer may still be revised for; the request is kept as long
     late_error: bytes = b""  # JSON: why no further revision came
+    webhook: str = ""  # URL
+    webhook_status: WebhookStatus = ""
 
     @property
     def cloud_key(self) -> str:
@@ -105,8 +108,8 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
         decision=job.decision or None,
         error=msgspec.Raw(job.error or b"null"),
         result=msgspec.Raw(result or b"null"),
-        webhook=None,
-        webhook_status=None,
+        webhook=job.webhook or None,
+        webhook_status=job.webhook_status or None,
         revision=job.revision,
         late_parts=() if job.late is None else job.late.kinds,
         late_error=msgspec.Raw(job.late_error or b"null"),

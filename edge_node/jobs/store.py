@@ -5,7 +5,7 @@ Each method is one transaction (`tables`), together with those that wait at the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from router.errors import CausewayError
@@ -19,7 +19,7 @@ from ..config.schema import JobsConfig
 from ..storage.group_commit import GroupCommit
 from .box_time import BoxTime
 from .entry import FILE
-from .record import EdgeJob, JobAnswer, Lane
+from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance
 from .tables.bodies import PAGE_BYTES
 from .tables.callers import OutboxCallers
@@ -27,7 +27,7 @@ from .tables.revisions import OutboxRevisions
 from .tables.rows import OutboxRows
 from .tables.runs import OutboxRuns
 from .tables.schema import SCHEMA
-from .tables.values import Accepted, Claimed, DueReply, OutboxStats, ReplyTo
+from .tables.values import Accepted, Claimed, DueReply, DueWebhook, OutboxStats, ReplyTo
 
 
 class JobStore:
@@ -43,6 +43,7 @@ class JobStore:
         self._config = config
         self._rows = rows = OutboxRows(self.time)
         self._replies = rows.replies
+        self._webhooks = rows.webhooks
         self._revisions = OutboxRevisions(rows)
         self._acceptance = OutboxAcceptance(config, rows)
         self._callers = OutboxCallers(config, rows, self._revisions)
@@ -129,6 +130,27 @@ class JobStore:
         """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
         until = None if again_s is None else self.time.now() + again_s
         await self._file.run(lambda db: self._replies.sent(db, reply, until))
+
+    # --- webhooks ----------------------------------------------------------------------------------------------------
+
+    async def due_webhooks(
+        self, limit: int, receivers: Collection[str], in_flight: Collection[int]
+    ) -> list[DueWebhook]:
+        """Return the webhooks that are to be sent now, but for these receivers, and those that are being sent."""
+        return await self._file.run(lambda db: self._webhooks.due(db, limit, receivers, in_flight))
+
+    async def postpone_webhook(self, number: int, delay_s: float) -> None:
+        """Count an attempt that failed; another follows after `delay_s`."""
+        until = self.time.now() + delay_s
+        await self._file.run(lambda db: self._webhooks.postpone(db, number, until))
+
+    async def finish_webhook(self, number: int, status: WebhookStatus) -> bool:
+        """End a delivery. False: its job was deleted meanwhile."""
+        return await self._file.run(lambda db: self._webhooks.finish(db, number, status))
+
+    async def webhook_secrets(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
+        """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it."""
+        return await self._file.run(lambda db: self._webhooks.secrets(db, owner, rotate=rotate))
 
     # --- the runner --------------------------------------------------------------------------------------------------
 

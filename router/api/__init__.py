@@ -4,6 +4,8 @@ operation     one operation: method, path, parameters, bodies and errors
 document      operations → the document
 answers       the bodies of OpenAI's answers, as `router.openai` writes them
 generation    OpenAI's operations, which the edge and the gateway have in common
+audio         transcriptions, which both have
+webhooks      those of jobs, which both have
 """
 
 from .document import OPENAPI_PATH, ErrorDocument, openapi_document

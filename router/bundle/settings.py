@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from ..documents.quantities import bytes_of, seconds_of
 from ..documents.reader import did_you_mean
+from ..jobs.webhooks.payload import WebhookFormat
 
 SettingValue = bool | int | float | str
 
@@ -57,6 +58,10 @@ SETTINGS: Mapping[str, object] = {
     "jobs.steady_per_s": _Seconds,
     "jobs.jitter_s": Annotated[float, Meta(ge=0)],
     "jobs.max_revise_s": _Seconds,
+    "jobs.webhooks.timeout_s": _Seconds,
+    "jobs.webhooks.concurrency": _Positive,
+    "jobs.webhooks.concurrency_per_receiver": _Positive,
+    "jobs.webhooks.format": WebhookFormat,
     "realtime.max_sessions": _Positive,
     "realtime.max_items": Annotated[int, Meta(ge=2)],
     "realtime.max_bytes": Annotated[int, Meta(ge=4096)],

@@ -37,6 +37,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     late_error: msgspec.Raw
 
 
+class WebhookSecrets(msgspec.Struct):
+    """The body of `/v1/webhooks/secret`. `previous` signs, too, for a time after the other was made."""
+
+    secret: str
+    previous: str | None
+    object: str = "webhook.secret"
+
+
 def encode_job_error(error: CausewayError) -> bytes:
     """Return the inner object of OpenAI's error as JSON."""
     fields = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}

@@ -8,8 +8,7 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from cloud_pool.jobs.config import WebhookConfig
-from cloud_pool.jobs.errors import WebhookRefused
-from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url
+from router.jobs.webhooks.address import WebhookRefused, allowed_networks, check_webhook_url
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)
 from tests.jobs.test_webhooks import ScriptedResolver, WebhookBed, bed, receiver, url  # noqa: F401  (fixtures)
 from tests.jobs.webhook_receiver import Receiver
@@ -90,7 +89,7 @@ async def test_no_spelling_of_an_inner_address_is_called(bed: WebhookBed, receiv
 )
 def test_job_with_an_inner_literal_address_is_refused(host: str) -> None:
     """An allow-list for another network changes nothing."""
-    for allowed in ((), allowed_networks(WebhookConfig(allowed_networks=("10.200.0.0/16",)))):
+    for allowed in ((), allowed_networks(("10.200.0.0/16",))):
         with pytest.raises(WebhookRefused):
             check_webhook_url(f"https://{host}/hook", allow_http=False, allowed=allowed)
 

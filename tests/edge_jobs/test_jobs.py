@@ -30,7 +30,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"not_befor_ms": 1}, "unknown_parameter"),
     ({"model": "nobody"}, "model_not_found"),
     ({"endpoint": "/v1/embeddings"}, "invalid_value"),
-    ({"webhook": "https://example.com"}, "unsupported_feature"),
+    ({"webhook": "http://example.com"}, "webhook_refused"),
+    ({"window": "off_peak"}, "unsupported_feature"),
     ({"messages": 7}, "invalid_value"),
     ({"messages": [{"role": "user", "content": [PICTURE]}]}, "unsupported_feature"),
 ]

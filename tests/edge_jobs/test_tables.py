@@ -38,7 +38,8 @@ def test_no_query_reads_the_whole_table(query: str) -> None:
         database.executescript(SCHEMA)
         plan = database.execute(f"EXPLAIN QUERY PLAN {query}", [0] * query.count("?")).fetchall()
     steps = [str(row[3]) for row in plan]
-    assert not [step for step in steps if not step.startswith("SEARCH")], steps
+    fine = ("SEARCH", "SCAN json_each", "LIST SUBQUERY", "CORRELATED")  # the second is of an argument
+    assert not [step for step in steps if not step.startswith(fine)], steps
 
 
 async def test_requests_with_pictures_are_not_read_into_memory_all_at_once(tmp_path: Path) -> None:

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.jobs.backoff import job_retry_delay_s
-from cloud_pool.jobs.config import WebhookConfig
-from cloud_pool.jobs.errors import WebhookRefused
 from cloud_pool.jobs.store.durability import durability_problems
-from cloud_pool.jobs.webhooks.address import allowed_networks, check_webhook_url, forbidden_reason
-from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, webhook_retry_delay_s
 from cloud_pool.jobs.worker.failure_policy import classify_failure, is_tier_unavailable
 from cloud_pool.jobs.worker.slots import PRIORITY_WEIGHTS, WeightedRoundRobin
 from cloud_pool.upstreams.triton.errors import StubProcessDied
@@ -30,6 +26,8 @@ from router.errors import (
     StreamBroken,
 )
 from router.jobs.states import FINAL_STATES, TRANSITIONS, IllegalJobTransition, JobEvent, JobState, next_state
+from router.jobs.webhooks.address import WebhookRefused, allowed_networks, check_webhook_url, forbidden_reason
+from router.jobs.webhooks.schedule import RETRY_DELAYS_S, webhook_retry_delay_s
 
 CHANCE = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -134,11 +132,11 @@ def test_no_address_outside_the_global_ranges_is_allowed(number: int) -> None:
 
 
 def test_allowed_networks_permit_private_addresses() -> None:
-    allowed = allowed_networks(WebhookConfig(allowed_networks=("10.1.0.0/16",)))
+    allowed = allowed_networks(("10.1.0.0/16",))
     assert forbidden_reason("10.1.2.3", allowed) == ""
     assert forbidden_reason("10.2.0.1", allowed)
     with pytest.raises(ConfigError, match="allowed_networks"):
-        allowed_networks(WebhookConfig(allowed_networks=("10.1.0.1/16",)))
+        allowed_networks(("10.1.0.1/16",))
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,16 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig, WebhookFormat
+from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.webhooks.delivery import RETRY_DELAYS_S, WebhookSender
+from cloud_pool.jobs.webhooks.delivery import WebhookSender
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
 from router.jobs.cloud_event import event_format, parse_event
+from router.jobs.webhooks.payload import WebhookFormat
+from router.jobs.webhooks.schedule import RETRY_DELAYS_S
 
 from .conftest import Clock
 from .webhook_receiver import Receiver, receiving

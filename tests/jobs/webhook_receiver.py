@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections import defaultdict
@@ -19,6 +20,8 @@ class Receiver:
         self.status = 200
         self.port = 0
         self.connections = 0
+        self.go_on = asyncio.Event()  # until it is set, nothing is answered
+        self.go_on.set()
 
     @property
     def deliveries(self) -> int:
@@ -30,17 +33,20 @@ class Receiver:
         document = json.loads(body)
         job = document.get("data", document)["id"]  # a CloudEvent in binary mode is its data
         self.ids_by_job[job].add(request.headers["webhook-id"])
+        await self.go_on.wait()
         status = self.answers.pop(0) if self.answers else self.status
         headers = {"location": f"http://127.0.0.1:{self.port}/elsewhere"} if status in (301, 302, 307, 308) else {}
         return web.Response(status=status, headers=headers, body=b"x" * 100_000)
 
 
 @asynccontextmanager
-async def receiving(host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
+async def receiving(
+    host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, port: int = 0
+) -> AsyncIterator[Receiver]:
     receiver = Receiver()
     runner = web.ServerRunner(web.Server(receiver.handle))
     await runner.setup()
-    site = web.TCPSite(runner, host, 0, ssl_context=tls)
+    site = web.TCPSite(runner, host, port, ssl_context=tls)
     await site.start()
     receiver.port = runner.addresses[0][1]
     try:

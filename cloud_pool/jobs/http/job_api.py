@@ -16,7 +16,7 @@ from router.errors import JobStoreUnavailable, MethodNotAllowed, QueueFull
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
 from router.jobs.submission import Endpoint
-from router.jobs.view import JobView
+from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
 
 from ...accounts.identity.principal import Principal
@@ -52,12 +52,6 @@ class JobList(msgspec.Struct):
     first_id: str | None
     last_id: str | None
     object: str = "list"
-
-
-class WebhookSecrets(msgspec.Struct):
-    secret: str
-    previous: str | None
-    object: str = "webhook.secret"
 
 
 class JobApi:

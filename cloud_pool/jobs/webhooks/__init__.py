@@ -1,7 +1,5 @@
-"""Webhooks.
+"""Webhooks of jobs; `router.jobs.webhooks` says where they may go, what they say and how they are signed.
 
-address   where they may be sent
 outbox    pending deliveries and signing secrets in Redis
-signing   payload and signature
 delivery  sending, with retries
 """

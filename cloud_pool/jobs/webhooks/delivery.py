@@ -16,7 +16,7 @@ import random
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -25,21 +25,16 @@ from aiohttp.abc import AbstractResolver
 from anyio.abc import TaskGroup
 
 from router.errors import JobStoreUnavailable
+from router.jobs.webhooks.address import Network, allowed_networks, forbidden_reason
+from router.jobs.webhooks.payload import webhook_payload
+from router.jobs.webhooks.schedule import webhook_retry_delay_s
+from router.jobs.webhooks.signing import signed_headers
 
 from ...observability.tracing import JobTrace
 from ..config import WebhookConfig
 from ..metrics import JobMetrics
-from .address import Network, allowed_networks, forbidden_reason
-from .outbox import WebhookOutbox
-from .payload import webhook_payload
-from .signing import WebhookDelivery, signed_headers
+from .outbox import WebhookDelivery, WebhookOutbox
 
-RETRY_DELAYS_S: Final = (5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
-"""Delays between attempts, as the Standard Webhooks specification suggests; after the last one a delivery has failed.
-
-Source: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
-"""
-_JITTER = 0.2
 _IDLE_S = 0.5
 _STATUS = "http.response.status_code"
 DeliveryResult = Literal["delivered", "disabled", "retried"]
@@ -48,13 +43,6 @@ _log = logging.getLogger("causeway.cloud.webhooks")
 
 class ForbiddenAddress(OSError):
     """No socket was opened, because webhooks may not be sent to this address."""
-
-
-def webhook_retry_delay_s(attempts: int, chance: float) -> float | None:
-    """Return the delay after `attempts` ≥ 1 failed attempts, ± 20 %, or None to give up. `chance` is in [0, 1)."""
-    if attempts > len(RETRY_DELAYS_S):
-        return None
-    return RETRY_DELAYS_S[attempts - 1] * (1.0 + _JITTER * (2.0 * chance - 1.0))
 
 
 def guarded_socket_factory(allowed: tuple[Network, ...]) -> Callable[[aiohttp.AddrInfoType], socket.socket]:
@@ -96,7 +84,7 @@ class WebhookSender:
         rng: Callable[[], float] = random.random,
     ) -> None:
         """Raises ConfigError for an invalid `allowed_networks`."""
-        self._allowed = allowed_networks(config)
+        self._allowed = allowed_networks(config.allowed_networks)
         self._outbox = outbox
         self._config = config
         self._metrics = metrics
@@ -174,7 +162,7 @@ class WebhookSender:
             async with self._session().post(
                 delivery.url,
                 data=body.encode(),
-                headers=described | signed_headers(delivery, body, secrets, signed_at),
+                headers=described | signed_headers(delivery.message_id, body, secrets, signed_at),
                 allow_redirects=False,
             ) as response:
                 status = response.status  # the body is not read: the connection is closed instead

@@ -15,9 +15,10 @@ from typing import Final
 
 import msgspec
 
+from router.jobs.webhooks.payload import JobNotice
+
 from ..config import WebhookConfig
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
-from .signing import WebhookDelivery
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
 _LEASE_MARGIN_S = 15.0
@@ -25,6 +26,17 @@ _MAX_AGE_MS = 4 * 24 * 3600 * 1000  # also of a delivery that waits for an open 
 BREAKER_FAILURES: Final = 5  # in a row
 BREAKER_PAUSE_S: Final = 60.0
 _log = logging.getLogger("causeway.cloud.webhooks")
+
+
+class WebhookDelivery(JobNotice, frozen=True, kw_only=True):
+    """A delivery that is due."""
+
+    owner: str
+    url: str
+    attempts: int  # made before
+    fence: int
+    claimed: int  # unix ms, when this attempt began, by Redis's clock
+    traceparent: str = ""
 
 
 class WebhookOutbox:

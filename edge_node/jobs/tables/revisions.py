@@ -58,12 +58,15 @@ class OutboxRevisions:
             late=LateParts(left, current.late.until) if left else None,
             body_bytes=current.body_bytes if left else 0,
             result_bytes=len(result),
+            webhook_status="pending" if current.webhook else "",
             **notes,
         )
         self._rows.bodies.delete(db, "results", job.seq)
         self._rows.bodies.put(db, "results", job.seq, result)
         self._keep(db, current, revised)
         self._rows.replies.set_due(db, revised, self._rows.time.now())
+        if revised.webhook:
+            self._rows.webhooks.add(db, revised, "revised")
         self._rows.stats.count_revision("made")
         return revised
 
@@ -74,8 +77,16 @@ class OutboxRevisions:
 
     def drop_stored(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> EdgeJob:
         """As `drop`, for a job as it is stored."""
-        dropped = msgspec.structs.replace(job, late=None, body_bytes=0, late_error=encode_job_error(error))
+        dropped = msgspec.structs.replace(
+            job,
+            late=None,
+            body_bytes=0,
+            late_error=encode_job_error(error),
+            webhook_status="pending" if job.webhook else "",
+        )
         self._keep(db, job, dropped)
+        if dropped.webhook:
+            self._rows.webhooks.add(db, dropped, "not_revised")
         self._rows.stats.count_revision(outcome_of(error))
         return dropped
 

@@ -21,6 +21,7 @@ from .bodies import OutboxBodies
 from .replies import OutboxReplies
 from .schema import COUNTS, INSERT, UPDATE, decode_job, inserted, stored_bytes, updated
 from .values import OutboxStats
+from .webhooks import OutboxWebhooks
 
 
 class OutboxRows:
@@ -28,9 +29,10 @@ class OutboxRows:
 
     def __init__(self, time: BoxTime) -> None:
         self.time = time
-        self.stats = OutboxStats(ended={}, revisions={})
+        self.stats = OutboxStats(ended={}, revisions={}, webhooks={})
         self.bodies = OutboxBodies()
         self.replies = OutboxReplies(time, self.stats)
+        self.webhooks = OutboxWebhooks(time, self.stats)
         self._name = ""
         self._seq = 0  # of the last job
 
@@ -53,6 +55,7 @@ class OutboxRows:
         stats = self.stats
         stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty = (int(count or 0) for count in counts)
         self.replies.load(db)
+        self.webhooks.load(db)
 
     def mark(self, db: sqlite3.Connection) -> None:
         """Note the time with each commit: the next start continues from it."""
@@ -97,9 +100,12 @@ class OutboxRows:
             ended_unix=self.time.unix(),
             body_bytes=kept,
             result_bytes=len(result),
+            webhook_status="pending" if job.webhook else "",
             **notes,
         )
         self.save(db, job)
+        if job.webhook:
+            self.webhooks.add(db, job)
         if not kept:
             self.bodies.delete(db, "requests", job.seq)
         if result:
@@ -114,6 +120,7 @@ class OutboxRows:
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete a job that has ended."""
+        self.webhooks.delete(db, job)
         self.stats.replies_lost += self.replies.set_due(db, job, None)
         self.bodies.delete(db, "requests", job.seq)
         self.bodies.delete(db, "results", job.seq)

@@ -23,6 +23,15 @@ CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY, body BLOB NOT NULL
 CREATE TABLE IF NOT EXISTS results (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS replies (seq INTEGER PRIMARY KEY, due REAL, address BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS replies_by_due ON replies (due) WHERE due IS NOT NULL;
+CREATE TABLE IF NOT EXISTS webhooks (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, seq INTEGER NOT NULL, due REAL NOT NULL, receiver TEXT NOT NULL,
+    attempts INTEGER NOT NULL, notice BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS webhooks_by_due ON webhooks (due, receiver);
+CREATE INDEX IF NOT EXISTS webhooks_by_job ON webhooks (seq);
+CREATE TABLE IF NOT EXISTS webhook_secrets (
+    owner TEXT PRIMARY KEY, secret TEXT NOT NULL, earlier TEXT NOT NULL, until REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
 WAITING = "state IN ('queued', 'waiting')"  # as the index has it
@@ -41,7 +50,13 @@ DUE_REPLIES = (
     "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
     "WHERE replies.due <= ? ORDER BY replies.due LIMIT ?"
 )
-QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLDEST_EMPTY, DUE_REPLIES)
+DUE_WEBHOOKS = (
+    "SELECT number, attempts, notice, record FROM webhooks AS one JOIN jobs USING (seq) WHERE one.due <= ? "
+    "AND one.receiver NOT IN (SELECT value FROM json_each(?)) AND number NOT IN (SELECT value FROM json_each(?)) "
+    "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
+    "ORDER BY one.due LIMIT ?"
+)
+QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLDEST_EMPTY, DUE_REPLIES, DUE_WEBHOOKS)
 """What is asked again and again: each is found by an index, however many jobs there are."""
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (

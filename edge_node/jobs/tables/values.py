@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.jobs.revisions import RevisionOutcome
+from router.jobs.webhooks.payload import JobNotice
 
 from ..record import EdgeJob
 
@@ -40,6 +41,16 @@ class DueReply(msgspec.Struct, frozen=True):
     due: float
 
 
+class DueWebhook(msgspec.Struct, frozen=True):
+    """A webhook that is to be sent. `attempts`: made before, and answered."""
+
+    number: int
+    notice: JobNotice
+    owner: str
+    url: str
+    attempts: int
+
+
 class OutboxStats(msgspec.Struct):
     """Counted in the thread of the file, read anywhere. Totals are since the start of the daemon."""
 
@@ -54,6 +65,12 @@ class OutboxStats(msgspec.Struct):
     revisions: dict[RevisionOutcome, int] = {}  # of answers, made or not
     replies_due: int = 0  # answers that are to be sent
     replies_lost: int = 0  # answers that were deleted before they could be sent
+
+    webhooks_due: int = 0  # webhooks that are to be sent
+    webhooks: dict[str, int] = {}  # that were sent, or are not any more
+
+    def count_webhook(self, outcome: str, count: int = 1) -> None:
+        self.webhooks[outcome] = self.webhooks.get(outcome, 0) + count
 
     def count_revision(self, outcome: RevisionOutcome) -> None:
         self.revisions[outcome] = self.revisions.get(outcome, 0) + 1

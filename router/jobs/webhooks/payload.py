@@ -11,12 +11,27 @@ from typing import Final, Literal
 
 import msgspec
 
-from ..config import WebhookFormat
-from .signing import WebhookDelivery
+WebhookFormat = Literal["standard", "cloudevents", "cloudevents-binary"]
+"""Standard Webhooks' own form, or a CloudEvent in structured or binary mode."""
 
 _JSON: Final = "application/json"
 CLOUD_EVENT_JSON: Final = "application/cloudevents+json"
 _SOURCE: Final = "/causeway/jobs"
+
+
+class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a job. It has no content: the receiver fetches the job."""
+
+    id: str  # the same in each attempt: the receiver's idempotency key
+    job: str
+    state: str  # of the job
+    event: str = ""  # what happened, if that is not its new state: `revised` or `not_revised`
+    revision: int = 0  # of the answer
+    finished: int  # unix ms
+
+    @property
+    def message_id(self) -> str:
+        return f"msg_{self.id}"
 
 
 class EndedJob(msgspec.Struct, frozen=True):
@@ -36,7 +51,7 @@ class StandardPayload(msgspec.Struct, frozen=True):
     data: EndedJob
 
 
-class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
+class JobCloudEvent(msgspec.Struct, frozen=True, kw_only=True):
     """The body as a CloudEvent in structured mode."""
 
     specversion: Literal["1.0"] = "1.0"
@@ -49,16 +64,16 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
     data: EndedJob
 
 
-def webhook_payload(delivery: WebhookDelivery, form: WebhookFormat) -> tuple[str, dict[str, str]]:
+def webhook_payload(notice: JobNotice, form: WebhookFormat) -> tuple[str, dict[str, str]]:
     """Return the body and the headers that describe it."""
-    finished = datetime.fromtimestamp(delivery.finished / 1000.0, tz=UTC)
+    finished = datetime.fromtimestamp(notice.finished / 1000.0, tz=UTC)
     time = finished.isoformat().replace("+00:00", "Z")
-    data = EndedJob(delivery.job, delivery.state, revision=delivery.revision)
-    kind = f"job.{delivery.event or delivery.state}"
+    data = EndedJob(notice.job, notice.state, revision=notice.revision)
+    kind = f"job.{notice.event or notice.state}"
     if form == "standard":
         return _encoded(StandardPayload(kind, time, data)), {"content-type": _JSON}
-    event = JobEvent(
-        id=delivery.message_id, source=_SOURCE, type=f"causeway.{kind}", subject=delivery.job, time=time, data=data
+    event = JobCloudEvent(
+        id=notice.message_id, source=_SOURCE, type=f"causeway.{kind}", subject=notice.job, time=time, data=data
     )
     if form == "cloudevents":
         return _encoded(event), {"content-type": CLOUD_EVENT_JSON}

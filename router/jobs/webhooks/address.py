@@ -9,13 +9,11 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
-from router.errors import ConfigError
-
-from ..config import WebhookConfig
-from ..errors import WebhookRefused
+from ...errors import ConfigError, InvalidRequest
 
 MAX_URL = 2048  # characters
 _NO_ADDRESS = "is no address"
@@ -48,10 +46,16 @@ _OTHER: Final = tuple(
 )
 
 
-def allowed_networks(config: WebhookConfig) -> tuple[Network, ...]:
-    """Return the networks that the configuration allows. Raises ConfigError."""
+class WebhookRefused(InvalidRequest):
+    """Webhooks may not be sent to this URL."""
+
+    code = "webhook_refused"
+
+
+def allowed_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Return the networks of `jobs.webhooks.allowed_networks`. Raises ConfigError."""
     try:
-        return tuple(ipaddress.ip_network(text) for text in config.allowed_networks)
+        return tuple(ipaddress.ip_network(text) for text in texts)
     except ValueError as error:
         raise ConfigError(str(error), where="jobs.webhooks.allowed_networks") from error
 

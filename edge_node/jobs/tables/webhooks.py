@@ -1,0 +1,108 @@
+"""Webhooks that are to be sent: a row for each, from the transaction that ends or revises its job.
+
+1. Those of a job are sent in order: a later one waits for the earlier ones.
+2. They are kept as long as their job: when it is deleted, what was not sent by then is lost, and counted.
+3. `owners` have a secret that signs; a rotated one signs, too, for a day.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import sqlite3
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+import msgspec
+
+from router.jobs.webhooks.payload import JobNotice
+
+from ..box_time import BoxTime
+from ..record import EdgeJob, WebhookStatus
+from .schema import DUE_WEBHOOKS, UPDATE, decode_job, updated
+from .values import DueWebhook, OutboxStats
+
+_OVERLAP_S = 24 * 3600.0
+_encoder = msgspec.json.Encoder()
+_decode_notice = msgspec.json.Decoder(JobNotice).decode
+
+
+class OutboxWebhooks:
+    """The webhooks of one device's jobs. `load` comes first."""
+
+    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+        self._time = time
+        self._stats = stats
+
+    def load(self, db: sqlite3.Connection) -> None:
+        (count,) = db.execute("SELECT count(*) FROM webhooks").fetchone()
+        self._stats.webhooks_due = int(count)
+
+    def add(self, db: sqlite3.Connection, job: EdgeJob, event: str = "") -> None:
+        """Tell of a job as it is now. `event`: what happened, if that is not its new state."""
+        name = f"{job.cloud_key}.{event or job.state.value}" + (f".{job.revision}" if job.revision else "")
+        notice = JobNotice(
+            id=name,
+            job=job.id,
+            state=job.state.value,
+            event=event,
+            revision=job.revision,
+            finished=int(self._time.unix() * 1000.0),
+        )
+        row = (job.seq, self._time.now(), receiver_of(job.webhook), 0, _encoder.encode(notice))
+        db.execute("INSERT INTO webhooks (seq, due, receiver, attempts, notice) VALUES (?, ?, ?, ?, ?)", row)
+        self._stats.webhooks_due += 1
+
+    def due(
+        self, db: sqlite3.Connection, limit: int, receivers: Collection[str], in_flight: Collection[int]
+    ) -> list[DueWebhook]:
+        """Return what is to be sent now, but for these receivers and these numbers."""
+        excluded = _encoder.encode(list(receivers)).decode(), _encoder.encode(list(in_flight)).decode()
+        found = []
+        for number, attempts, notice, record in db.execute(DUE_WEBHOOKS, (self._time.now(), *excluded, limit)):
+            job = decode_job(record)
+            found.append(DueWebhook(number, _decode_notice(notice), job.owner, job.webhook, attempts))
+        return found
+
+    def postpone(self, db: sqlite3.Connection, number: int, until: float) -> None:
+        """Count an attempt that failed; another follows at `until`."""
+        db.execute("UPDATE webhooks SET due = ?, attempts = attempts + 1 WHERE number = ?", (until, number))
+
+    def finish(self, db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
+        """End a delivery. False: its job was deleted meanwhile."""
+        row = db.execute("DELETE FROM webhooks WHERE number = ? RETURNING seq", (number,)).fetchone()
+        if row is None:
+            return False
+        self._stats.webhooks_due -= 1
+        self._stats.count_webhook(status)
+        (record,) = db.execute("SELECT record FROM jobs WHERE seq = ?", row).fetchone()
+        (waiting,) = db.execute("SELECT count(*) FROM webhooks WHERE seq = ?", row).fetchone()
+        if not waiting:
+            db.execute(UPDATE, updated(msgspec.structs.replace(decode_job(record), webhook_status=status)))
+        return True
+
+    def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """Delete the webhooks of a job with it. (2)"""
+        lost = db.execute("DELETE FROM webhooks WHERE seq = ?", (job.seq,)).rowcount
+        self._stats.webhooks_due -= lost
+        if lost:
+            self._stats.count_webhook("lost", lost)
+
+    def secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
+        """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it. (3)"""
+        now = self._time.now()
+        row = db.execute("SELECT secret, earlier, until FROM webhook_secrets WHERE owner = ?", (owner,)).fetchone()
+        if row is not None and not rotate:
+            secret, earlier, until = row
+            return (secret, earlier) if earlier and now < until else (secret,)
+        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        earlier = "" if row is None else str(row[0])
+        row = (owner, secret, earlier, now + _OVERLAP_S)
+        db.execute("INSERT OR REPLACE INTO webhook_secrets VALUES (?, ?, ?, ?)", row)
+        return (secret, earlier) if earlier else (secret,)
+
+
+def receiver_of(url: str) -> str:
+    """Return scheme, host and port of a URL: what is slow or away together."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.lower()}"
