@@ -81,11 +81,12 @@ def _assistant(twin: Path) -> Path:
 
 
 def _raw_rows(path: Path, threads: int) -> list[Row]:
-    ours, raw = _InProcess(path, threads), Raw(path, threads, max(BATCHES), PROMPT_TOKENS, ANSWER_TOKENS)
+    ours, raw = _InProcess(path, threads), Raw(path, threads, max(BATCHES), PROMPT_TOKENS + ANSWER_TOKENS)
     rows = []
     for batch in BATCHES:
+        prompts = [prompt_of(number, PROMPT_TOKENS) for number in range(batch)]
         ours.run(batch)
-        rounds = [(raw.run(batch), ours.run(batch)) for _ in range(RAW_ROUNDS)]
+        rounds = [(raw.run(prompts, ANSWER_TOKENS), ours.run(batch)) for _ in range(RAW_ROUNDS)]
         ratio = statistics.median(mine / least for least, mine in rounds)
         note = f"{_rate(rounds, 1)} of {_rate(rounds, 0)} tokens/s, {threads} thread{'s' if threads > 1 else ''}"
         rows.append(Row(f"(e) engine / raw llama_decode at {batch}", ratio, "x", 0.85, "higher", note))

@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from models.llama_cpp.native import bindings
 from models.llama_cpp.native.context import Context
+from models.llama_cpp.native.vocabulary import Vocabulary
 from models.llama_cpp.native.weights import Weights
 
 
 class Raw:
-    """A loaded model for up to `sequences` sequences of a prompt and an answer each."""
+    """A loaded model for up to `sequences` sequences of at most `tokens` each, prompts and answers together."""
 
-    def __init__(self, path: Path, threads: int, sequences: int, prompt_tokens: int, answer_tokens: int) -> None:
+    def __init__(self, path: Path, threads: int, sequences: int, tokens: int) -> None:
         self._weights = Weights(path)
-        self._prompt, self._answer = prompt_tokens, answer_tokens
+        self._vocabulary = Vocabulary(self._weights.pointer)
         self._context = Context(
             self._weights,
-            kv_tokens=sequences * (prompt_tokens + answer_tokens) * 2,
+            kv_tokens=sequences * tokens * 2,
             sequences=sequences,
             batch_tokens=512,
             outputs=sequences,
             threads=threads,
         )
 
-    def run(self, batch: int) -> float:
-        """Tokens/s of `batch` sequences together; each prompt's last token gives the first of its answer."""
-        context, prompt = self._context, self._prompt
+    def tokens(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a prompt."""
+        return tuple(self._vocabulary.encode(text, special=False).tolist())
+
+    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+        """Tokens/s of answers of `tokens` tokens to all prompts together; a prompt's last token gives the first."""
+        context, batch, end = self._context, len(prompts), 0
         bindings.sequence_remove(context.memory, -1, -1, -1)
         started = time.perf_counter()
-        for number in range(batch):
-            place = slice(number * prompt, (number + 1) * prompt)
-            context.token[place] = prompt_of(number, prompt)
-            context.position[place] = range(prompt)
+        for number, prompt in enumerate(prompts):
+            place = slice(end, end := end + len(prompt))
+            context.token[place] = prompt
+            context.position[place] = range(len(prompt))
             context.sequence[place] = number
             context.needs_output[place] = 0
-            context.needs_output[place.stop - 1] = 1
-        self._decode(batch * prompt)
-        context.position[:batch] = prompt
+            context.needs_output[end - 1] = 1
+        self._decode(end)
+        context.position[:batch] = [len(prompt) for prompt in prompts]
         context.sequence[:batch] = range(batch)
         context.needs_output[:batch] = 1
-        for _ in range(self._answer - 1):
+        for _ in range(tokens - 1):
             self._decode(batch)
             context.position[:batch] += 1
-        return batch * self._answer / (time.perf_counter() - started)
+        return batch * tokens / (time.perf_counter() - started)
 
     def close(self) -> None:
         self._context.close()

@@ -3,17 +3,22 @@
 Our engine as the daemon starts it, threads chosen by itself, beside raw `llama_decode` and `python -m
 llama_cpp.server` with every core; the contestants take turns in each round, and each figure is the median of the
 rounds' own ratios. Keeps the table as a section of tests/bench/RESULTS.md.
+
+A round's prompts are new to every contestant and the same for all: llama_cpp.server keeps the KV cache of its last
+request, so that a prompt that comes again costs it one token, while raw `llama_decode` decodes all of it. What a prompt
+costs that comes again has a row of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -33,7 +38,7 @@ from .servers import LlamaServer, OurEngine, llama_server, our_engine
 
 MODEL = "qwen-05b"
 STREAMS = 4
-PROMPT_TOKENS, ANSWER_TOKENS = 16, 48
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 48  # of prompts at most
 RESTARTS = 3
 SYSTEM_WORDS = 480  # about 500 tokens with the template's own
 TEXT = """The harbour lies on the north side of the island. Every morning at six the first boats leave it, long before
@@ -57,6 +62,29 @@ class Speeds(msgspec.Struct, frozen=True):
     server: float
 
 
+class OneStream(msgspec.Struct, frozen=True):
+    """A round of one stream: a new prompt, the same again, and the answer from its first token to its last."""
+
+    new: Speeds
+    again: Speeds
+    decoding: Speeds
+
+
+class Prompts:
+    """Prompts that no contestant has seen: each begins with another word than those before it."""
+
+    def __init__(self) -> None:
+        words = sorted({word.strip(".,").lower() for word in TEXT.split()})
+        self._texts = (
+            f"{word.title()}, story {number}. A long tale about a lighthouse keeper:\n\n"
+            for number in itertools.count(1)
+            for word in words
+        )
+
+    def take(self, count: int) -> list[str]:
+        return list(itertools.islice(self._texts, count))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
@@ -77,18 +105,21 @@ def main() -> int:
 
 async def _measure(path: Path, rounds: int) -> list[Row]:
     cores = len(os.sched_getaffinity(0))
-    raw = Raw(path, cores, STREAMS, PROMPT_TOKENS, ANSWER_TOKENS)
+    raw, prompts = Raw(path, cores, STREAMS, PROMPT_TOKENS + ANSWER_TOKENS), Prompts()
     async with llama_server(path, cores) as server:
         async with our_engine(path, EngineConfig()) as ours:
-            one = [await _round(raw, ours, server, 1) for _ in range(rounds + 1)][1:]
-            many = [await _round(raw, ours, server, STREAMS) for _ in range(rounds)]
+            one = [await _one_stream(raw, ours, server, prompts) for _ in range(rounds + 1)][1:]
+            many = [await _speeds(raw, ours, server, prompts.take(STREAMS), ANSWER_TOKENS) for _ in range(rounds)]
             first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
             repeated, opened = await _lookup(path, ours, rounds)
         restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
     raw.close()
+    new, decoding = [one_round.new for one_round in one], [one_round.decoding for one_round in one]
     return [
-        _ratio("one stream / llama_cpp.server", one, lambda r: r.ours / r.server, 1.0),
-        _ratio("one stream / raw llama_decode", one, lambda r: r.ours / r.raw, 0.95),
+        _ratio("one stream / llama_cpp.server", new, lambda r: r.ours / r.server, 1.0),
+        _ratio("the same from first token to last", decoding, lambda r: r.ours / r.server, 1.0),
+        _ratio("the same prompt again", [one_round.again for one_round in one], lambda r: r.ours / r.server, 1.0),
+        _ratio("one stream / raw llama_decode", new, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / raw llama_decode at batch {STREAMS}", many, lambda r: r.ours / r.raw, 0.95),
         _ratio(f"{STREAMS} streams / llama_cpp.server's aggregate", many, lambda r: r.ours / r.server, 1.3),
         _lookup_row("prompt lookup on / off, a text repeated with one change", repeated, 1.5),
@@ -98,12 +129,25 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
     ]
 
 
-async def _round(raw: Raw, ours: OurEngine, server: LlamaServer, streams: int) -> Speeds:
-    prompts = [f"# Exercise {number}\n\nA long story about a lighthouse keeper:\n" for number in range(streams)]
+async def _one_stream(raw: Raw, ours: OurEngine, server: LlamaServer, prompts: Prompts) -> OneStream:
+    """The prompt that comes again follows its first answer at once: it is the last one that the server saw."""
+    first = await _speeds(raw, ours, server, prompts.take(1), 1)
+    prompt = prompts.take(1)
+    new = await _speeds(raw, ours, server, prompt, ANSWER_TOKENS)
+    again = await _speeds(raw, ours, server, prompt, ANSWER_TOKENS)
+    return OneStream(new, again, Speeds(*map(_decoding, msgspec.structs.astuple(first), msgspec.structs.astuple(new))))
+
+
+def _decoding(first: float, whole: float) -> float:
+    """Return tokens/s behind the first token: of an answer of one token, and of a whole one."""
+    return (ANSWER_TOKENS - 1) / (ANSWER_TOKENS / whole - 1 / first)
+
+
+async def _speeds(raw: Raw, ours: OurEngine, server: LlamaServer, prompts: Sequence[str], tokens: int) -> Speeds:
     return Speeds(
-        raw=await asyncio.to_thread(raw.run, streams),
-        ours=await ours.run(prompts, ANSWER_TOKENS),
-        server=await server.run(prompts, ANSWER_TOKENS),
+        raw=await asyncio.to_thread(raw.run, [raw.tokens(prompt) for prompt in prompts], tokens),
+        ours=await ours.run(prompts, tokens),
+        server=await server.run(prompts, tokens),
     )
 
 

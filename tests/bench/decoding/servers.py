@@ -32,10 +32,17 @@ class Client:
     """Something that answers prompts."""
 
     async def run(self, prompts: Sequence[str], tokens: int) -> float:
-        """Return tokens/s of the answers to all prompts together, each of at most `tokens`."""
+        """Return tokens/s of the answers to all prompts together, each of `tokens`.
+
+        Raises:
+            RuntimeError: an answer ended before; such a round compares nothing.
+        """
         started = time.perf_counter()
         made = await asyncio.gather(*(self.answer(prompt, tokens) for prompt in prompts))
-        return sum(made) / (time.perf_counter() - started)
+        elapsed_s = time.perf_counter() - started
+        if short := [prompt for prompt, number in zip(prompts, made, strict=True) if number != tokens]:
+            raise RuntimeError(f"{type(self).__name__} ended the answers to {short} before {tokens} tokens")
+        return sum(made) / elapsed_s
 
     async def answer(self, prompt: str, tokens: int) -> int:
         """Return the number of tokens made."""
