@@ -100,11 +100,13 @@ def test_a_conversation_continues_from_its_cached_turns(rig: Rig) -> None:
     assert follow.end.cached_tokens >= before
 
 
-def test_the_same_prompt_again_costs_one_token(rig: Rig) -> None:
+@pytest.mark.parametrize("prompt", [LONG + " stop", "turn on the light"], ids=["long", "short"])
+def test_the_same_prompt_again_costs_one_token(make_rig: MakeRig, prompt: str) -> None:
     """The last token is decoded for its logits."""
-    first = rig.run(LONG + " stop")
-    again = rig.run(LONG + " stop")
-    assert again.end.cached_tokens == again.end.prompt_tokens - 1
+    rig = make_rig()
+    first = rig.run(prompt)
+    again = rig.run(prompt)
+    assert first.end.cached_tokens == 0 < again.end.cached_tokens == again.end.prompt_tokens - 1
     assert again.text == first.text
 
 
@@ -121,12 +123,13 @@ def test_the_prefix_cache_is_bounded_in_bytes(make_rig: MakeRig) -> None:
     assert rig.run(Prompt(tokens=(6,) * 100)).end.cached_tokens == 0
 
 
-def test_choices_share_their_prompt(make_rig: MakeRig) -> None:
+@pytest.mark.parametrize("prompt", [LONG, "turn on the light then wait a while"], ids=["long", "short"])
+def test_choices_share_their_prompt(make_rig: MakeRig, prompt: str) -> None:
     """The prompt of n jobs is decoded once; seeds make the answers differ."""
     rig = make_rig()
     before = rig.engine.stats().steps
     jobs = rig.between_steps(
-        lambda: [rig.start(LONG, max_tokens=30, sampling=Sampling(seed=seed)) for seed in (1, 2, 3, 4)]
+        lambda: [rig.start(prompt, max_tokens=30, sampling=Sampling(seed=seed)) for seed in (1, 2, 3, 4)]
     )
     answers = [rig.answer(job) for job in jobs]
     cached = sorted(answer.end.cached_tokens for answer in answers)

@@ -1,6 +1,7 @@
 """Prompt prefixes that were decoded before: saved outside the KV cache, and restored instead of decoded again.
 
-Measured (4 KB per token): saving 64 tokens takes 40 µs, restoring them 40 µs, decoding them 4 ms.
+Measured with one thread, beside other load: restoring 4 tokens takes 21 µs and decoding them 0.8 ms for the model that
+ships, 23 µs and 69 ms for one of 0.5 billion parameters; 500 tokens take 0.2 and 69 ms, and 0.6 ms and 4 s.
 
 Each saved state lies in memory pages of its own, which return to the system with it. On the heap, states of all sizes
 left holes: 14 MB after 4,000 prompts, and growing.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -19,7 +21,7 @@ from ..native import bindings
 from ..native.vocabulary import Tokens
 from .kv_cache import KVCache, SequenceSlot
 
-BLOCK = 16  # tokens: a shorter common prefix is decoded again
+BLOCK = 4  # tokens: a shorter common prefix is decoded again
 
 
 class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
@@ -116,8 +118,8 @@ class PrefixCache:
     def _add(self, saved: SavedPrefix) -> None:
         keys = saved.keys
         # A saved prefix of this one is of no more use, unless this one is only of use whole.
-        for shorter in {id(one): one for key in keys for one in self._by_key.get(key, ())}.values():
-            if shorter.keys[-1] in keys and not self._window:
+        for key in keys[-1:] if self._window else keys:
+            if (shorter := self._saved.get(key)) is not None:
                 self._evict(shorter)
         self._saved[keys[-1]] = saved
         for key in keys:
@@ -159,11 +161,10 @@ def common_prefix(one: Tokens, other: Tokens) -> int:
     return int(different[0]) if len(different) else length
 
 
-def _block_keys(tokens: Tokens, adapter: str) -> list[int]:
+def _block_keys(tokens: Tokens, adapter: str) -> Iterator[int]:
     """Hash each prefix of whole blocks. A collision costs a comparison, never a wrong prefix."""
-    raw, keys, key = tokens.tobytes(), list[int](), hash(adapter)
+    raw, key = tokens.tobytes(), hash(adapter)
     width = BLOCK * tokens.itemsize
     for end in range(width, len(raw) + 1, width):
         key = hash((key, raw[end - width : end]))
-        keys.append(key)
-    return keys
+        yield key
