@@ -13,6 +13,8 @@ from router.errors import EngineUnavailable
 from .conftest import Rig, chat
 from .tiny_gguf import write_tiny_gguf
 
+_TASKS = Path("/proc/self/task")  # a folder for each thread
+
 
 def refusal(path: Path, **fields: object) -> str:
     engine = Engine(EngineOptions(model_path=str(path), threads=1, **fields), lambda emissions: None)  # type: ignore[arg-type]
@@ -94,4 +96,14 @@ def test_a_model_without_a_chat_template_gets_a_plain_one(tmp_path: Path) -> Non
     written = Prompt(text="user: hello\nassistant:")
     assert rig.engine.count(chat("hello")) == rig.engine.count(written)
     assert rig.run(chat("hello")).end.error == ""
+    rig.engine.close()
+
+
+@pytest.mark.skipif(not _TASKS.is_dir(), reason="Linux counts threads there")
+def test_loading_leaves_no_threads_of_its_own(tiny_model: Path) -> None:
+    """Beside the engine's thread and those that help it decode: with more than cores, libgomp's sleep at barriers."""
+    before = set(_TASKS.iterdir())
+    rig = Rig(EngineOptions(model_path=str(tiny_model), threads=2))
+    rig.run("hello")
+    assert len(set(_TASKS.iterdir()) - before) == rig.engine.info.threads
     rig.engine.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -153,7 +154,10 @@ class Context:
     def warm_up(self, token: int) -> None:
         """Decode one token and drop it, which loads the weights into memory and builds the compute graph."""
         self.token[0], self.position[0], self.sequence[0], self.needs_output[0] = token, 0, 0, 1
-        code = self.decode(1)
+        # libgomp keeps the threads that it makes for a thread until that one ends. Were this thread's and those of the
+        # thread that decodes later more than the cores, waiting threads would sleep at each of a step's many barriers.
+        with ThreadPoolExecutor(1) as passing:
+            code = passing.submit(self.decode, 1).result()
         bindings.sequence_remove(self.memory, 0, -1, -1)
         if code:
             raise EngineUnavailable(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -60,11 +61,9 @@ class PrefixCache:
 
     def find(self, prompt: Tokens, adapter: str) -> tuple[SavedPrefix | None, int]:
         """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and how many."""
-        best: SavedPrefix | None = None
-        for key in _block_keys(prompt, adapter):
-            if key not in self._by_key:
-                break
-            best = next((one for one in reversed(self._by_key[key]) if self._is_usable(one, prompt)), best)
+        keys = list(takewhile(self._by_key.__contains__, _block_keys(prompt, adapter)))
+        longest_first = (one for key in reversed(keys) for one in reversed(self._by_key[key]))
+        best = next((one for one in longest_first if self._is_usable(one, prompt)), None)
         if best is None or best.adapter != adapter:
             return None, 0
         common = common_prefix(best.tokens, prompt)
