@@ -38,7 +38,7 @@ def find_tier(tiers: Mapping[str, Tier], name: str, allowed: AllowedTiers = None
     tier = tiers.get(name)
     if tier is not None and (allowed is None or tier.name in allowed):
         return tier
-    known = ", ".join(usable(tiers, allowed)) or "none"
+    known = ", ".join(name for name, one in usable(tiers, allowed).items() if one.paths) or "none"
     if tier is None:
         raise ModelNotFound(f"The model {name[:64]!r} is not a tier of this gateway. Known: {known}.", param="model")
     raise ModelNotAllowed(

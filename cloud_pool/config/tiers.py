@@ -32,6 +32,15 @@ _WORK: Mapping[TierAbility, str] = {
 }
 
 
+_PATHS: Mapping[TierAbility, tuple[str, ...]] = {
+    "chat": ("/v1/chat/completions", "/v1/responses", "/v1/realtime"),
+    "completion": ("/v1/completions",),
+    "embedding": ("/v1/embeddings",),
+    "audio": ("/v1/audio/transcriptions",),
+}
+"""Where a request names a tier for what it can; no request names an encoder of pictures or files."""
+
+
 class Tier(msgspec.Struct, frozen=True):
     config: TierConfig
     chat_format: ChatFormat
@@ -61,6 +70,12 @@ class Tier(msgspec.Struct, frozen=True):
     def only_embeds(self) -> bool:
         """Whether it can do nothing but embeddings, so that a probe must be one."""
         return set(self.config.can) == {"embedding"}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths where requests may name it, none for an encoder of pictures or files."""
+        able = [one for one in self.config.can if one != "chat" or self.chat_format.template]
+        return tuple(path for one in able for path in _PATHS.get(one, ()))
 
     def check_ability(self, ability: TierAbility) -> None:
         """Raises UnsupportedFeature."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from router.openai import encode_model, encode_models
+from router.errors import ModelNotFound
+from router.openai import ModelObject, ModelUse, encode_model, encode_models
 
 from ..accounts.model_access import AllowedTiers, find_tier, usable
 from ..config.tiers import Tier
@@ -26,15 +27,20 @@ class InfoRoutes:
         self.draining = False
 
     def models(self, allowed: AllowedTiers) -> web.StreamResponse:
-        """List the models that the caller may use, by name and alias."""
-        rows = [(name, "causeway", self._created) for name in usable(self._tiers, allowed)]
-        return web.Response(body=encode_models(rows), content_type=JSON)
+        """List the models that the caller may name in a request, by name and alias."""
+        listed = [self._listed(name, tier) for name, tier in usable(self._tiers, allowed).items() if tier.paths]
+        return web.Response(body=encode_models(listed), content_type=JSON)
 
     def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
         """Raises ModelNotFound or ModelNotAllowed."""
         name = path.removeprefix(MODELS)
-        find_tier(self._tiers, name, allowed)
-        return web.Response(body=encode_model(name, "causeway", self._created), content_type=JSON)
+        tier = find_tier(self._tiers, name, allowed)
+        if not tier.paths:
+            raise ModelNotFound(f"No request names the tier {name!r}: it reads parts of requests.", param="model")
+        return web.Response(body=encode_model(self._listed(name, tier)), content_type=JSON)
+
+    def _listed(self, name: str, tier: Tier) -> ModelObject:
+        return ModelObject(name, "causeway", self._created, causeway=ModelUse(tier.paths))
 
     async def healthz(self, http: web.BaseRequest) -> web.StreamResponse:
         return web.Response(body=b'{"status":"ok"}', content_type=JSON)

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from router.api.document import OPENAPI_PATH
 from router.errors import InvalidRequest, ModelNotFound, NotFound
-from router.openai import encode_model, encode_models
+from router.openai import ModelObject, encode_model, encode_models
 from router.types import AUTO, Route
 
 from ..clock import Clock
@@ -101,14 +101,14 @@ class Inspection:
     async def _models(self, http: web.BaseRequest) -> web.StreamResponse:
         self._reader.caller(http)
         names = self._policies.active.model_names
-        return body_response(encode_models([(name, self._owner(name), self._started) for name in names]))
+        return body_response(encode_models(ModelObject(name, self._owner(name), self._started) for name in names))
 
     async def _model(self, http: web.BaseRequest) -> web.StreamResponse:
         self._reader.caller(http)
         name = http.path.removeprefix("/v1/models/")
         if name not in self._policies.active.model_names:
             raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
-        return body_response(encode_model(name, self._owner(name), self._started))
+        return body_response(encode_model(ModelObject(name, self._owner(name), self._started)))
 
     def _owner(self, name: str) -> str:
         """`owned_by` of a model: causeway (auto), edge or cloud."""

@@ -20,7 +20,7 @@ from .completions import parse_completion
 from .decode import StreamDecoder, decode_answer
 from .embeddings import decode_embeddings, encode_embeddings, parse_embedding
 from .error_body import encode_error, error_event, error_headers
-from .model_list import encode_model, encode_models
+from .model_list import ModelObject, ModelUse, encode_model, encode_models
 from .request_body import check_media_type
 from .responses import RESPONSE_ONLY, ResponseEcho, ResponseEncoder, parse_response
 from .spelling import check_field_names, check_header_names
@@ -30,6 +30,8 @@ __all__ = [
     "RESPONSE_ONLY",
     "AnswerEncoder",
     "CachedAnswer",
+    "ModelObject",
+    "ModelUse",
     "ResponseEcho",
     "ResponseEncoder",
     "StreamDecoder",

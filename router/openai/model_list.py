@@ -9,11 +9,20 @@ import msgspec
 _ENCODER = msgspec.json.Encoder()
 
 
+class ModelUse(msgspec.Struct):
+    """Ours, beside OpenAI's fields. `endpoints`: the paths that accept the model."""
+
+    endpoints: tuple[str, ...]
+
+
 class ModelObject(msgspec.Struct):
+    """One model. `created`: Unix time in seconds. `causeway`: left out where every path accepts every model."""
+
     id: str
     owned_by: str
     created: int
     object: str = "model"
+    causeway: ModelUse | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -21,11 +30,11 @@ class ModelList(msgspec.Struct):
     object: str = "list"
 
 
-def encode_models(models: Iterable[tuple[str, str, int]]) -> bytes:
-    """Encode the list of models. Each model is (id, owned_by, created: Unix time in seconds)."""
-    return _ENCODER.encode(ModelList([ModelObject(name, owner, created) for name, owner, created in models]))
+def encode_models(models: Iterable[ModelObject]) -> bytes:
+    """Encode the list of models."""
+    return _ENCODER.encode(ModelList([*models]))
 
 
-def encode_model(name: str, owned_by: str, created: int) -> bytes:
-    """Encode one model. `created` is Unix time in seconds."""
-    return _ENCODER.encode(ModelObject(name, owned_by, created))
+def encode_model(model: ModelObject) -> bytes:
+    """Encode one model."""
+    return _ENCODER.encode(model)

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
 from cloud_pool.app import App, build
 from cloud_pool.cli.main import main
@@ -294,6 +294,30 @@ async def test_hostile_files_are_refused_by_name_and_the_next_good_one_is_read(
         silence = await gateway.ask(sound(wav(np.zeros(3200))))
         assert (silence.status, "nobody speaks" in silence.message) == (400, True)
         assert (await gateway.ask(*ALL)).parts == (EVERY_KIND, None)
+
+
+async def test_the_models_are_those_that_a_request_may_name_each_with_where(replica: Replica, tmp_path: Path) -> None:
+    """As OpenAI lists whisper-1; no request names what reads pictures or files."""
+    async with (
+        running(tmp_path, replica) as gateway,
+        AsyncOpenAI(base_url=gateway.app.url, api_key="one", max_retries=0) as client,
+    ):
+        listed = {model.id: model.to_dict() async for model in client.models.list()}
+        hears = {"endpoints": ["/v1/audio/transcriptions"]}
+        speaks = {"endpoints": ["/v1/chat/completions", "/v1/responses", "/v1/realtime", "/v1/completions"]}
+        assert {name: model["causeway"] for name, model in listed.items()} == {
+            "large": speaks,
+            "speech": hears,
+            "whisper-1": hears,
+            "speech-2": hears,
+        }
+        assert (await client.models.retrieve("whisper-1")).to_dict() == listed["whisper-1"]
+        with pytest.raises(NotFoundError, match="reads parts of requests"):
+            await client.models.retrieve("pictures")
+        with pytest.raises(NotFoundError, match="Known: large, speech, whisper-1, speech-2\\."):
+            await client.models.retrieve("nothing")
+        with pytest.raises(BadRequestError, match="is for pictures, not for chats"):
+            await client.chat.completions.create(model="pictures", messages=[{"role": "user", "content": "hello"}])
 
 
 async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from router.errors import EngineCrashed, InvalidRequest, StreamBroken
 from router.openai import (
     AnswerEncoder,
     CachedAnswer,
+    ModelObject,
     coalesce,
     decode_answer,
     encode_error,
@@ -234,9 +235,9 @@ def test_an_error_with_lone_surrogates_is_still_json() -> None:
 
 
 def test_models() -> None:
-    page = json.loads(encode_models([("auto", "causeway", 1), ("small", "edge", 2)]))
+    page = json.loads(encode_models([ModelObject("auto", "causeway", 1), ModelObject("small", "edge", 2)]))
     assert [Model.model_validate(item, strict=True).id for item in page["data"]] == ["auto", "small"]
-    assert Model.model_validate_json(encode_model("auto", "causeway", 1)).owned_by == "causeway"
+    assert Model.model_validate_json(encode_model(ModelObject("auto", "causeway", 1))).owned_by == "causeway"
 
 
 @given(st.data(), st.integers(1, 3), st.none() | st.integers(0, 2), st.booleans())
