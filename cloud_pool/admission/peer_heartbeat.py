@@ -28,6 +28,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from ..balancing.capacity import PoolCapacity
+from ..redis.faults import client_fault
 from ..redis.scripts import load_script
 from .config import TierCapacity
 from .controller import AdmissionController
@@ -125,7 +126,8 @@ class PeerHeartbeat:
                 for tier in self._tiers:
                     await self._exchange(tier)
         except (RedisError, OSError, TimeoutError, msgspec.DecodeError) as error:
-            reason = str(error) or type(error).__name__
+            unreadable = isinstance(error, msgspec.DecodeError)
+            reason = str(error) if unreadable else client_fault(error, self._redis)
             if not self.fault:
                 _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", reason)
             self.fault = reason

@@ -287,11 +287,11 @@ class Pool:
                 continue
             if one.phase == "ejected" and one.last_error:
                 self._ejected(self.tier, one.last_error)
-                _log.warning("%s: endpoint %s is ejected: %s", self.tier, one.address, one.last_error)
+                _log.warning("%s: Triton at %s is ejected: %s", self.tier, one.address, one.last_error)
             elif old is not None:
-                _log.info("%s: endpoint %s goes from %s to %s", self.tier, one.address, old.phase, one.phase)
+                _log.info("%s: Triton at %s goes from %s to %s", self.tier, one.address, old.phase, one.phase)
         for address in before:
-            _log.info("%s: endpoint %s is removed", self.tier, address)
+            _log.info("%s: Triton at %s is removed", self.tier, address)
 
 
 def _view(one: Endpoint) -> EndpointView:

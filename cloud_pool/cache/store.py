@@ -13,8 +13,9 @@ import anyio
 import msgspec
 from redis.exceptions import RedisError
 
-from ..redis.config import RedisAddress
+from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.faults import is_unreachable, redis_fault
 from ..serving.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
@@ -95,6 +96,7 @@ class AnswerStore:
         self._now_ms = now_ms
         self._suspended_until = float("-inf")
         where = "cache.redis" if config.redis else "redis"
+        self._address = shown_address(address)
         self._redis = open_redis(address, where, ConnectionOptions(connections=_CONNECTIONS, raw=True))
         # A follower holds a connection; one more is for `watch_wakeups`.
         self._following = open_redis(address, where, ConnectionOptions(connections=config.max_followed + 1, raw=True))
@@ -263,10 +265,11 @@ class AnswerStore:
             raise RedisUnavailable
 
     def _unavailable(self, error: Exception) -> NoReturn:
-        # Redis's message may quote arguments, so only the error's code is logged.
         if not self.is_suspended:  # the first of many concurrent failures
-            code = str(error).partition(" ")[0][:32]
-            _log.warning("the shared cache is unavailable: %s %s", type(error).__name__, code)
+            # Where Redis answers, its message may quote arguments: only the error's code is logged.
+            code = f"Redis at {self._address} answers with {type(error).__name__} {str(error).partition(' ')[0][:32]}"
+            reason = redis_fault(error, self._address) if is_unreachable(error) else code
+            _log.warning("the shared cache is unavailable: %s", reason)
         self._metrics.fault("redis_unavailable")
         self.suspend(self._config.redis_retry_after_s)
         raise RedisUnavailable from error

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Self
 
 import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import RedisError
 
-from router.errors import ConfigError
+from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
@@ -22,7 +23,9 @@ from ..erasure.receipt import Receipt, Remainder, sign, verify
 from ..erasure.subject import ErasureSubject
 from ..jobs.config import with_shared_redis
 from ..jobs.stores import JobStores
+from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.faults import redis_fault
 from .process import ask, report_errors
 
 _PATH = click.Path(path_type=Path)
@@ -50,7 +53,7 @@ _ALWAYS_LEFT = (
 @click.option("--keep-cache", is_flag=True, help="Leave the shared cache, whose entries expire by themselves.")
 @click.option("--verify", "signed", type=_FILE, help="Verify a receipt with --keys instead.")
 @click.option("--keys", "key_file", type=_FILE, help="JWKS file, for --verify.")
-@report_errors(RedisError, OSError)
+@report_errors(OSError)
 def erase(
     path: Path | None,
     redis: str | None,
@@ -103,8 +106,8 @@ def _signing_key(path: Path | None) -> Ed25519PrivateKey:
 
 
 async def _count(config: Config, subject: ErasureSubject, keep_cache: bool) -> dict[str, int]:
-    async with _Opened(config, keep_cache) as opened:
-        return await opened.erasure.count(subject)
+    async with _opened(config, keep_cache) as erasure:
+        return await erasure.count(subject)
 
 
 async def _erase(config: Config, subject: ErasureSubject, keep_cache: bool) -> Receipt:
@@ -115,40 +118,45 @@ async def _erase(config: Config, subject: ErasureSubject, keep_cache: bool) -> R
         left.append(Remainder("usage", "it is counted by tenant, tier and day, of no device and no user"))
     if subject.user:
         left.append(Remainder("files and batches", "a file has lines of many users: erase its device"))
-    async with _Opened(config, keep_cache) as opened:
-        return await opened.erasure.erase(subject, left)
+    async with _opened(config, keep_cache) as erasure:
+        return await erasure.erase(subject, left)
 
 
 async def _forget(config: Config, subject: ErasureSubject) -> None:
-    async with _Opened(config, True) as opened:
-        await opened.erasure.forget(subject)
+    async with _opened(config, True) as erasure:
+        await erasure.forget(subject)
 
 
-class _Opened:
-    """The stores of a configuration, open for a `with` block."""
+@asynccontextmanager
+async def _opened(config: Config, keep_cache: bool) -> AsyncIterator[Erasure]:
+    """Open the stores of a configuration for a `with` block.
 
-    def __init__(self, config: Config, keep_cache: bool) -> None:
-        """Raises ConfigError."""
-        settings = with_shared_redis(config.jobs, config.redis)
-        if not settings.redis:
-            reason = (
-                "name the Redis of jobs, which keeps the progress: --redis, or a --config with one that is no cluster"
-            )
-            raise ConfigError(reason, where="jobs.redis")
-        self._stores = JobStores.open(settings)
-        self._clients = [open_redis(config.redis or settings.redis, "redis", ConnectionOptions())]
-        kinds: list[ErasedKind] = [*job_kinds(self._stores), TenantUsage(self._clients[0], "usage")]
+    Raises:
+        ConfigError: there is no Redis of jobs, or an address is unusable
+        CausewayError: a Redis does not answer, or answers with an error
+    """
+    settings = with_shared_redis(config.jobs, config.redis)
+    if not settings.redis:
+        reason = "name the Redis of jobs, which keeps the progress: --redis, or a --config with one that is no cluster"
+        raise ConfigError(reason, where="jobs.redis")
+    addresses = [config.redis or settings.redis]
+    if not keep_cache:
+        addresses.append(config.cache.redis or addresses[0])
+    async with AsyncExitStack() as closing:
+        stores = JobStores.open(settings)
+        closing.push_async_callback(stores.close)
+        clients = []
+        for address, where in zip(addresses, ("redis", "cache.redis"), strict=False):
+            clients.append(open_redis(address, where, ConnectionOptions()))
+            closing.push_async_callback(clients[-1].aclose)
+        kinds: list[ErasedKind] = [*job_kinds(stores), TenantUsage(clients[0], "usage")]
         if not keep_cache:
-            cache = open_redis(config.cache.redis or config.redis or settings.redis, "cache.redis", ConnectionOptions())
-            self._clients.append(cache)
-            kinds.append(CachedAnswers(cache, config.cache.key_prefix))
-        self.erasure = Erasure(self._stores.database, kinds)
-
-    async def __aenter__(self) -> Self:
-        await self._stores.database.ensure_layout()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stores.close()
-        for client in self._clients:
-            await client.aclose()
+            kinds.append(CachedAnswers(clients[1], config.cache.key_prefix))
+        try:
+            await stores.database.ensure_layout()
+            yield Erasure(stores.database, kinds)
+        except JobStoreUnavailable as error:
+            raise CausewayError(stores.database.explain(error)) from error
+        except (RedisError, OSError) as error:
+            shown = " or ".join(dict.fromkeys(map(shown_address, addresses)))
+            raise CausewayError(redis_fault(error, shown)) from error

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import redis.asyncio
+from redis.exceptions import RedisError
 
-from router.errors import ConfigError
+from router.errors import CausewayError, ConfigError
 
 from ..config.loader import Flags, load_config
 from ..jobs.config import JobsConfig, with_shared_redis
 from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.faults import client_fault
 
 
-def open_gateways_redis(config: Path | None, url: str | None) -> redis.asyncio.Redis:
-    """Create a client.
+@asynccontextmanager
+async def gateways_redis(config: Path | None, url: str | None) -> AsyncIterator[redis.asyncio.Redis]:
+    """Open a client for a `with` block.
 
     Args:
         config: the gateways' YAML file, which may name a user and certificates.
@@ -22,11 +27,18 @@ def open_gateways_redis(config: Path | None, url: str | None) -> redis.asyncio.R
 
     Raises:
         ConfigError: there is no Redis, or the file or the URL is unusable.
+        CausewayError: it does not answer, or answers with an error.
     """
     address = load_config(config, Flags(redis=url)).redis
     if not address:
         raise ConfigError("give --redis, or a --config that names the gateways' Redis", where="redis")
-    return open_redis(address, "redis", ConnectionOptions())
+    client = open_redis(address, "redis", ConnectionOptions())
+    try:
+        yield client
+    except (RedisError, OSError) as error:
+        raise CausewayError(client_fault(error, client)) from error
+    finally:
+        await client.aclose()
 
 
 def replication_of_gateways_redis(config: Path | None, url: str | None) -> tuple[int, float]:

@@ -17,7 +17,6 @@ from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
-from ..redis.config import shown_address
 from .background import BackgroundProcess, background_command
 from .process import ask, refuse, until_stopped
 
@@ -169,7 +168,7 @@ def _run(source: _Source, work: Callable[[JobStores, Config], Awaitable[T]]) -> 
         try:
             return await work(stores, config)
         except JobStoreUnavailable as error:
-            refuse(f"{shown_address(settings.redis)}: {error.message}")
+            refuse(stores.database.explain(error))
         finally:
             await stores.close()
 

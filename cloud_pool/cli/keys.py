@@ -12,7 +12,6 @@ from typing import cast
 import click
 import jwt
 import msgspec
-from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
@@ -27,7 +26,7 @@ from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicate
 from ..admission import RANK, Priority
 from ..jobs.encryption import rotate_keys
 from ..redis.replicas import PromotableReplicas
-from .gateways_redis import open_gateways_redis, replication_of_gateways_redis
+from .gateways_redis import gateways_redis, replication_of_gateways_redis
 from .process import report_errors
 
 _DEFAULTS = IdentityConfig()
@@ -35,7 +34,7 @@ _PATH = click.Path(path_type=Path)
 _SECONDS_PER_DAY = 86400.0
 
 
-_report_errors = report_errors(RedisError, OSError)
+_report_errors = report_errors(OSError)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,7 +191,7 @@ def revoke(
 
 async def _revoke(path: Path | None, url: str | None, token_id: str | None, device: str | None, now: float) -> None:
     replicas, timeout_s = replication_of_gateways_redis(path, url)
-    async with open_gateways_redis(path, url) as client:
+    async with gateways_redis(path, url) as client:
         if token_id is not None:
             # The token's expiry is not known here; no gateway accepts a token with a longer lifetime.
             await revoke_token(client, token_id, now + MAX_TOKEN_LIFETIME_S, now)
@@ -253,7 +252,7 @@ def _show_token(token: str) -> None:
 
 
 async def _show_revoked(path: Path | None, url: str | None) -> None:
-    async with open_gateways_redis(path, url) as client:
+    async with gateways_redis(path, url) as client:
         tokens = cast("list[tuple[bytes, float]]", await client.zrange(TOKENS_KEY, 0, -1, withscores=True))
         devices = cast("dict[bytes, bytes]", await client.hgetall(DEVICES_KEY))
     table = Table("revoked", "", "")

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 import msgspec
-from redis.exceptions import RedisError
 from rich.console import Console
 from rich.table import Table
 
 from ..accounts.tenants.usage import UsageRow, read_usage
-from .gateways_redis import open_gateways_redis
+from .gateways_redis import gateways_redis
 from .process import report_errors
 
 _FORMAT = "%Y-%m-%d"
@@ -35,7 +34,7 @@ def _day(_context: click.Context, _option: click.Parameter, text: str | None) ->
 @click.option("--redis", "url", envvar="CAUSEWAY_REDIS", help="URL of the gateways' Redis.")
 @click.option("--day", callback=_day, help="UTC, as 2026-11-21; default: today.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@report_errors(RedisError, OSError)
+@report_errors(OSError)
 def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_json: bool) -> None:
     """Show what a tenant used on a day, and what it costs."""
     rows = asyncio.run(_read(path, url, tenant, day))
@@ -53,6 +52,6 @@ def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_
 
 
 async def _read(path: Path | None, url: str | None, tenant: str, day: str) -> tuple[UsageRow, ...]:
-    """Raises RedisError or ConfigError."""
-    async with open_gateways_redis(path, url) as client:
+    """Raises CausewayError."""
+    async with gateways_redis(path, url) as client:
         return await read_usage(client, tenant, day)

@@ -99,8 +99,8 @@ class Server:
             if self._jobs is not None and "Prefer" in http.headers:
                 response = await self._jobs.respond_async(http)
                 if response is not None:
-                    return response
-            return await self._handler(http)(http)
+                    return _with_id(response, request_id)
+            return _with_id(await self._handler(http)(http), request_id)
         except CausewayError as error:
             return error_response(error, request_id)
         except Exception as error:
@@ -144,6 +144,13 @@ class Server:
         if not self._document:
             self._document = await to_thread.run_sync(_encoded_document, self.paths)
         return web.Response(body=self._document, content_type=JSON)
+
+
+def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamResponse:
+    """Add the request's id, unless the response has begun or has one."""
+    if not response.prepared:
+        response.headers.setdefault("x-request-id", request_id)
+    return response
 
 
 def _encoded_document(paths: Mapping[str, str]) -> bytes:

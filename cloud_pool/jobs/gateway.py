@@ -101,9 +101,10 @@ class JobsGateway:
                     _log.info("jobs are accepted again")
                 self.refused = ""
             except JobStoreUnavailable as error:
-                if error.message != self.refused:
-                    _log.warning("jobs are refused: %s", error.message)
-                self.refused = error.message
+                reason = self._stores.database.explain(error)
+                if reason != self.refused:
+                    _log.warning("jobs are refused: %s", reason)
+                self.refused = reason
             self._metrics.set_refused(bool(self.refused))
             await anyio.sleep(_GAUGES_S)
 

@@ -18,7 +18,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from router.errors import ConfigError
 
-from .config import RedisAddress, RedisTarget, parse_redis
+from .config import RedisAddress, RedisTarget, parse_redis, shown_address
+from .faults import remember_address
 
 _CLUSTER_RETRIES = 3  # each asks the cluster again which node has the key
 _CLUSTER_CONNECTIONS = 1024  # to each node; a cluster's client does not wait for a free one
@@ -113,6 +114,7 @@ def open_redis(address: RedisAddress, where: str, options: ConnectionOptions) ->
             client = _open_server(target, where, options)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"not a Redis URL: {error}", where=where) from error
+    remember_address(client, shown_address(address))
     if options.raw and target.topology == "cluster":
         client.set_response_callback("XREAD", _raw)  # the client itself needs the other callbacks
     elif options.raw:

@@ -38,7 +38,7 @@ _FIELD = re.compile(r"^Object (?P<fault>missing required|contains unknown) field
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 _ADVICE = {
-    "model": "Send a model's name, or `auto` to let the policy choose.",
+    "model": "Send a model's name: GET /v1/models lists them.",
     "messages": "Send a list with at least one message.",
     "role": "Use system, developer, user, assistant, tool or function.",
     "content": "Send a string or a non-empty list of content parts.",

@@ -61,7 +61,7 @@ async def test_delays_grow_and_are_logged(stopped_redis: RedisServer, caplog: py
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 6 + ["INFO"]
     first = caplog.messages[0]
     assert "waiting for Redis" in first
-    assert "does not answer" in first
+    assert "cannot be reached: no such file or directory. Start it" in first
     assert "1.0 s" in first
     assert caplog.messages[-1] == "Redis answers"
 

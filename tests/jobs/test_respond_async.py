@@ -180,3 +180,28 @@ async def test_while_no_job_can_be_accepted_a_request_is_answered_plainly(jobs_c
     async with running("redis://127.0.0.1:1/0", jobs_config) as bed:
         status, body, headers = await bed.post("respond-async, wait=0")
         assert (status, body["object"], "Preference-Applied" in headers) == (200, "chat.completion", False)
+
+
+async def test_every_response_has_the_request_s_id(config: JobsConfig, jobs_config: JobsConfig) -> None:
+    """Answers as well as errors, jobs, lists and streams; the caller's own id, if it sent one."""
+    async with running(config.redis, jobs_config) as bed:
+        bed.start_worker()
+        mine = {"x-request-id": "walk-17"}
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", b"{}\n", filename="in.jsonl")
+        async with bed.http.post("/v1/files", data=form, headers=mine) as answer:
+            ids = [answer.headers["x-request-id"]]
+            file = (await answer.json())["id"]
+        async with bed.http.post(JOBS, json=CHAT, headers=mine) as answer:
+            ids.append(answer.headers["x-request-id"])
+            job = (await answer.json())["id"]
+        paths = (f"{JOBS}/{job}", f"{JOBS}/{job}/events", JOBS, f"/v1/files/{file}/content", "/v1/models", "/healthz")
+        for path in (*paths, "/v1/webhooks/secret", "/v1/nothing"):
+            async with bed.http.get(path, headers=mine) as answer:
+                ids.append(answer.headers["x-request-id"])
+                await answer.read()
+        async with bed.http.post(CHATS, json=CHAT, headers=mine) as answer:
+            ids.append(answer.headers["x-request-id"])
+        assert ids == ["walk-17"] * 11
+        async with bed.http.get(JOBS) as answer:
+            assert len(answer.headers["x-request-id"]) == 16

@@ -34,6 +34,7 @@ from redis.exceptions import RedisError
 
 from router.errors import AuthenticationFailed, IdentityUnavailable
 
+from ...redis.faults import client_fault
 from ...redis.scripts import load_script
 from .config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 
@@ -173,7 +174,7 @@ class RevocationList:
             with anyio.fail_after(_READ_S):
                 await self._read(self._redis)
         except (RedisError, OSError, TimeoutError, ValueError) as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error) if isinstance(error, ValueError) else client_fault(error, self._redis)
             if not self.last_error:
                 _log.warning("the list of revoked tokens cannot be read: %s", reason)
             self.last_error = reason

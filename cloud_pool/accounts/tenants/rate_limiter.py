@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 
 from router.errors import RateLimited
 
+from ...redis.faults import client_fault
 from ...redis.scripts import load_script
 from .budget_day import BudgetDay
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
@@ -234,7 +235,7 @@ class TenantRateLimiter:
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:
-            _log.warning("tenants' rates are checked locally: %s", str(error) or type(error).__name__)
+            _log.warning("tenants' rates are checked locally: %s", client_fault(error, self._redis))
         self._alone = True
         self._retry_at = self._clock() + self._config.redis_retry_after_s
 

@@ -28,6 +28,7 @@ RECONNECT_S = 0.25
 PAGE = 256
 FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError, json.JSONDecodeError)
 _PING_S = 5  # a partition is noticed after two pings
+TO_DO = "Start the broker, or correct the address and `streams.login`."
 _log = logging.getLogger("causeway.cloud.brokers")
 
 
@@ -105,7 +106,7 @@ class NatsConnection:
     async def _on_error(self, error: Exception) -> None:
         fault = type(error).__name__
         if fault != self._logged:
-            _log.warning("%s: %s", self.address, fault)
+            _log.warning("waiting for NATS: %s does not answer (%s). %s", self.address, fault, TO_DO)
         self._logged = fault
 
     async def _on_disconnected(self) -> None:

@@ -23,6 +23,7 @@ MAX_BYTES = 1_000_000  # the default of Kafka's `message.max.bytes` is a little 
 READ_COMMITTED = "read_committed"
 FAULTS = (KafkaError, OSError, asyncio.TimeoutError, AssertionError)
 _CONNECT_S = 0.5
+TO_DO = "Start the broker, or correct the address and `streams.login`."
 _log = logging.getLogger("causeway.cloud.brokers")
 
 
@@ -77,7 +78,7 @@ async def started(make: Callable[[], Any], address: TopicAddress) -> Any:
             return client
         except FAULTS as error:
             if not logged:
-                _log.warning("%s: %s", address, type(error).__name__)
+                _log.warning("waiting for Kafka: %s does not answer (%s). %s", address, type(error).__name__, TO_DO)
             logged = True
             await stop(client)
             await anyio.sleep(_CONNECT_S)

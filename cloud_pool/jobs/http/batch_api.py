@@ -18,6 +18,7 @@ from ...accounts.identity.principal import Grants, Principal
 from ...accounts.model_access import AllowedTiers
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
+from ...observability.logs import REQUEST
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..batches.batch_store import COMPLETION_WINDOW
@@ -141,7 +142,8 @@ class BatchApi:
         file = await self._files.get(name, principal.owner)
         pieces = self._files.read(file)
         first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
-        response = web.StreamResponse(headers={"content-type": "application/octet-stream"})
+        headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}
+        response = web.StreamResponse(headers=headers)
         response.content_length = file.bytes
         await response.prepare(request)
         try:

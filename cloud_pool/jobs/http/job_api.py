@@ -235,6 +235,7 @@ class JobApi:
         self, request: web.BaseRequest, job: str, owner: str, last: Position
     ) -> web.StreamResponse:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        headers["x-request-id"] = REQUEST.get()
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         try:

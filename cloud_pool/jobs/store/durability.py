@@ -120,11 +120,11 @@ class DurabilityCheck:
                 await self.ensure()
                 break
             except (JobStoreNotDurable, JobStoreLayoutMismatch, JobStoreIsCluster, ContentKeyMissing) as error:
-                raise ConfigError(error.message, where="redis") from error
+                raise ConfigError(self._database.explain(error), where="redis") from error
             except JobStoreUnavailable as error:
                 failures += 1
                 delay_s = job_retry_delay_s(failures, self._rng() / 2.0, base_s=_FIRST_DELAY_S, max_s=_MAX_DELAY_S)
-                _log.warning("waiting for Redis: %s; next attempt in %.1f s", error.message, delay_s)
+                _log.warning("waiting for Redis: %s Next attempt in %.1f s.", self._database.explain(error), delay_s)
             await self._sleep(delay_s)
         if failures:
             _log.info("Redis answers")

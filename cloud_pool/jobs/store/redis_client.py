@@ -19,8 +19,9 @@ from redis.exceptions import (
 
 from router.errors import JobStoreUnavailable
 
-from ...redis.config import RedisAddress
+from ...redis.config import RedisAddress, shown_address
 from ...redis.connect import ConnectionOptions, open_redis
+from ...redis.faults import is_unreachable, redis_fault
 from ...redis.layout import JOBS_LAYOUT, layout_fault
 from ...redis.replicas import PromotableReplicas, ReplicasUnknown
 from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
@@ -67,6 +68,7 @@ class RedisClient:
             connections=_MAX_CONNECTIONS, connect_timeout_s=_TIMEOUT_S, timeout_s=_TIMEOUT_S, retry=retry, raw=True
         )
         self._redis = open_redis(address, "jobs.redis", options)
+        self._address = shown_address(address)
         self.prefix = prefix
         self._scripts = {name: self._redis.register_script(text) for name, text in scripts.items()}
         self._min_replicas = replicas
@@ -77,6 +79,13 @@ class RedisClient:
     def key(self, *parts: str) -> str:
         """Return a key below the prefix."""
         return ":".join((self.prefix, *parts))
+
+    def explain(self, error: JobStoreUnavailable) -> str:
+        """Say to operators what is wrong, with Redis's address, which callers do not get."""
+        if is_unreachable(error.__cause__) and not isinstance(error.__cause__, ReplicasUnknown):
+            assert isinstance(error.__cause__, Exception)
+            return redis_fault(error.__cause__, self._address)
+        return f"Redis at {self._address}: {error.message}"
 
     async def command(self, *arguments: Argument) -> Reply:
         """Run a command. Raises JobStoreUnavailable."""

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from router.errors import JobStoreUnavailable
 
 from ...accounts.tenants.usage import UsageBatch
+from ...redis.faults import redis_fault
 from .redis_client import RedisClient, as_fields
 
 _INTERVAL_S = 1.0
@@ -48,7 +49,11 @@ class UsageOutbox:
                 pass
         except (JobStoreUnavailable, RedisError, OSError, TimeoutError) as error:
             if not self._fault:
-                _log.warning("usage of jobs is not written yet: %s", type(error).__name__)
+                if isinstance(error, JobStoreUnavailable):
+                    reason = self._database.explain(error)
+                else:
+                    reason = redis_fault(error, "the tenants' address")
+                _log.warning("usage of jobs is not written yet: %s", reason)
             self._fault = type(error).__name__
             return False
         self._fault = ""

@@ -70,12 +70,17 @@ def check_webhook_url(url: str, *, allow_http: bool, allowed: tuple[Network, ...
     if len(url) > MAX_URL or not host or not url.isascii() or not url.isprintable() or " " in url or port == 0:
         raise WebhookRefused(f"`webhook` is a URL of at most {MAX_URL} ASCII characters", param="webhook")
     if parts.scheme != "https" and not (allow_http and parts.scheme == "http"):
-        raise WebhookRefused("`webhook` must begin with https://", param="webhook")
+        schemes = "http:// or https://" if allow_http else "https://"
+        raise WebhookRefused(f"`webhook` must begin with {schemes}", param="webhook")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise WebhookRefused("`webhook` may hold no user, password or fragment", param="webhook")
     reason = forbidden_reason(host, allowed)
     if reason and reason != _NO_ADDRESS:
-        raise WebhookRefused(f"`webhook` may not be sent to {host}: it {reason}", param="webhook")
+        raise WebhookRefused(
+            f"`webhook` may not be sent to {host}: it {reason}. Name a public host, or have the gateway's operator"
+            " allow its network (jobs.webhooks.allowed_networks).",
+            param="webhook",
+        )
     return url
 
 

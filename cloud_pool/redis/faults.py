@@ -1,0 +1,69 @@
+"""What is wrong with a Redis, for operators: the service, its address without a password, and what to do."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import redis.asyncio
+from redis.asyncio.sentinel import MasterNotFoundError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+_TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
+_addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
+
+
+def remember_address(client: redis.asyncio.Redis, address: str) -> None:
+    """Note the address that messages about a client's faults name. `address`: without a password."""
+    _addresses[client] = address
+
+
+def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
+    """Describe what a call of `client` raised, as `redis_fault`."""
+    return redis_fault(error, "" if client is None else _addresses.get(client, ""))
+
+
+def redis_fault(error: Exception, address: str) -> str:
+    """Describe what a call of Redis raised.
+
+    Args:
+        error: a RedisError, an OSError or a TimeoutError; Redis's own words may be in the text.
+        address: without a password; "" if it is not known.
+    """
+    name = f"Redis at {address}" if address else "Redis"
+    if isinstance(error, BusyLoadingError):
+        return f"{name} is still loading its data: {error}"
+    if isinstance(error, AuthenticationError):
+        return f"{name} refuses the login: {error}. Correct the user and the password in the configuration."
+    if isinstance(error, MasterNotFoundError):
+        return f"{name}: the Sentinels name no master: {error}. {_TO_DO}"
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return f"{name} does not answer in time. Look whether it is overloaded, stopped or cut off."
+    if isinstance(error, RedisConnectionError | OSError):
+        return f"{name} cannot be reached: {_reason(error)}. {_TO_DO}"
+    return f"{name} answers with an error: {str(error) or type(error).__name__}"
+
+
+def is_unreachable(error: BaseException | None) -> bool:
+    """Whether Redis did not answer at all; False if it answered with an error."""
+    return isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's words, instead of redis-py's, which name a number and the host once more."""
+    for one in _causes(error):
+        if isinstance(one, socket.gaierror):
+            return "its host name is not known"
+        if isinstance(one, OSError) and one.errno and not isinstance(one, RedisError):
+            return os.strerror(one.errno).lower() if one.errno > 0 else str(one)
+    return (str(error) or type(error).__name__).rstrip(".")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
