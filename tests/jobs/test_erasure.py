@@ -228,7 +228,7 @@ def test_the_command_counts_asks_erases_and_signs(
         (["--config", str(gateway), "--device", "kiosk"], "", 2, "write the tenant before it"),
         ([*command, "--dry-run"], "", 0, "1\tjobs"),
         (command, "", 2, "name the key that signs"),
-        (signed, "n\n", 1, f"Erase tenant {SECRET} for good?"),
+        (signed, "n\n", 2, f"Erase tenant {SECRET} for good? Nothing was changed: there is no terminal to ask at"),
         ([*signed, "--yes", "--receipt", str(tmp_path / "absent" / "r")], "", 2, "No such file or directory"),
         ([*signed, "--yes"], "", 0, "1\tjobs"),
         ([*command, "--dry-run"], "", 0, "0\tjobs"),
