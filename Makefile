@@ -56,8 +56,8 @@ encoders:
 	@$(BIN)/python -m pip install -q --require-hashes -r edge_node/deploy/requirements-modalities.txt
 	@$(BIN)/causeway-models pull speech $(if $(YES),--yes)
 
-demo-voice: encoders ## Spoken commands on the device, measured (DATA=hwu64.jsonl; needs espeak-ng)
-	@exec $(BIN)/python -m tests.bench.voice --data $(DATA) $(ARGS)
+demo-voice: encoders ## Spoken commands on the device, measured (needs espeak-ng; DATA=hwu64.jsonl: its held-back rows)
+	@exec $(BIN)/python -m tests.bench.voice $(if $(DATA),--data $(DATA)) $(ARGS)
 
 demo-invoice: encoders ## Typed and spoken questions about a picture, answered by a 0.5B model on the device (needs espeak-ng)
 	@$(BIN)/causeway-models pull demo:qwen $(if $(YES),--yes)

@@ -3,4 +3,12 @@
 Reading order: `catalog` (artifacts), `llama_cpp` (the engine), `function_calls` and `chat` (what the assistants read
 and answer), `signals` (the router signals), `semantic` (which questions mean the same), `modalities` (sounds and
 pictures), then how models come: `pull`, `calibrate`, `evaluate`, `publish`, `train`; `cli`.
+
+Importing this package turns the telemetry of ONNX Runtime off, in this process and its children.
 """
+
+import os
+
+# From 1.29 its wheels for Linux send names and hashes of models, counts and errors to Microsoft by default. The
+# variable counts at the first import of onnxruntime, which only modules of this package and their libraries import.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"

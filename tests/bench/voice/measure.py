@@ -1,12 +1,4 @@
-"""`make demo-voice`: held-back commands, spoken by espeak-ng, heard by Whisper, answered by the device's assistant.
-
-    python -m tests.bench.voice --data data/intents/hwu64.jsonl [--rows 100] [--voices en-us,en-gb,en-gb-scotland]
-
-Needs the extra `voice`, `causeway-models pull speech`, and espeak-ng. The speech is synthetic, and said to be. Prints
-word error rate, exact match of the calls beside that of the typed text, what a handoff keeps on the device with the
-calibrator as it is for typed requests and for spoken ones, times, and the connections that left this machine, looked
-for after each command. The commands are of the half that the calibrator was not fitted on.
-"""
+"""Speaks commands by espeak-ng, sends them to an edge daemon as sounds, and compares its calls with typed text's."""
 
 from __future__ import annotations
 
@@ -24,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import psutil
 
 from edge_node.app import App, build
 from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
@@ -42,11 +33,18 @@ from router.openai import parse_chat
 from router.parts.spoken_form import spoken_form
 from router.types import RoutingHints
 
+from .network import NetworkWatch
+
+COMMANDS = Path(__file__).with_name("commands.jsonl")
+FORMAT = (
+    'Give JSON lines with the labels of HWU64, as {"text": "wake me at six", "intent": "alarm_set", '
+    '"slots": [["time", "six"]]}; without --data (DATA=), the sentences in tests/bench/voice/commands.jsonl are spoken.'
+)
 _TOKENS, _BELOW = 8, 0.55  # the default policy's handoff
 
 
 class Spoken(msgspec.Struct, frozen=True):
-    """One command: what was understood of it, and whether the two calls are right."""
+    """One command: its transcript, and whether the two calls are right."""
 
     row: TranscribedRow
     words: int
@@ -94,7 +92,7 @@ async def measure(app: App, session: aiohttp.ClientSession, row: Row, voice: str
     total_s = time.monotonic() - started
     record = app.parts.decisions.newest
     assert record is not None
-    # Remembered by its hash: this costs nothing, and nothing else shows what was heard.
+    # Remembered by its hash: this costs nothing, and the transcript is shown nowhere else.
     request = parse_chat(
         msgspec.json.encode({"model": "auto", "messages": [{"role": "user", "content": content}]}), RoutingHints()
     )
@@ -116,25 +114,25 @@ def text_of(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
-def leaving_connections() -> list[str]:
-    """Connections of this process and its children to another machine."""
-    me = psutil.Process()
-    return [
-        str(connection.raddr)
-        for process in (me, *me.children(recursive=True))
-        for connection in process.net_connections("inet")
-        if connection.raddr != () and not connection.raddr.ip.startswith(("127.", "::1"))
-    ]
+def choose_rows(data: Path | None, count: int) -> list[Row]:
+    """Return the commands: the ones that ship, or held-back rows of HWU64 that the calibrator was not fitted on.
+
+    Raises ArtifactError: a line is no row. Exits where there is no such row.
+    """
+    rows = list(read_rows(COMMANDS if data is None else data, "hwu64"))  # the labels are HWU64's in both
+    if data is not None:
+        rows = [row for row in rows if is_validation_row(row) and is_device_row(row.source, row.intent)]
+        rows = [row for row in rows if not is_held_out(row.text, HALVES, 0.5)]
+    if not rows:
+        sys.exit(f"{data}: no held-back command that the device's assistant answers. {FORMAT}")
+    return sorted(rows, key=lambda row: row.text)[:: max(1, len(rows) // count)][:count]
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    rows = [
-        row
-        for row in read_rows(arguments.data)
-        if is_validation_row(row) and is_device_row(row.source, row.intent) and not is_held_out(row.text, HALVES, 0.5)
-    ]
-    rows = sorted(rows, key=lambda row: row.text)[:: max(1, len(rows) // arguments.rows)][: arguments.rows]
+async def run(arguments: argparse.Namespace, watch: NetworkWatch) -> None:
+    """Measure, and print the report."""
+    rows = choose_rows(arguments.data, arguments.rows)
     voices = arguments.voices.split(",")
+    watch.start()
     with tempfile.TemporaryDirectory() as folder:
         patient = ModalitiesConfig(audio_timeout_s=110.0, language="en")
         app = build(Config(state_dir=folder, server=ServerConfig(port=0), modalities=patient), environ={})
@@ -144,15 +142,16 @@ async def run(arguments: argparse.Namespace) -> None:
         try:
             async with aiohttp.ClientSession(f"http://127.0.0.1:{app.port}") as session:
                 await ask(session, "are you there")  # the engine is loaded
-                results, leaving = [], set[str]()
+                results = []
                 for at, row in enumerate(rows):
                     voice = voices[at % len(voices)]
                     wav = await asyncio.to_thread(speak, row.text, voice, arguments.espeak.split())
                     results.append(await measure(app, session, row, voice, wav))
-                    leaving.update(leaving_connections())
         finally:
             await app.close()
-        report(results, leaving, await asyncio.to_thread(handed_off, results, Path(folder)))
+        watched = watch.stop()
+        kind = "own sentences, written for this demonstration" if arguments.data is None else "held-back rows"
+        report(kind, results, watched, await asyncio.to_thread(handed_off, results, Path(folder)))
 
 
 def handed_off(results: list[Spoken], folder: Path) -> SpokenMetrics:
@@ -165,11 +164,11 @@ def handed_off(results: list[Spoken], folder: Path) -> SpokenMetrics:
     return measure_spoken(heard, ConfidenceCalibrator(parameters), _TOKENS, _BELOW)
 
 
-def report(results: list[Spoken], leaving: set[str], kept: SpokenMetrics) -> None:
+def report(kind: str, results: list[Spoken], watched: list[str], kept: SpokenMetrics) -> None:
     count = len(results)
     warm = results[1:] or results  # the first one loads Whisper
     total = sorted(one.total_s for one in warm)
-    print(f"{count} held-back commands, synthetic speech (espeak-ng)")
+    print(f"{count} commands ({kind}), synthetic speech (espeak-ng)")
     print(f"word error rate           {error_rate(results):7.1%}")
     for voice in dict.fromkeys(one.row.voice for one in results):
         print(f"  {voice:23} {error_rate([one for one in results if one.row.voice == voice]):7.1%}")
@@ -184,21 +183,9 @@ def report(results: list[Spoken], leaving: set[str], kept: SpokenMetrics) -> Non
     print(f"of {kept.rows} heard commands, handed off, and wrong ones kept on the device")
     print(f"  as if typed             {1 - kept.typed_kept:7.1%} {kept.typed_wrong_kept:7.1%}")
     print(f"  calibrated on speech    {1 - kept.spoken_kept:7.1%} {kept.spoken_wrong_kept:7.1%}")
-    print(f"connections that left     {len(leaving)}")
+    for line in watched:
+        print(line)
 
 
 def error_rate(results: list[Spoken]) -> float:
     return sum(one.word_errors for one in results) / sum(one.words for one in results)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.voice", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="rows of the assistant's data, such as hwu64.jsonl")
-    parser.add_argument("--rows", type=int, default=100)
-    parser.add_argument("--voices", default="en-us,en-gb,en-gb-scotland")
-    parser.add_argument("--espeak", default="espeak-ng", help="command of espeak-ng, with its options")
-    asyncio.run(run(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""`make demo-voice`: spoken commands on the device, with the network watched for the whole run."""
