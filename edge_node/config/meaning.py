@@ -73,6 +73,8 @@ MEANING: Mapping[str, str] = {
     "jobs.webhooks.timeout_s": "longest time of one delivery",
     "jobs.webhooks.concurrency": "webhooks that are sent at the same time",
     "jobs.webhooks.concurrency_per_receiver": "the same to one scheme, host and port",
+    "jobs.webhooks.max_age_s": "how long after the end of its job a webhook is given up, where its receiver is away; "
+    "until then the job is listed, its answer is deleted as ever",
     "jobs.webhooks.format": "of their bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
     "(structured) or `cloudevents-binary`",
     "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "

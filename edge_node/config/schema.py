@@ -86,6 +86,7 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Seconds = 15.0
     concurrency: Positive = 8
     concurrency_per_receiver: Positive = 2
+    max_age_s: Seconds = 35 * 86400.0
     format: WebhookFormat = "standard"
 
 

@@ -252,7 +252,7 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
         yield Gauge(
             "causeway_edge_jobs_webhooks",
             "Webhooks that are not sent any more, by outcome: delivered, failed, disabled (the receiver answered 410), "
-            "lost (their job was deleted).",
+            "expired (their receiver was away too long), lost (their job was deleted).",
             count,
             (("outcome", outcome),),
             is_counter=True,

@@ -61,6 +61,7 @@ SETTINGS: Mapping[str, object] = {
     "jobs.webhooks.timeout_s": _Seconds,
     "jobs.webhooks.concurrency": _Positive,
     "jobs.webhooks.concurrency_per_receiver": _Positive,
+    "jobs.webhooks.max_age_s": _Seconds,
     "jobs.webhooks.format": WebhookFormat,
     "realtime.max_sessions": _Positive,
     "realtime.max_items": Annotated[int, Meta(ge=2)],

@@ -21,12 +21,13 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from edge_node.clock import Clock
 from edge_node.config.schema import JobsConfig, WebhookConfig
 from edge_node.jobs.entry import FILE
+from edge_node.jobs.errors import JobNotDead
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import EdgeJob, JobAnswer
 from edge_node.jobs.running.webhooks import WebhookSender
 from edge_node.jobs.store import JobStore
 from edge_node.jobs.tables.values import Claimed
-from router.errors import CloudFailed, JobStoreUnavailable
+from router.errors import CloudFailed, JobStoreUnavailable, NotFound
 from router.jobs.revisions import LateParts
 from router.jobs.states import JobEvent
 from tests.ports import free_port
@@ -177,6 +178,27 @@ async def test_a_webhook_that_nobody_takes_ends_by_its_age_and_the_job_says_so(t
         await box.store.expire()
         assert box.store.stats.webhooks == {"expired": 1}
         assert box.store.stats.webhooks_due == 0
+        assert await box.status(job) == "failed"
+        await box.store.expire()
+        with pytest.raises(NotFound):
+            await box.store.get(job.id, None)
+
+
+async def test_what_is_kept_for_a_webhook_alone_has_no_content_and_no_room_of_others(tmp_path: Path) -> None:
+    """A dead letter without its request cannot be retried, and says so."""
+    async with outbox(tmp_path) as box:
+        url = f"http://127.0.0.1:{free_port()}/hook"
+        job = await box.answered(url)
+        claimed = await box.claimed(url, "two")
+        await exhausted(box.store, claimed.job)
+        assert box.store.stats.bytes > 0
+        await box.pass_s(8 * DAY_S)
+        await box.store.expire()
+        assert (box.store.stats.bytes, box.store.stats.empty) == (0, 2)
+        assert (await box.store.get(job.id, None))[1] == b""
+        with pytest.raises(JobNotDead, match="submit it again"):
+            await box.store.retry(claimed.job.id, None)
+        await erased(tmp_path, [b"the request", b"the answer"])
 
 
 async def test_a_name_that_no_server_resolves_costs_no_attempt(tmp_path: Path) -> None:

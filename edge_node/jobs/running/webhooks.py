@@ -198,7 +198,8 @@ class WebhookSender:
         )
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(5.0, timeout_s)),
+            # Names that no server resolves count as no connection: `connect` ends before `total`.
+            timeout=aiohttp.ClientTimeout(total=timeout_s, connect=min(5.0, timeout_s / 2.0)),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,  # a proxy would open the connection, to an unchecked address
             auto_decompress=False,

@@ -48,6 +48,8 @@ class OutboxCallers:
         job = self._rows.find(db, job_id, owner)
         if job.state is not JobState.DEAD:
             raise JobNotDead(f"only a dead letter can be retried; this job is {job.state.value}")
+        if not job.body_bytes:
+            raise JobNotDead("the time of this dead letter has passed and its request is deleted: submit it again")
         now = self._rows.time.now()
         job = msgspec.structs.replace(
             job,
@@ -62,6 +64,7 @@ class OutboxCallers:
             revived=job.revived + 1,
             lost=0,
             error=b"",
+            webhook_status="",
         )
         self._rows.stats.bytes -= job.body_bytes
         self._rows.count(job, 1)

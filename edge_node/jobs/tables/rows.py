@@ -131,6 +131,17 @@ class OutboxRows:
         if job.late is not None:
             self.stats.count_revision("cancelled")
 
+    def empty(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """Delete request and result of a job that has ended; the job stays."""
+        self.stats.replies_lost += self.replies.set_due(db, job, None)
+        self.bodies.delete(db, "requests", job.seq)
+        self.bodies.delete(db, "results", job.seq)
+        self.stats.bytes -= stored_bytes(job)
+        self.stats.empty += 1
+        if job.late is not None:
+            self.stats.count_revision("cancelled")
+        self.save(db, msgspec.structs.replace(job, body_bytes=0, result_bytes=0, late=None))
+
     def count(self, job: EdgeJob, sign: int) -> None:
         """Add or take an unfinished job."""
         self.stats.unfinished += sign

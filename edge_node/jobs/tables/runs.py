@@ -16,7 +16,7 @@ from ..errors import JobLost
 from ..record import EdgeJob, Lane
 from .bodies import body_of
 from .rows import OutboxRows
-from .schema import DUE, LATE, OLD, OLDEST_EMPTY, WAITING, decode_job
+from .schema import DUE, LATE, OLD, OLD_BODIES, OLDEST_EMPTY, UNTOLD, WAITING, decode_job
 from .values import Claimed
 
 READ_BYTES = 16 * 1024 * 1024  # of requests that are read at once; one may be larger
@@ -99,17 +99,25 @@ class OutboxRuns:
         error = encode_job_error(DeadlineExceeded("the job's deadline passed before it was answered"))
         for row in late:
             self._rows.end(db, decode_job(row[0]), JobEvent.EXPIRE, {"error": error})
-        deleted = self._delete(db, OLD, 0, now - config.result_ttl_s, _ENDED_AT_ONCE)
-        deleted += self._delete(db, OLD, 1, now - config.dead_letter_ttl_s, _ENDED_AT_ONCE)
+        deleted = 0
+        for dead, ttl_s in enumerate((config.result_ttl_s, config.dead_letter_ttl_s)):
+            deleted += self._delete(db, OLD, dead, now - ttl_s, _ENDED_AT_ONCE)
+            for job in self._found(db, OLD_BODIES, dead, now - ttl_s, _ENDED_AT_ONCE):  # a webhook of it waits
+                self._rows.empty(db, job)
+            for job in self._found(db, UNTOLD, dead, now - config.webhooks.max_age_s, _ENDED_AT_ONCE):
+                self._rows.webhooks.give_up(db, job)
         if (surplus := self._rows.stats.empty - config.max_jobs) > 0:
             deleted += self._delete(db, OLDEST_EMPTY, min(surplus, _ENDED_AT_ONCE))
         return len(late) + deleted
 
     def _delete(self, db: sqlite3.Connection, query: str, *arguments: float) -> int:
-        found = db.execute(query, arguments).fetchall()
-        for (record,) in found:
-            self._rows.delete(db, decode_job(record))
+        found = self._found(db, query, *arguments)
+        for job in found:
+            self._rows.delete(db, job)
         return len(found)
+
+    def _found(self, db: sqlite3.Connection, query: str, *arguments: float) -> list[EdgeJob]:
+        return [decode_job(row[0]) for row in db.execute(query, arguments).fetchall()]
 
     def recover(self, db: sqlite3.Connection) -> None:
         """Take back the jobs that ran when the daemon ended; one that was lost too often is a dead letter."""

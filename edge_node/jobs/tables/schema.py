@@ -44,7 +44,10 @@ DUE = (
     f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"
 )
 LATE = "SELECT record FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
-OLD = "SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? ORDER BY ended LIMIT ?"
+_TOLD = "NOT EXISTS (SELECT 1 FROM webhooks WHERE webhooks.seq = jobs.seq)"
+OLD = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND {_TOLD} ORDER BY ended LIMIT ?"
+OLD_BODIES = "SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND bytes != 0 ORDER BY ended LIMIT ?"
+UNTOLD = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND NOT {_TOLD} ORDER BY ended LIMIT ?"
 OLDEST_EMPTY = "SELECT record FROM jobs WHERE bytes = 0 AND ended >= 0.0 ORDER BY ended LIMIT ?"
 DUE_REPLIES = (
     "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
@@ -56,7 +59,7 @@ DUE_WEBHOOKS = (
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
 )
-QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLDEST_EMPTY, DUE_REPLIES, DUE_WEBHOOKS)
+QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLD_BODIES, UNTOLD, OLDEST_EMPTY, DUE_REPLIES, DUE_WEBHOOKS)
 """What is asked again and again: each is found by an index, however many jobs there are."""
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (

@@ -1,13 +1,15 @@
 """Webhooks that are to be sent: a row for each, from the transaction that ends or revises its job.
 
 1. Those of a job are sent in order: a later one waits for the earlier ones.
-2. They are kept as long as their job: when it is deleted, what was not sent by then is lost, and counted.
+2. A job is kept until its webhooks are sent, though without its request and its answer once their time has passed.
+   After `max_age_s` they are given up. Those of a job that is purged, or gives way, are lost. Both are counted.
 3. `owners` have a secret that signs; a rotated one signs, too, for a day.
 """
 
 from __future__ import annotations
 
 import base64
+import logging
 import secrets
 import sqlite3
 from collections.abc import Collection
@@ -21,6 +23,8 @@ from ..box_time import BoxTime
 from ..record import EdgeJob, WebhookStatus
 from .schema import DUE_WEBHOOKS, UPDATE, decode_job, updated
 from .values import DueWebhook, OutboxStats
+
+log = logging.getLogger(__name__)
 
 _OVERLAP_S = 24 * 3600.0
 _encoder = msgspec.json.Encoder()
@@ -83,10 +87,19 @@ class OutboxWebhooks:
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete the webhooks of a job with it. (2)"""
-        lost = db.execute("DELETE FROM webhooks WHERE seq = ?", (job.seq,)).rowcount
-        self._stats.webhooks_due -= lost
-        if lost:
-            self._stats.count_webhook("lost", lost)
+        self._delete(db, job, "lost")
+
+    def give_up(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+        """End the webhooks of a job whose receiver was away for too long. (2)"""
+        self._delete(db, job, "expired")
+        db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
+        log.warning("%s: its webhooks are given up: the receiver was away for too long", job.id)
+
+    def _delete(self, db: sqlite3.Connection, job: EdgeJob, outcome: str) -> None:
+        count = db.execute("DELETE FROM webhooks WHERE seq = ?", (job.seq,)).rowcount
+        self._stats.webhooks_due -= count
+        if count:
+            self._stats.count_webhook(outcome, count)
 
     def secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it. (3)"""
