@@ -62,9 +62,11 @@ def list_(url: str, api_key: str, as_json: bool, status: str | None, limit: int)
 @_options
 @click.argument("job")
 def show(url: str, api_key: str, as_json: bool, job: str) -> None:
-    """Print one job with its answer."""
+    """Print one job with its webhook and its answer."""
     (found,) = _ask(url, api_key, lambda causeway: [causeway.job(job)])
     _print([found], as_json=as_json)
+    if found.webhook and not as_json:
+        click.echo(f"webhook {found.webhook_status or 'after its end'}: {found.webhook}")
     if found.answer is not None and not as_json:
         click.echo(found.answer.text)
 

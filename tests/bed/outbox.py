@@ -119,15 +119,15 @@ class Daemon:
 class Client:
     """One connection that submits jobs until each is acknowledged."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, webhook: str = "") -> None:
         self._daemon = daemon
+        self._fields = {"webhook": webhook} if webhook else {}
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.latencies_s: list[float] = []
 
     async def submit(self, number: int, priority: str) -> str:
-        body = json.dumps(
-            {"model": "auto", "messages": [{"role": "user", "content": f"{priority}-{number}"}], "priority": priority}
-        )
+        messages = [{"role": "user", "content": f"{priority}-{number}"}]
+        body = json.dumps({"model": "auto", "messages": messages, "priority": priority, **self._fields})
         head = (
             f"POST /v1/jobs HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nIdempotency-Key: k{number}\r\n"
         )
@@ -205,7 +205,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
     cloud.be_away()
     daemon = Daemon(folder, cloud.url, arguments.steady)
     await daemon.start()
-    clients = [Client(daemon) for _ in range(arguments.clients)]
+    clients = [Client(daemon, arguments.webhook) for _ in range(arguments.clients)]
     ids = {0: await Client(daemon).submit(0, jobs[0])}  # with the first job the daemon opens its outbox
     offline = moments(chance, arguments.kills // 2, arguments.jobs)
     killer = asyncio.create_task(daemon.kill_at(offline, lambda: len(ids)))
@@ -268,6 +268,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--steady", type=float, default=50.0, help="jobs per second: the daemon's jobs.steady_per_s")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--webhook", default="", help="URL that each job names, such as https://example.com/hook")
     parser.add_argument("--accept", action="store_true", help="only accept, and judge how fast")
     return parser.parse_args(arguments)
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from edge_node.cli.main import main
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import JobsConfig, WebhookConfig
 from tests.edge.box import Box, running
 from tests.edge_jobs.cloud import JobCloud
-from tests.edge_jobs.support import accepted, ended
+from tests.edge_jobs.support import accepted, ended, view
+from tests.jobs.webhook_receiver import receiving
 
 
 async def call(box: Box, *arguments: str) -> Result:
@@ -48,3 +49,17 @@ def test_an_unknown_status_is_a_usage_error() -> None:
 def test_a_daemon_that_is_away_is_said() -> None:
     result = CliRunner().invoke(main, ["jobs", "list", "--url", "http://127.0.0.1:9"])
     assert (result.exit_code, "cannot reach" in result.stderr) == (3, True)
+
+
+async def test_the_webhook_of_a_job_is_shown_with_its_status(tmp_path: Path) -> None:
+    here = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
+    async with receiving() as receiver, running(tmp_path, cloud=JobCloud(), jobs=JobsConfig(webhooks=here)) as box:
+        url = f"http://127.0.0.1:{receiver.port}/hook"
+        waits = await accepted(box, webhook=url, not_before_ms=3_600_000)
+        assert f"webhook after its end: {url}\n" in (await call(box, "show", waits)).stdout
+        job = await accepted(box, webhook=url)
+        await ended(box, job)
+        async with asyncio.timeout(60.0):
+            while (await view(box, job))["webhook_status"] == "pending":  # noqa: ASYNC110 -- the API has no event for it
+                await asyncio.sleep(0.01)
+        assert f"webhook delivered: {url}\n" in (await call(box, "show", job)).stdout

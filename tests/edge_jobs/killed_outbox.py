@@ -29,6 +29,7 @@ from router.jobs.states import JobEvent
 
 T = TypeVar("T")
 NOTES = "notes"
+WEBHOOK = "https://example.com/hook"  # of the jobs that are not bulk
 WAVES, AT_ONCE = 4, 6
 
 
@@ -89,7 +90,8 @@ async def live(life: Life) -> None:
         os.write(notes, f"{what} {text}\n".encode())
 
     async def accept(text: str) -> None:
-        await insist(lambda: store.accept(new_job(store, text), said(text)))
+        job = msgspec.structs.replace(new_job(store, text), webhook="" if "bulk" in text else WEBHOOK)
+        await insist(lambda: store.accept(job, said(text)))
         note("accepted", text)
 
     async def succeed(job: EdgeJob, text: str) -> None:

@@ -66,6 +66,7 @@ def outboxes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outboxes]:
 
 async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
     """Each acknowledged job is there once, in its last acknowledged state or a later one; running ones are taken back.
+    Webhooks wait for each end and revision, no more and no fewer.
 
     A request is there as long as it may run, and then in no file; a result if and only if the job succeeded.
     """
@@ -88,6 +89,10 @@ async def assert_kept(folder: Path, notes: Sequence[str]) -> None:
         _, result = await store.get(job.id, "me")
         assert result == ((b"answer", b"revised")[job.revision] if job.state.value == "succeeded" else b"")
         assert (job.id in revisable) == (job.late is not None)
+    told = [job for job in jobs if job.webhook and job.has_ended]
+    assert [job.webhook_status for job in told] == ["pending"] * len(told)
+    assert {due.notice.job for due in await store.due_webhooks(1000, (), ())} == {job.id for job in told}
+    assert store.stats.webhooks_due == len(told) + sum(job.revision for job in told)
     assert store.stats.bytes == sum(job.body_bytes + job.result_bytes for job in jobs)
     claimed = await store.claim("edge", 1000)
     assert [one.body for one in claimed] == [said(one.job.key) for one in claimed]

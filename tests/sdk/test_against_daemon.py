@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Usage
+from causeway import AsyncCauseway, Causeway, CausewayAPIError, CausewayTimeout, Job, Usage
 from edge_node.config.schema import KeyConfig, ServerConfig
 from tests.edge.box import Box, running
 from tests.waiting import until
@@ -140,7 +140,7 @@ async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncC
     assert (answer.text, answer.decision.route) == ("edge says so", "edge")
     assert [job.id for job in await causeway.jobs(limit=1)] == [second.id]
     late = await causeway.submit("hello", not_before_s=3600, revise_within_s=5)
-    assert (late.revision, late.late_parts) == (0, ())
+    assert (late.revision, late.late_parts, late.webhook) == (0, (), "")
     with pytest.raises(CausewayTimeout):
         await causeway.wait(late, timeout_s=0)
     assert (await causeway.cancel(late)).status == "cancelled"
@@ -149,3 +149,19 @@ async def test_jobs_are_submitted_waited_for_and_read(box: Box, causeway: AsyncC
     with pytest.raises(CausewayAPIError) as refused:
         await causeway.job(late.id)
     assert refused.value.status == 404
+
+
+async def test_a_job_names_its_webhook_in_both_clients(box: Box, causeway: AsyncCauseway) -> None:
+    """A URL into the box is refused with the reason, unless the box allows it."""
+    url = "https://example.com/hook"
+    job = await causeway.submit("hello", webhook=url, not_before_s=3600)
+    assert (job.webhook, job.webhook_status) == (url, "")
+
+    def ask() -> Job:
+        with Causeway(f"http://127.0.0.1:{box.app.port}") as client:
+            return client.submit("hello", webhook=url, not_before_s=3600)
+
+    assert (await asyncio.to_thread(ask)).webhook == url
+    with pytest.raises(CausewayAPIError, match="loopback") as refused:
+        await causeway.submit("hello", webhook="https://127.0.0.1/hook")
+    assert (refused.value.status, refused.value.code) == (400, "webhook_refused")

@@ -59,7 +59,20 @@ DUE_WEBHOOKS = (
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
 )
-QUERIES = (BY_KEY, FREE_KEY, OLDEST_BULK, LISTED, DUE, LATE, OLD, OLD_BODIES, UNTOLD, OLDEST_EMPTY, DUE_REPLIES, DUE_WEBHOOKS)
+QUERIES = (
+    BY_KEY,
+    FREE_KEY,
+    OLDEST_BULK,
+    LISTED,
+    DUE,
+    LATE,
+    OLD,
+    OLD_BODIES,
+    UNTOLD,
+    OLDEST_EMPTY,
+    DUE_REPLIES,
+    DUE_WEBHOOKS,
+)
 """What is asked again and again: each is found by an index, however many jobs there are."""
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (

@@ -145,6 +145,9 @@ class Job:
         attempts: Runs that were attempts, with the one that succeeded.
         revision: How often the answer was replaced because a late sound or picture had been read.
         late_parts: Kinds of part (``image``, ``audio``, ``file``) that may still revise the answer.
+        webhook: The URL that is told of its end; empty: none.
+        webhook_status: ``pending``, ``delivered``, ``failed`` or ``disabled`` (the receiver answered 410); empty before
+            the job has ended.
     """
 
     id: str
@@ -155,6 +158,8 @@ class Job:
     attempts: int = 0
     revision: int = 0
     late_parts: tuple[str, ...] = ()
+    webhook: str = ""
+    webhook_status: str = ""
 
     @property
     def ended(self) -> bool:

@@ -62,6 +62,8 @@ def decode_job(document: JSON) -> Job:
         attempts=attempts if isinstance(attempts, int) else 0,
         revision=revision if isinstance(revision, int) else 0,
         late_parts=tuple(_text(kind) for kind in _list(document.get("late_parts"))),
+        webhook=_text(document.get("webhook")),
+        webhook_status=_text(document.get("webhook_status")),
     )
 
 

@@ -123,6 +123,7 @@ def build_job_request(
     priority: str,
     not_before_s: float,
     revise_within_s: float,
+    webhook: str,
     key: str,
 ) -> Request:
     """A submission. Its body is the same at each try, because it is compared under the key."""
@@ -134,4 +135,6 @@ def build_job_request(
         fields["not_before_ms"] = int(not_before_s * 1000)
     if revise_within_s > 0:
         fields["revise_within_ms"] = int(revise_within_s * 1000)
+    if webhook:
+        fields["webhook"] = webhook
     return Request("/v1/jobs", fields, request.hints, headers={"Idempotency-Key": key})

@@ -268,6 +268,7 @@ class AsyncCauseway:
         priority: Literal["interactive", "standard", "bulk"] = "standard",
         not_before_s: float = 0.0,
         revise_within_s: float = 0.0,
+        webhook: str = "",
         key: str = "",
         **options: Unpack[RequestOptions],
     ) -> Job:
@@ -281,13 +282,17 @@ class AsyncCauseway:
             not_before_s: Seconds that the job shall wait at least.
             revise_within_s: Seconds in which sounds and pictures that are read late may revise the answer; devices
                 only. Default: none do.
+            webhook: URL that is told, by a signed POST, when the job has ended or its answer was revised. The daemon's
+                configuration says where it may lead. Default: none.
             key: Idempotency key: the same submission with the same key is the same job. Default: a new one.
             **options: See `RequestOptions`; `deadline_s` is the job's.
 
         Returns:
             The job, to be given to `wait` or `results`.
         """
-        request = build_job_request(messages, options, priority, not_before_s, revise_within_s, key or uuid.uuid4().hex)
+        request = build_job_request(
+            messages, options, priority, not_before_s, revise_within_s, webhook, key or uuid.uuid4().hex
+        )
         return decode_job(decode_json((await self._fetch(request)).content))
 
     async def job(self, job_id: str) -> Job:
