@@ -1,7 +1,7 @@
 """The entries of the semantic cache, in memory: bounded, oldest use out first, searched by exact inner product.
 
 Entries are compared only within one bucket: the same scope (whose request it is, and all of it but the question) and
-the same protected words. A bucket is one float32 matrix [entries, dimensions] that grows by doubling.
+the same protected words.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from collections import OrderedDict
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from .judge import ComparedText, Judge, Vector
+from .judge import ComparedText, Judge
 from .protected import Signature, opposed
+from .vectors import VectorTable
 
 CANDIDATES: Final = 4  # nearest entries that the judge looks at
 LEAST_SIMILARITY: Final = 0.3
 ENTRIES: Final = 10_000
-_BLOCK = 1024  # rows; OpenBLAS splits larger products over threads, and then waits for cores that the engine uses
 
 _BucketKey = tuple[bytes, Signature]
 
@@ -32,39 +31,27 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class _Bucket:
-    """Questions and keys of one bucket; row i of `matrix` is the vector of question i."""
+    """Questions and keys of one bucket; row i of `vectors` is the vector of question i."""
 
-    __slots__ = ("keys", "matrix", "questions")
+    __slots__ = ("keys", "questions", "vectors")
 
     def __init__(self, dimensions: int) -> None:
-        self.matrix: Vector = np.empty((1, dimensions), np.float32)
+        self.vectors = VectorTable(dimensions)
         self.questions: list[ComparedText] = []
         self.keys: list[bytes] = []
 
     def add(self, question: ComparedText, key: bytes) -> None:
-        count = len(self.keys)
-        if count == len(self.matrix):
-            self.matrix = np.concatenate([self.matrix, np.empty_like(self.matrix)])
-        self.matrix[count] = question.vector
+        self.vectors.add(question.vector)
         self.questions.append(question)
         self.keys.append(key)
 
     def remove(self, key: bytes) -> None:
         """Remove an entry; the last one takes its row."""
-        row, last = self.keys.index(key), len(self.keys) - 1
-        self.matrix[row] = self.matrix[last]
-        self.questions[row], self.keys[row] = self.questions[last], self.keys[last]
+        row = self.keys.index(key)
+        self.vectors.remove(row)
+        self.questions[row], self.keys[row] = self.questions[-1], self.keys[-1]
         self.questions.pop()
         self.keys.pop()
-
-
-def _inner_products(matrix: Vector, count: int, vector: Vector) -> Vector:
-    """Return the inner products of the first `count` rows with `vector`: float32 [count]."""
-    products = np.empty(count, np.float32)
-    for start in range(0, count, _BLOCK):
-        end = min(start + _BLOCK, count)
-        np.dot(matrix[start:end], vector, out=products[start:end])
-    return products
 
 
 class SemanticIndex:
@@ -97,23 +84,17 @@ class SemanticIndex:
         bucket = self._buckets.get((scope, question.signature))
         if bucket is None:
             return None
-        count = len(bucket.keys)
-        similarities = _inner_products(bucket.matrix, count, question.vector)
-        if count > CANDIDATES:
-            nearest = np.argpartition(similarities, count - CANDIDATES)[count - CANDIDATES :]
-        else:
-            nearest = np.arange(count)
-        rows = [
-            int(row)
-            for row in nearest
-            if similarities[row] >= LEAST_SIMILARITY and not opposed(question.poles, bucket.questions[row].poles)
+        nearest = [
+            (bucket.questions[row], similarity, bucket.keys[row])
+            for row, similarity in bucket.vectors.nearest(question.vector, CANDIDATES, LEAST_SIMILARITY)
+            if not opposed(question.poles, bucket.questions[row].poles)
         ]
-        if not rows:
+        if not nearest:
             return None
-        similar = [float(similarities[row]) for row in rows]
-        log_odds = self._judge.log_odds(question, [bucket.questions[row] for row in rows], similar)
+        questions, similarities, keys = zip(*nearest, strict=True)
+        log_odds = self._judge.log_odds(question, questions, similarities)
         best = int(log_odds.argmax())
-        return Match(bucket.keys[rows[best]], similar[best], float(log_odds[best]))
+        return Match(keys[best], similarities[best], float(log_odds[best]))
 
     def add(self, scope: bytes, question: ComparedText, key: bytes) -> None:
         """Add the question of the request whose answer is cached under `key`."""

@@ -254,7 +254,7 @@ class Judge:
 
     def _probabilities(self, vector: Vector, found: Sequence[str]) -> Vector:
         buckets = text_buckets(found)
-        hidden = self._text_words[buckets].sum(axis=0) / math.sqrt(len(buckets))
+        hidden = self._text_words.take(buckets, axis=0).sum(axis=0) / math.sqrt(len(buckets))
         logits = self._intents @ (hidden + vector @ self._text_vector + self._text_bias) + self._intent_bias
         powers = np.exp(logits - logits.max())
         result: Vector = powers / powers.sum()

@@ -8,6 +8,7 @@ import unicodedata
 CHARACTERS = 400  # a longer text is no short question: it never matches another one
 _TOKEN = re.compile(r"[^\W_]+(?:[.,:'/@&_-]+[^\W_]+)*|[^\w\s]|_")
 _QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^’]+)’")
+_QUOTES = frozenset("\"“«`'‘’´")  # one of them is in each quoted part
 _CLOCK = re.compile(r"\b(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\b\.?")
 _POLITE_START = re.compile(
     r"^(?:(?:please|kindly|hey|ok|okay|hi|hello)[\s,]+(?=\w)|(?:could|would|will|can) you please |could you (?=\w)|"
@@ -51,12 +52,15 @@ _NO_PLURAL = ("ss", "us", "is", "os")
 
 def quoted(text: str) -> tuple[str, ...]:
     """Return the quoted parts of a text, as they are written."""
+    if _QUOTES.isdisjoint(text):
+        return ()
     return tuple(next(filter(None, match)) for match in _QUOTED.findall(text.translate(_SYMBOLS) + " "))
 
 
 def words(text: str) -> list[str]:
     """Split a text into comparable words and symbols. Sentence punctuation and politeness are left out."""
-    lowered = unicodedata.normalize("NFKC", text).translate(_SYMBOLS).lower()
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    lowered = plain.lower()
     lowered = _CLOCK.sub(r"\1:\2 \3m", lowered).replace(": ", " ") if "m" in lowered else lowered
     lowered = _without_politeness(lowered.strip())
     found: list[str] = []
@@ -72,6 +76,8 @@ def words(text: str) -> list[str]:
 
 
 def _without_politeness(lowered: str) -> str:
+    if "please" not in lowered and "thank" not in lowered and not _POLITE_START.match(lowered):
+        return lowered
     if not _ABOUT_WORDS.search(lowered):
         lowered = _POLITE_END.sub("", lowered)
         return _POLITE_START.sub("", lowered)

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from ..catalog.artifact import ArtifactError
 from .providers import choose_providers
 
-Array = NDArray[np.int64] | NDArray[np.float32]
+Array = NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 Arrays = Mapping[str, Array]
 
 
 class OnnxGraph:
     """A loaded ONNX file. Calls are synchronous, take microseconds, and may come from any thread."""
 
-    def __init__(self, path: Path) -> None:
-        """Load `path`.
+    def __init__(self, model: Path | bytes) -> None:
+        """Load a file, or the bytes of one.
 
         Raises:
             ArtifactError: ONNX Runtime cannot load the file.
@@ -32,10 +32,12 @@ class OnnxGraph:
         # The arena would keep the memory of the longest prompt for the life of the process.
         options.enable_cpu_mem_arena = False
         try:
-            providers = choose_providers(path.stat().st_size)
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+            providers = choose_providers(len(model) if isinstance(model, bytes) else model.stat().st_size)
+            source = model if isinstance(model, bytes) else str(model)
+            self._session = onnxruntime.InferenceSession(source, options, providers=providers)
         except Exception as error:  # onnxruntime raises classes of its own without a common base
-            raise ArtifactError(f"{path}: ONNX Runtime cannot load it ({error})") from error
+            name = "a graph in memory" if isinstance(model, bytes) else model
+            raise ArtifactError(f"{name}: ONNX Runtime cannot load it ({error})") from error
         self._outputs = [output.name for output in self._session.get_outputs()]
 
     def __call__(self, inputs: Arrays, output: str = "") -> NDArray[np.float32]:
