@@ -26,7 +26,7 @@ from ..jobs.stores import JobStores
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault
-from .process import ask, report_errors
+from .process import OTHER_NAMES, ask, report_errors
 
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -84,6 +84,8 @@ def erase(
     counts = asyncio.run(_count(config, subject, keep_cache))
     for kind, count in counts.items():
         click.echo(f"{count}\t{kind}", err=True)
+    if not any(counts.values()):
+        click.echo(f"nothing is stored of {subject.name}. {OTHER_NAMES}", err=True)
     if key is None:
         return
     ask(f"Erase {subject.name} for good?", yes=yes)

@@ -14,11 +14,14 @@ import click
 
 from router.errors import CausewayError
 
+from ..accounts.identity.principal import DEFAULT_TENANT
 from ..observability.logs import log_loop_errors
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")
 T = TypeVar("T")
+OTHER_NAMES = f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; the audit file names each request's tenant and device."
+"""Said where nothing is found of a tenant: its name may be another one."""
 
 
 def refuse(message: str) -> NoReturn:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from ..accounts.tenants.usage import UsageRow, read_usage
 from .gateways_redis import gateways_redis
-from .process import report_errors
+from .process import OTHER_NAMES, report_errors
 
 _FORMAT = "%Y-%m-%d"
 
@@ -42,7 +42,7 @@ def usage_command(tenant: str, path: Path | None, url: str | None, day: str, as_
         click.echo(msgspec.json.encode(rows).decode())
         return
     if not rows:
-        click.echo(f"{tenant} has no recorded usage on {day} (UTC)")
+        click.echo(f"{tenant} has no recorded usage on {day} (UTC). {OTHER_NAMES}")
         return
     table = Table("tier", "route", "requests", "prompt", "completion", "USD", title=f"{tenant}, {day}")
     for row in rows:

@@ -136,9 +136,13 @@ def _instructions(tools: Sequence[Tool], form: ToolFormat) -> str:
         for t in tools
     )
     example = json.dumps({"name": "function name", form.arguments_key: {"argument name": "value"}})
+    several = ""
+    if form.several is not None:
+        calls = form.several.between.join([example] * 2)
+        several = f"\nTo call several, answer with nothing but {form.several.before}{calls}{form.several.after}"
     return (
         f"You can call these functions:\n{listed}\nTo call one, answer with nothing but "
-        f"{form.frame.before}{example}{form.frame.after}\nIf no function helps, answer in your own words."
+        f"{form.frame.before}{example}{form.frame.after}{several}\nIf no function helps, answer in your own words."
     )
 
 
@@ -157,7 +161,7 @@ def _calls_as_text(message: Message, names: dict[str, str], form: ToolFormat) ->
         return _joined(Message("user", f"The function {name} returned:"), Message("user", message.content))
     if not message.tool_calls:
         return message
-    frame = form.frame
+    frame = form.frame_of(several=len(message.tool_calls) > 1)
     calls = [
         f'{{"name": {json.dumps(call.name)}, "{form.arguments_key}": {call.arguments or "{}"}}}'
         for call in message.tool_calls

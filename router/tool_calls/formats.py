@@ -23,21 +23,31 @@ NO_FRAME: Final = CallFrame()
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """A family's form of required calls: a JSON object of `name` and `arguments_key` for each, inside `frame`."""
+    """A family's form of required calls: a JSON object of `name` and `arguments_key` for each, inside `frame`.
+
+    `several`: the frame where there may be several, if that is another one.
+    """
 
     family: str
     arguments_key: Literal["arguments", "parameters"] = "arguments"
     frame: CallFrame = NO_FRAME
+    several: CallFrame | None = None
+
+    def frame_of(self, *, several: bool) -> CallFrame:
+        """Return what stands around one call, or around several if the family has a form for that."""
+        if several:
+            return self.several or self.frame
+        return msgspec.structs.replace(self.frame, between="")
 
 
 PLAIN: Final = ToolFormat("plain")
 HERMES: Final = ToolFormat(
     "hermes", frame=CallFrame("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>")
 )
-LLAMA: Final = ToolFormat("llama", "parameters")
+LLAMA: Final = ToolFormat("llama", "parameters", frame=CallFrame(between="; "))  # as vLLM's llama3_json reads several
 MISTRAL: Final = ToolFormat("mistral", frame=CallFrame("[TOOL_CALLS][", ", ", "]"))
 PHI: Final = ToolFormat("phi", frame=CallFrame("<|tool_call|>[", ", ", "]<|/tool_call|>"))
-GEMMA: Final = ToolFormat("gemma", "parameters")
+GEMMA: Final = ToolFormat("gemma", "parameters", several=CallFrame("[", ", ", "]"))
 
 _SIGNS: Final = (
     ("[TOOL_CALLS]", MISTRAL),

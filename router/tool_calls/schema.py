@@ -51,9 +51,7 @@ def call_frame(request: Request, form: ToolFormat) -> CallFrame:
     """
     if not (request.tools and _requires_call(request)):
         return NO_FRAME
-    if request.parallel_tool_calls and request.tool_choice.mode == "required":
-        return form.frame
-    return msgspec.structs.replace(form.frame, between="")
+    return form.frame_of(several=request.parallel_tool_calls and request.tool_choice.mode == "required")
 
 
 def copy_source_of(request: Request) -> str | None:

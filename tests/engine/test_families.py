@@ -67,6 +67,15 @@ def test_gemma_is_told_how_to_call() -> None:
     assert "<start_of_turn>user\nThe function lamp returned:\n\nlamp is on<end_of_turn>" in text
 
 
+def test_gemma_is_told_how_to_call_several_functions() -> None:
+    """Calls of its history have the form that is forced."""
+    text = render(families.GEMMA, (HELLO, CALLS, *RESULTS), (LAMP,))
+    assert 'To call several, answer with nothing but [{"name": "function name", "parameters": ' in text
+    assert (
+        'I will.\n\n[{"name": "lamp", "parameters": {"room": "hall"}}, {"name": "fan", "parameters": {"v": 5}}]' in text
+    )
+
+
 def test_llama_sees_each_call_before_its_result() -> None:
     text = render(families.LLAMA, HISTORY)
     order = ["I will." if "I will." in text else '"lamp"', "lamp is on", '"fan"', "fan runs", "Thanks."]

@@ -232,6 +232,7 @@ def test_the_command_counts_asks_erases_and_signs(
         ([*signed, "--yes", "--receipt", str(tmp_path / "absent" / "r")], "", 2, "No such file or directory"),
         ([*signed, "--yes"], "", 0, "1\tjobs"),
         ([*command, "--dry-run"], "", 0, "0\tjobs"),
+        ([*command, "--dry-run"], "", 0, f"nothing is stored of tenant {SECRET}. Devices of a token file are of the"),
         (["--verify", str(receipt), "--keys", str(tmp_path / "keys.json")], "", 0, f"valid: tenant {SECRET}"),
     ):
         result = run(erase, arguments, input=answer)

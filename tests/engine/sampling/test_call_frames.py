@@ -45,8 +45,8 @@ def test_required_calls_have_the_family_s_form(rig: Rig, form: ToolFormat) -> No
                 max_tokens=300,
             )
             assert answer.end.finish_reason == "stop"
-            assert answer.text.startswith(form.frame.before)
-            assert answer.text.rstrip().endswith(form.frame.after)
+            assert answer.text.startswith(frame.before)
+            assert answer.text.rstrip().endswith(frame.after)
             assert f'"{form.arguments_key}"' in answer.text
             parser = ToolCallParser(request)
             text, calls = parser.feed(answer.text)
@@ -55,6 +55,32 @@ def test_required_calls_have_the_family_s_form(rig: Rig, form: ToolFormat) -> No
             assert {call.name for call in calls} <= {"lamp", "fan"}
             assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
             assert len(calls) == 1 or request is REQUIRED
+
+
+@pytest.mark.parametrize("form", [LLAMA, MISTRAL, GEMMA], ids=lambda form: form.family)
+def test_several_calls_come_in_the_family_s_form_and_are_streamed(rig: Rig, form: ToolFormat) -> None:
+    """However the text is cut; the arguments of each call arrive in pieces of their own."""
+    request = msgspec.structs.replace(REQUIRED, stream=True)
+    counts = []
+    for seed in range(12):
+        answer = rig.run(
+            "hello",
+            json_schema=answer_schema(request, form=form),
+            call_frame=call_frame(request, form),
+            sampling=Sampling(seed=seed),
+            max_tokens=300,
+        )
+        parser, written, arguments = ToolCallParser(request), "", dict[int, str]()
+        for character in answer.text:
+            text, deltas = parser.feed(character)
+            written += text
+            for delta in deltas:
+                arguments[delta.index] = arguments.get(delta.index, "") + delta.arguments
+        assert written + parser.finish()[0] == ""
+        assert [*arguments] == [*range(len(arguments))]
+        assert all(isinstance(json.loads(one), dict) for one in arguments.values())
+        counts.append(len(arguments))
+    assert max(counts) > 1, counts
 
 
 def test_a_family_s_mark_is_text_though_it_is_a_control_token(tmp_path: Path) -> None:
