@@ -49,6 +49,17 @@ def test_threads_leave_when_load_arrives_and_return_when_it_ends() -> None:
     assert tuner.threads == 2
 
 
+def test_a_load_that_passes_during_a_trial_does_not_decide_for_long() -> None:
+    """Something else takes the cores for half a second, which makes a trial's steps ten times slower."""
+    tuner = ThreadTuner(1, lambda: 2)
+    while tuner.threads == 1:
+        tuner.record(1, helps(1), helps(1))
+    run(tuner, lambda threads: 10 * helps(threads), 0.5)
+    assert tuner.best == 1
+    run(tuner, helps, 3)
+    assert tuner.best == 2
+
+
 def test_a_gain_of_nothing_keeps_one_thread() -> None:
     tuner = ThreadTuner(2, lambda: 2)
     run(tuner, lambda threads: 0.04, 5)

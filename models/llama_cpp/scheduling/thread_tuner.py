@@ -2,7 +2,8 @@
 
 A trial compares a few steps with the count in use against a few with a neighbour of it (double or half). What a lost
 trial cost decides how long the next one waits, so that trials take about a 200th of the time at most, also beside other
-load, where a thread too many can cost many times a step.
+load, where a thread too many can cost many times a step. After the first lost trials of more threads the next one comes
+sooner: the load may have been a passing one.
 
 Steps of different sizes are different work: with one row a step waits for memory, with more it calculates more for each
 weight that it reads, and threads help it more.
@@ -43,6 +44,7 @@ class ThreadTuner:
         self._reference = 0.0  # cost of a step with the best count
         self._costs: list[float] = []  # of this side of the trial
         self._trial_s = self._pause_s = 0.0
+        self._refused = 0  # trials of more threads that were lost since the count last changed
 
     def record(self, rows: int, cost: float, step_s: float) -> None:
         """Record a step that ran with `threads`.
@@ -91,9 +93,13 @@ class ThreadTuner:
         if won:
             self.best = self.threads
             self._pause_s = _PAUSE_S
+            self._refused = 0
         else:
-            self._upwards = not self._upwards
             self._pause_s = min(max(_PAUSE_S, lost_s * _PRICE), _LONGEST_PAUSE_S)
+            if self._upwards:
+                self._refused += 1
+                self._pause_s = min(self._pause_s, _PAUSE_S * 2**self._refused)
+            self._upwards = not self._upwards
         self._end_trial()
 
     def _end_trial(self) -> None:
