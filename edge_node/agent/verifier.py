@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from tuf.api import exceptions as tuf
 from tuf.api.metadata import Metadata, Root, Signed, Snapshot, TargetFile, Timestamp
+from tuf.api.serialization import DeserializationError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from router.bundle.manifest import MAX_MANIFEST_BYTES, BundleManifest, read_manifest
@@ -192,6 +193,9 @@ class UpdateVerifier:
         for known, refusal in _REFUSALS:
             if isinstance(error, known):
                 return refusal(f"{role}: {error}")
+        if isinstance(error, DeserializationError):
+            advice = "the operator checks it at the control plane, and any cache before it"
+            return MetadataInvalid(f"{role}: the source's file is damaged or cut off ({error}); {advice}")
         return MetadataInvalid(f"{role}: {error}")
 
     def _root_has_expired(self) -> bool:

@@ -3,6 +3,7 @@ what is newest. Their metadata is short-lived, so boxes notice within days when 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -13,8 +14,10 @@ from router.bundle.refusals import BundleNotSigned
 from router.bundle.rollout import RolloutPlan, encode_plan, read_plan
 from router.errors import ConfigError
 
-from .published import ROLLOUT, PublishedFolder
+from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
 from .trust_file import Trust
+
+log = logging.getLogger(__name__)
 
 
 class OnlineKeyMissing(ConfigError):
@@ -84,13 +87,13 @@ def publish_freshness(
     Raises:
         OnlineKeyMissing: A role has no key among `signers`.
     """
-    newest = folder.newest("snapshot")
-    version = max(1 if newest is None else newest[0] + 1, least_version)
+    snapshot_version, timestamp_version = folder.next_versions()
     meta = {f"{role}.json": _meta(folder, role) for role in ("targets", ROLLOUT)}
+    version = max(snapshot_version, least_version)
     snapshot = Snapshot(version=version, expires=_expiry(trust, "snapshot", now), meta=meta)
     _publish(folder, "snapshot", Metadata(snapshot), _signer(trust, "snapshot", signers))
     timestamp = Timestamp(
-        version=max(folder.timestamp_version() + 1, least_version),
+        version=max(timestamp_version, least_version),
         expires=_expiry(trust, "timestamp", now),
         snapshot_meta=_meta(folder, "snapshot"),
     )
@@ -125,8 +128,13 @@ def renewal_due(trust: Trust, folder: PublishedFolder, now: datetime) -> bool:
 
     1. One of them is missing, or has used half of its time.
     2. Snapshot or timestamp does not name the newest metadata: bundles were signed, or a publication was interrupted.
+    3. Snapshot or timestamp is damaged: both are made of the other metadata.
     """
-    snapshot, timestamp = folder.snapshot(), folder.timestamp()
+    try:
+        snapshot, timestamp = folder.snapshot(), folder.timestamp()
+    except RepositoryInvalid as error:
+        log.error("%s: it is signed anew", error)
+        return True  # (3)
     rollout, artifacts = folder.targets(ROLLOUT), folder.targets("targets")
     if snapshot is None or timestamp is None or rollout is None or artifacts is None:
         return True

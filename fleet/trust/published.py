@@ -32,6 +32,10 @@ class RepositoryInvalid(ConfigError):
     code = "repository_invalid"
 
 
+_RESTORE = "put it back from git, a backup, or a web server that has a copy: a signed file never changes"
+_SIGN_ANEW = "remove it, and sign anew with `causeway-fleet sign`"
+
+
 class PublishedFolder:
     """Reads and writes the static files of one fleet. One program writes at a time."""
 
@@ -68,7 +72,7 @@ class PublishedFolder:
         return None if path is None else (_version(path), path.read_bytes())
 
     def read_pending(self, role: str, kind: type[Metadata[T]]) -> Metadata[T] | None:
-        return self._read(kind, self.pending / f"{role}.json")
+        return self._read(kind, self.pending / f"{role}.json", _SIGN_ANEW)
 
     def write_pending(self, role: str, metadata: Metadata[T]) -> None:
         write_atomically(self.pending / f"{role}.json", metadata.to_bytes(JSONSerializer()))
@@ -89,6 +93,20 @@ class PublishedFolder:
         metadata = self.timestamp()
         return 0 if metadata is None else metadata.signed.version
 
+    def next_versions(self) -> tuple[int, int]:
+        """Return the versions that snapshot and timestamp get when they are signed anew.
+
+        No timestamp was signed without a new snapshot, whose version is in its file's name. So where the timestamp is
+        lost or damaged, the next snapshot's version is above every version of it that a box has seen.
+        """
+        newest = self._newest("snapshot")
+        snapshot = 1 if newest is None else _version(newest) + 1
+        try:
+            timestamp = self.timestamp_version()
+        except RepositoryInvalid:
+            timestamp = 0
+        return snapshot, timestamp + 1 if timestamp else snapshot
+
     def write_target(self, path: str, content: bytes) -> None:
         folder, _, name = path.rpartition("/")
         write_atomically(self._targets / folder / f"{blob_of(content).sha256}.{name}", content)
@@ -105,7 +123,7 @@ class PublishedFolder:
             content = path.read_bytes()
             target.verify_length_and_hashes(content)
         except (OSError, RepositoryError) as error:
-            raise RepositoryInvalid(f"missing or altered: {error}", where=str(path)) from error
+            raise RepositoryInvalid(f"missing or altered: {error}; {_RESTORE}", where=str(path)) from error
         return content
 
     def write_blob(self, sha256: str, source: Path) -> None:
@@ -121,13 +139,14 @@ class PublishedFolder:
     def _newest(self, role: str) -> Path | None:
         return max(self._metadata.glob(f"*.{role}.json"), key=_version, default=None)
 
-    def _read(self, kind: type[Metadata[T]], path: Path | None) -> Metadata[T] | None:
+    def _read(self, kind: type[Metadata[T]], path: Path | None, advice: str = _RESTORE) -> Metadata[T] | None:
         if path is None or not path.is_file():
             return None
         try:
             return kind.from_bytes(path.read_bytes())
         except RepositoryError as error:
-            raise RepositoryInvalid(f"not signed metadata: {error}", where=str(path)) from error
+            what = f"damaged or cut off, no signed metadata ({error})"
+            raise RepositoryInvalid(f"{what}: {advice}", where=str(path)) from error
 
 
 def _version(path: Path) -> int:
