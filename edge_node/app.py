@@ -139,6 +139,8 @@ def build(
             engines.use(policy)
             learned.activate(policy)
         signals.use(policy)  # the projectors change with their models
+        if part_encoders is not None:
+            part_encoders.projectors.use({target.model for target in policy.targets if target.at == "edge"})
         shadows.use(policy)
 
     policies = PolicyStore(

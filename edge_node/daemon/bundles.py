@@ -145,8 +145,6 @@ class BundleHost:
             if isinstance(error, PolicyError):
                 raise PolicyUnusable(error.message) from error
             raise
-        if (encoders := self._parts().encoders) is not None:
-            await encoders.projectors.drop_unused()
 
     async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
         """Load the models that are new beside those that answer, where memory allows, and ask them their prompts.

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection
 
 from models.catalog.artifact import ArtifactError, ArtifactNotFound
 from models.catalog.projector import Projector, missing_packages
@@ -51,7 +51,9 @@ class Projectors:
         self._limit = remembered
         self._timeout_s = timeout_s
         self._known: dict[str, Projector] = {}  # by model
+        self._named: frozenset[str] | None = None  # models of the active policy; None: any
         self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
+        self._reading: Counter[str] = Counter()  # pictures that a worker reads, or that wait for it
         self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
         self._former_starts = 0  # of workers that were dropped
 
@@ -79,6 +81,14 @@ class Projectors:
         self._known[model] = projector
         return ("image",)
 
+    def use(self, models: Collection[str]) -> None:
+        """End the children that none of the active policy's models needs any more.
+
+        One that reads a picture, for a request of the policy before, ends after it.
+        """
+        self._named = frozenset(models)
+        self._end_unused()
+
     def digest(self, model: str) -> str:
         """Return what tells the projector of a model apart; "" if it has none."""
         projector = self._known.get(model)
@@ -105,7 +115,12 @@ class Projectors:
         deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
         decoded = await self._decoder.run(DecodePicture(picture), deadline)
         assert isinstance(decoded, Picture)
-        found = await (await self._worker_of(projector)).run(ProjectPicture(decoded), deadline)
+        self._reading[projector.digest] += 1
+        try:
+            found = await self._worker_of(projector).run(ProjectPicture(decoded), deadline)
+        finally:
+            self._reading[projector.digest] -= 1
+            self._end_unused()
         assert isinstance(found, Projected)
         soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors, found.runs)
         if len(self._remembered) > self._limit:
@@ -117,21 +132,21 @@ class Projectors:
         for worker in self._workers.values():
             await worker.close()
 
-    async def _worker_of(self, projector: Projector) -> WorkerProcess:
+    def _worker_of(self, projector: Projector) -> WorkerProcess:
         worker = self._workers.get(projector.digest)
         if worker is None:
-            worker = WorkerProcess(_worker_spec(projector))
-            self._workers[projector.digest] = worker
-            await self.drop_unused()
+            worker = self._workers[projector.digest] = WorkerProcess(_worker_spec(projector))
         return worker
 
-    async def drop_unused(self) -> None:
-        """End the children of projectors whose place another version took, or that no model has any more."""
-        used = {one.digest for one in self._known.values()}
-        for digest in [one for one in self._workers if one not in used]:
+    def _end_unused(self) -> None:
+        """End the children of projectors whose place another version took, or whose model the policy does not name."""
+        named = self._known if self._named is None else self._known.keys() & self._named
+        used = {self._known[model].digest for model in named}
+        for digest in [one for one in self._workers if one not in used and not self._reading[one]]:
             worker = self._workers.pop(digest)
             self._former_starts += worker.starts
-            await worker.close()
+            worker.end()
+            del self._reading[digest]
 
 
 def _worker_spec(projector: Projector) -> WorkerSpec:

@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
+import msgspec
 import numpy as np
+import psutil
 import pytest
 
+from edge_node.agent.host import AgentSettings, FleetLink
+from edge_node.agent.source import FolderSource
+from edge_node.app import App, build
+from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact, sha256_of
 from models.catalog.projector import find_projector
 from models.llama_cpp.protocol import adapter_files
 from models.publish.publish import publish_gguf
 from router.bundle.protocol import BoxState
 
+from ..edge.box import config
 from ..engine.tiny_adapter import write_tiny_adapter
 from ..engine.tiny_gguf import write_tiny_gguf
 from ..engine.tiny_mmproj import LANGUAGE, MARKS, Family, needs_mtmd, write_tiny_mmproj
 from ..modalities.test_decoding import needs_pillow
+from ..modalities.test_fusion import INVOICE, PATIENT, encoder
+from ..modalities.test_soft_tokens import solid
 from ..modalities.tiny_projector import ENCODER, add_projector
-from .fleet import Publisher, TestBox
+from .fleet import FACTORY, Member, Publisher, TestBox
+from .test_daemon import TRIAL, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 FAMILY: Family = "gemma3"
+SEES = """\
+version: 1
+name: sees
+targets:
+  small: {at: edge, model: m-small, can: [chat, completion, embedding]}
+routes:
+  - {name: device, fusion: early, use: [small]}
+"""
 MODEL = "    models:\n      m-small: {{file: model.gguf, projector: {{{}}}}}\n"
 
 
@@ -59,6 +80,73 @@ async def test_a_bundle_brings_an_mmproj_file(publisher: Publisher, box: TestBox
         publisher.release()
         await box.change()
         assert found.path.exists() is kept
+
+
+@needs_mtmd
+@needs_pillow
+async def test_the_process_of_a_projector_ends_with_the_bundle_that_needs_it(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    """A real daemon; the next bundle names another model, and the process held its memory until the daemon's end."""
+    (publisher.path / "other").mkdir()
+    write_tiny_gguf(publisher.path / "other" / "model.gguf")
+    first = publisher.release(policy=SEES, extra=write_vision_model(publisher.path))
+    engine = EngineConfig(threads=1, sequences=2, model_dirs=(str(tmp_path / "none"),))
+    async with daemon(tmp_path, publisher, engine) as app:
+        await wait_for(app, BoxState.TRIAL, first)
+        assert await ask(app, solid(0)) == (200, "image=ok")
+        (child,) = projector_children()
+        for _ in range(6):
+            await ask(app)
+        await wait_for(app, BoxState.IDLE, first)
+        assert child.is_running()
+        second = publisher.release(model="m-other", extra="    models: {m-other: {file: other/model.gguf}}\n")
+        await wait_for(app, BoxState.TRIAL, second)
+        assert not child.is_running()
+        assert (await ask(app))[0] == 200
+        assert projector_children() == []
+
+
+def projector_children() -> list[psutil.Process]:
+    """The processes of ours that have mtmd in memory."""
+    ours = psutil.Process().children(recursive=True)
+    return [one for one in ours if "libmtmd" in Path(f"/proc/{one.pid}/maps").read_text()]
+
+
+@asynccontextmanager
+async def daemon(tmp_path: Path, publisher: Publisher, engine: EngineConfig) -> AsyncIterator[App]:
+    settings = config(tmp_path / "box", policy=FACTORY)
+    (Path(settings.state_dir) / "fleet").mkdir(parents=True, exist_ok=True)
+    link = FleetLink(
+        member=lambda: Member(publisher.root),
+        source=FolderSource(publisher.folder),
+        settings=AgentSettings(check_s=0.2, retry_s=0.2, trial=TRIAL),
+    )
+    app = build(
+        msgspec.structs.replace(settings, engine=engine, modalities=PATIENT),
+        environ={},
+        fleet=link,
+        encoders={"image": encoder(INVOICE)},
+    )
+    await app.start()
+    try:
+        yield app
+    finally:
+        await app.close()
+
+
+async def ask(app: App, *parts: dict[str, object]) -> tuple[int, str]:
+    """Return the status of an answer, and what became of its picture."""
+    content = [{"type": "text", "text": "hello"}, *parts]
+    body = {"model": "auto", "messages": [{"role": "user", "content": content}], "temperature": 0, "max_tokens": 2}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://127.0.0.1:{app.port}/v1/chat/completions", json=body) as response,
+    ):
+        if response.status != 200:
+            raise AssertionError(await response.text())
+        await response.read()
+        return response.status, response.headers.get("x-causeway-modalities", "")
 
 
 @needs_mtmd

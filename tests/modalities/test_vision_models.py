@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,12 @@ import pytest
 
 from edge_node.cli.doctor.encoders import check_encoders
 from edge_node.config.schema import EngineConfig
+from edge_node.modalities.projectors import Projectors
 from models.catalog import projector
 from models.catalog.artifact import Artifact
 from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
+from models.modalities.process.messages import Picture, WorkerJob, WorkerResult, WorkerSpec
+from models.modalities.process.parent import WorkerProcess
 from models.publish.add_projector import add_mmproj
 from models.publish.publish import publish_gguf
 from router.types import Message
@@ -109,3 +113,38 @@ async def test_without_mtmd_a_picture_is_text_and_the_log_says_why(
         assert answer.status == 200, answer.body
         assert INVOICE.splitlines()[0] in texts(box.engine.calls[-1].request.messages[-1])[1]
         assert "has no mtmd" in caplog.text
+
+
+async def test_a_projector_that_no_model_needs_ends_after_the_picture_that_it_reads(tiny: Artifact) -> None:
+    """Its process stands still while the policy changes; the request of the policy before gets its soft tokens."""
+    decoder = AtOnce()
+    projectors = Projectors(lambda model: projector.find_projector(model, [tiny.folder.parent]), decoder, 4, 60.0)
+    assert projectors.kinds("m-small") == ("image",)
+    by = asyncio.get_running_loop().time() + 60.0
+    before = await projectors.run("m-small", b"", "1", by)
+    child = encoder_child()
+    child.suspend()
+    decoder.done.clear()
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(projectors.run("m-small", b"", "2", by))
+        await decoder.done.wait()
+        projectors.use({"m-other"})
+        assert child.is_running()
+        child.resume()
+    assert reading.result() == before
+    assert not child.is_running()
+    assert projectors.running == 0
+    await projectors.run("m-small", b"", "3", by)  # it was decided before, too
+    assert (projectors.running, projectors.starts) == (0, 2)
+
+
+class AtOnce(WorkerProcess):
+    """A decoder that finds the same picture in all bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(WorkerSpec("none"))
+        self.done = asyncio.Event()
+
+    async def run(self, job: WorkerJob, deadline: float, tell: object = None) -> WorkerResult:
+        self.done.set()
+        return Picture(bytes(32 * 16 * 3), 32, 16)

@@ -88,10 +88,14 @@ class WorkerProcess:
 
     async def close(self) -> None:
         """End the child; later jobs fail."""
-        self._closed = True
-        await self._end_child()
+        self.end()
         if self._settling is not None:
             await self._settling
+
+    def end(self) -> None:
+        """End the child at once; later jobs fail. A cancelled job that still settles finds its child gone."""
+        self._closed = True
+        self._end_child()
 
     async def _in_turn(self, job: WorkerJob, tell: Tell | None) -> WorkerResult:
         await self._turn.acquire()
@@ -122,7 +126,7 @@ class WorkerProcess:
                 if tell is not None:
                     tell(result.segment)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            await self._end_child()
+            self._end_child()
             raise WorkerFailed("its process died") from error
         assert not isinstance(result, messages.WorkerReady)
         return result
@@ -135,10 +139,10 @@ class WorkerProcess:
             async with asyncio.timeout_at(self._load_by):
                 await self._receive()
         except TimeoutError:
-            await self._end_child()
+            self._end_child()
             raise WorkerFailed(f"its process did not load within {_LOAD_S:g} s") from None
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            await self._end_child()
+            self._end_child()
             raise WorkerFailed("its process died while it loaded") from error
         self._ready = True
 
@@ -160,9 +164,9 @@ class WorkerProcess:
         except TimeoutError:
             worker = self._spec.worker.rpartition(":")[2]
             log.warning("%s hung: its process is replaced %g s after its job was cancelled", worker, self._settle_s)
-            await self._end_child()
+            self._end_child()
         except (OSError, EOFError, msgspec.DecodeError):
-            await self._end_child()
+            self._end_child()
         finally:
             self._turn.release()
 
@@ -171,7 +175,7 @@ class WorkerProcess:
             raise WorkerFailed("the worker is closed")
         if self._writer is not None and self._process is not None and self._process.poll() is None:
             return
-        await self._end_child()
+        self._end_child()
         ours, theirs = socket.socketpair()
         try:
             # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
@@ -197,7 +201,7 @@ class WorkerProcess:
             raise
         self._writer.write(messages.encode(self._spec))
 
-    async def _end_child(self) -> None:
+    def _end_child(self) -> None:
         process, writer = self._process, self._writer
         self._process = self._reader = self._writer = None
         self._ready = False
