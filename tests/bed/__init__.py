@@ -28,6 +28,8 @@ folder:
 `python -m tests.bed.virtual` plays overload, tenants, fan-out and a slow replica in virtual time, without processes.
 `python -m tests.bed.ablation` says what each mechanism is worth.
 
+Ctrl-C and SIGTERM end a tool with all that it started (`tests/tool.py`).
+
 All figures are measured over HTTP or read from Triton, never from inside the gateway. Reading order: `bed` (the
 processes), `client` (one streamed request and its outcome), `load` (many of them), `job_load` (jobs and webhooks),
 `backlog` (jobs beside a load), `figures`, then the tools.

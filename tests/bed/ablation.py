@@ -17,6 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tool import run_tool
+
 from .figures import FIGURES, table
 from .without import MECHANISMS
 
@@ -104,4 +106,4 @@ def rows(rounds: list[dict[str, dict[str, float]]], chosen: tuple[str, ...]) -> 
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

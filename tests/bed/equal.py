@@ -11,9 +11,12 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 
 import aiohttp
+
+from tests.tool import run_tool
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark
@@ -89,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

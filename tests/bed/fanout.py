@@ -21,6 +21,7 @@ import time
 import aiohttp
 
 from cloud_pool.admission import AdmissionConfig
+from tests.tool import run_tool
 
 from .bed import Bed, Model, running_bed
 from .client import RequestResult, new_mark
@@ -167,4 +168,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

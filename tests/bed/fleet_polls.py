@@ -24,6 +24,7 @@ from fleet.store.database import Store
 from fleet.store.generations import advance
 from tests.bench.fleet import plane
 from tests.bench.fleet.boxes import box_name
+from tests.tool import run_tool
 
 COHORT = "others"  # every third box: see tests.bench.fleet.server
 MOST_MB, MOST_S = 250.0, 3.0
@@ -110,4 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

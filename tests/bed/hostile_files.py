@@ -36,6 +36,7 @@ from tests.edge.box import running
 from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
 from tests.modalities.test_files import ALL, file
 from tests.modalities.test_fusion import ask, picture, sound, text
+from tests.tool import run_tool
 
 GATEWAY = f"""
 server: {{port: 0, max_body_bytes: 20000000}}
@@ -242,4 +243,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

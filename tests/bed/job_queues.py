@@ -29,6 +29,7 @@ from cloud_pool.accounts.tenants.redis_keys import usage_key
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.stores import JobStores
+from tests.tool import run_tool
 
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark
@@ -234,4 +235,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

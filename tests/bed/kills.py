@@ -32,6 +32,7 @@ import aiohttp
 import msgspec
 
 from tests.jobs.webhook_receiver import Receiver, receiving
+from tests.tool import run_tool
 
 from .batch_load import BatchLoad
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
@@ -351,4 +352,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

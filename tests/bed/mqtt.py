@@ -18,6 +18,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from tests.tool import run_tool
+
 from ..edge_jobs.cloud import JobCloud
 from ..edge_mqtt.peer import Peer
 from ..mosquitto import Mosquitto
@@ -95,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -22,6 +22,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.tool import run_tool
+
 from ..edge_jobs.cloud import JobCloud
 from .figures import print_figures, quantile, table
 
@@ -285,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -37,6 +37,8 @@ import time
 import aiohttp
 import msgspec
 
+from tests.tool import run_tool
+
 from .backlog import Backlog, add_arguments
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
@@ -279,4 +281,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

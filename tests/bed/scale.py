@@ -22,6 +22,8 @@ import time
 
 import aiohttp
 
+from tests.tool import run_tool
+
 from .bed import Bed, ReplicaSpeed, running_bed
 from .client import RequestResult
 from .figures import table
@@ -114,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -30,6 +30,7 @@ import psutil
 from edge_node.app import App, build
 from edge_node.backends.engine.backend import EngineBackend
 from edge_node.config.schema import Config, EngineConfig, RealtimeConfig, ServerConfig
+from tests.tool import run_tool
 
 from ..engine.tiny_gguf import write_tiny_gguf
 from ..sessions.peer import SAY_HELLO, Event, Peer, text_of
@@ -249,4 +250,4 @@ if __name__ == "__main__":
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[2]))
-    asyncio.run(main())
+    sys.exit(run_tool(lambda: asyncio.run(main())))

@@ -24,6 +24,8 @@ from collections.abc import Iterator
 import aiohttp
 import psutil
 
+from tests.tool import run_tool
+
 from .backlog import Backlog, add_arguments
 from .bed import Bed, Replica, ReplicaSpeed, running_bed
 from .client import RequestResult
@@ -191,4 +193,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

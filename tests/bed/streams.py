@@ -26,6 +26,7 @@ from typing import Any
 import aiohttp
 
 from tests.stack import Process
+from tests.tool import run_tool
 
 from .bed import ROOT, Bed, ReplicaSpeed, running_bed
 from .client import body_of, new_mark, send
@@ -300,4 +301,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -19,6 +19,8 @@ import sys
 import aiohttp
 import msgspec
 
+from tests.tool import run_tool
+
 from .backlog import Backlog, add_arguments
 from .bed import Bed, running_bed
 from .client import RequestResult
@@ -131,4 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -26,6 +26,7 @@ import contextlib
 import itertools
 import math
 import random
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
@@ -57,6 +58,7 @@ from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError
 from router.types import Message, Request, RoutingHints
 from tests.dispatch.simulated import PROBE, Client, run_in_virtual_time
+from tests.tool import run_tool
 
 from . import fanout, overload, slow
 from .bed import ReplicaSpeed
@@ -722,4 +724,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -21,6 +21,7 @@ from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share
 from cloud_pool.observability.event_loop_lag import EventLoopLag
+from tests.tool import run_tool
 
 
 class Off(msgspec.Struct, frozen=True):
@@ -102,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -17,6 +17,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from tests.tool import run_tool
+
 from .rows import Row
 
 HERE = Path(__file__).parent
@@ -109,4 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from router.types import (
     TextPart,
     Tool,
 )
+from tests.tool import run_tool
 
 from .rows import Row, scaled
 
@@ -117,6 +119,10 @@ def _measure(policy: Policy, asks: list[Ask]) -> tuple[float, float, float]:
     return decisions[CALLS // 2] / 1e3, decisions[CALLS * 99 // 100] / 1e3, plans[CALLS // 2] / 1e3
 
 
-if __name__ == "__main__":
+def _print_rows() -> None:
     for row in main():
         print(f"{row.name}: {row.value:.2f} {row.unit}  {row.note}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(_print_rows))

@@ -20,6 +20,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from tests.tool import run_tool
+
 from .rows import Row
 from .streaming.run import process
 from .whole.load import Contestant, Plan, Round
@@ -178,6 +180,10 @@ def daemon(directory: Path, upstream: int) -> Iterator[Daemon]:
         yield Daemon(int(url.rpartition(":")[2]), ready_s, pid)
 
 
-if __name__ == "__main__":
+def _print_rows() -> None:
     for row in main():
         print(f"{row.name}: {row.value:.2f} {row.unit} (limit {row.limit})  {row.note}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(_print_rows))

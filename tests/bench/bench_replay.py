@@ -19,6 +19,7 @@ from router.decision.decide import decide, features_of
 from router.policy.compiled import parse_policy
 from router.policy.signals import COSTLY
 from router.types import AttemptRecord, BoxSetup, DecisionRecord, Estimates, Outcome, Usage
+from tests.tool import run_tool
 
 from .bench_decide import POLICY, mixed
 from .rows import Row
@@ -75,6 +76,10 @@ def _write(path: Path) -> None:
             lines.write(msgspec.json.encode(record) + b"\n")
 
 
-if __name__ == "__main__":
+def _print_rows() -> None:
     for row in main():
         print(f"{row.name}: {row.value:.2f} {row.unit}  {row.note}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(_print_rows))

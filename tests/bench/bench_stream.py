@@ -6,7 +6,11 @@ is the median of the rounds' own ratios.
 
 from __future__ import annotations
 
+import sys
+
 import msgspec
+
+from tests.tool import run_tool
 
 from .rows import Row
 from .streaming.load import Plan, Round
@@ -82,6 +86,10 @@ def _gateway_row() -> Row:
     )
 
 
-if __name__ == "__main__":
+def _print_rows() -> None:
     for row in main():
         print(f"{row.name}: {row.value:.2f} {row.unit} (limit {row.limit})  {row.note}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(_print_rows))

@@ -23,6 +23,7 @@ from aiohttp import web
 from edge_node.daemon import lifecycle
 from edge_node.http import request_reader, responses
 from tests.bed.figures import table
+from tests.tool import run_tool
 
 from . import bench_edge
 from .whole.load import Contestant, Plan
@@ -166,4 +167,4 @@ def _process(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -27,6 +27,8 @@ from typing import NamedTuple
 
 import psutil
 
+from tests.tool import run_tool
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
@@ -192,4 +194,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -28,6 +28,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.stack import Stack, running
+from tests.tool import run_tool
 
 COMMANDS = (
     "wake me up at {} am",
@@ -269,4 +270,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

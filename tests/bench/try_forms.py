@@ -18,6 +18,7 @@ from router.tool_calls.formats import GEMMA, HERMES, LLAMA, MISTRAL, PHI, PLAIN,
 from router.tool_calls.parser import ToolCallParser
 from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Message, Request, Sampling, Tool, ToolChoice
+from tests.tool import run_tool
 
 from ..engine.conftest import Rig
 
@@ -70,4 +71,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(run_tool(lambda: main(sys.argv[1])))

@@ -16,6 +16,8 @@ from typing import Any
 import openai
 from openai import OpenAI
 
+from tests.tool import run_tool
+
 WEATHER = {
     "name": "get_weather",
     "description": "Get the current weather in a city",
@@ -201,4 +203,4 @@ def main(url: str, names: list[str], key: str = "none") -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    sys.exit(run_tool(lambda: main(sys.argv[1], sys.argv[2:])))

@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from fleet.trust.published import PublishedFolder
 from router.bundle.manifest import bundle_id
 from tests.bed.figures import quantile, table
 from tests.ports import free_port
+from tests.tool import run_tool
 
 from .boxes import Behaviour, SimulatedBox
 from .calibration import calibrated, calibration_rows, storm_rows, work
@@ -247,4 +249,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

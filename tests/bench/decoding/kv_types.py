@@ -22,6 +22,7 @@ from models.catalog.artifact import find_artifact
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, KVType, Prompt
 from router.types import Message, Sampling
+from tests.tool import run_tool
 
 from .real_weights import MODEL, TEXT
 
@@ -166,4 +167,4 @@ def _rss_mb() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

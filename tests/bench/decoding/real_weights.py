@@ -30,6 +30,7 @@ from rich.table import Table
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import ArtifactError, find_artifact
 from router.types import Message
+from tests.tool import run_tool
 
 from ..__main__ import RESULTS, cells, machine, with_section
 from ..rows import Row
@@ -217,4 +218,4 @@ def _section(rows: list[Row], rounds: int, load: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -16,6 +16,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+from tests.tool import run_tool
+
 from . import invoice, panels, side_by_side
 
 
@@ -41,4 +43,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))

@@ -21,6 +21,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from tests.tool import run_tool
+
 from ...ports import free_port
 from ..__main__ import RESULTS, machine, with_section
 from ..environment import make_environment
@@ -154,4 +156,4 @@ def _answers(url: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_tool(main))

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from models.catalog.artifact import ArtifactError
+from tests.tool import run_tool
 
 from .measure import FORMAT, run
 from .network import isolate
@@ -46,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))
