@@ -20,7 +20,10 @@ from ..observability.logs import log_loop_errors
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")
 T = TypeVar("T")
-OTHER_NAMES = f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; the audit file names each request's tenant and device."
+OTHER_NAMES = (
+    f"Devices of a token file are of the tenant `{DEFAULT_TENANT}`; "
+    "the audit file names each request's tenant and device."
+)
 """Said where nothing is found of a tenant: its name may be another one."""
 
 
