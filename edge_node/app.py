@@ -218,6 +218,7 @@ def build(
     sound = AudioEntry(
         lambda: make_audio(
             part_encoders,
+            model_dirs,
             reader,
             environ,
             config,
@@ -241,6 +242,7 @@ def build(
         detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
         max_sounds=config.modalities.max_parts,
         speak=None if find_program(environ) is None else sound.speak,
+        voice=config.modalities.voice,
         tracing=tracing,
     )
 
@@ -283,6 +285,7 @@ def build(
         jobs=jobs,
         mqtt=make_mqtt_bridge(config, jobs, service, metrics),
         sessions=sessions,
+        sound=sound,
         shadows=shadows,
     )
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))

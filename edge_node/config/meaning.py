@@ -118,6 +118,8 @@ MEANING: Mapping[str, str] = {
     "modalities.decoder_memory_bytes": "maximum memory of each process that decodes files",
     "modalities.language": "what is spoken at this box, ISO 639-1; `en`: short sounds are heard as commands, in a "
     "fraction of the time; empty: it is detected, which a short command can defeat",
+    "modalities.voice": "voice of requests for `auto`, and of live sessions that name none: one that was added by "
+    "`causeway-models add-voice`, or a language of espeak-ng",
     "modalities.remembered": "facts kept in memory by the hash of their sound or picture; 0: none",
     "tracing.endpoint": "OpenTelemetry collector (OTLP over HTTP), such as `http://host:4318`; empty: no traces",
     "tracing.sample_ratio": "share of requests without an incoming trace context that are traced, 0 to 1",

@@ -161,6 +161,7 @@ class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decoder_memory_bytes: Positive = 512 * 1024 * 1024
     remembered: NonNegative = 256
     language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
+    voice: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}$")] = "en-us"
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from ..clock import Clock
 from ..http.inspection import Reachability, Readiness
 from ..http.listener import ConnectionTable
 from ..jobs.entry import JobEntry
+from ..modalities.entry import AudioEntry
 from ..observability.metrics import Gauge, Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
@@ -55,6 +56,7 @@ class Components:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
     sessions: Sessions
+    sound: AudioEntry
     shadows: Shadows
     tracing: RequestTracer | None = None
     encoders: PartEncoders | None = None  # of a box that has some

@@ -183,6 +183,7 @@ def make_part_encoders(
 
 def make_audio(
     part_encoders: PartEncoders | None,
+    model_dirs: Sequence[Path],
     reader: RequestReader,
     environ: Mapping[str, str],
     config: Config,
@@ -198,10 +199,11 @@ def make_audio(
     from ..modalities.api import AudioApi
     from ..modalities.audio import AudioService
     from ..modalities.speaker import Speaker
+    from ..modalities.voices import Voices
 
     audio = AudioService(
         None if part_encoders is None else part_encoders.graph,
-        Speaker(environ),
+        Speaker(environ, Voices(model_dirs), config.modalities.voice),
         admission=admission,
         decisions=decisions,
         metrics=metrics,

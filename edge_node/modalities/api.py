@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import hdrs, web
 
@@ -12,6 +12,7 @@ from models.modalities.process.messages import Segment
 from router.errors import CausewayError, ClientGone
 from router.openai import check_media_type, error_event
 from router.openai.audio import (
+    SpeechRequest,
     TranscriptionRequest,
     encode_delta,
     encode_done,
@@ -27,7 +28,9 @@ from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream, error_response
 from ..serving.generation import policy_label
 from .audio import AudioCall, AudioService
-from .speaker import PCM_HZ
+from .sound import PCM_HZ, SpokenText
+
+_STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
 
 
 class AudioApi:
@@ -75,14 +78,47 @@ class AudioApi:
         call = self._call(http)
         check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
         request = parse_speech(await self._reader.body(http))
+        if request.format == "pcm":
+            return await self._play(http, call, request)
 
         async def answer() -> tuple[bytes, str]:
-            spoken = await self._service.speak(call, request)
-            if request.format == "wav":
-                return spoken.wav(), "audio/wav"
-            return await asyncio.to_thread(spoken.pcm, PCM_HZ), f"audio/pcm; rate={PCM_HZ}"
+            return (await self._service.speak(call, request)).wav(), "audio/wav"
 
         return await self._answer(call, answer)
+
+    async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
+        """Send the samples of each sentence as soon as it is spoken. An error after the first cuts the connection."""
+        stream: EventStream | None = None
+        form = f"audio/pcm; rate={PCM_HZ}"
+        lines = _lines({**self._ids(call), "x-causeway-route": "edge", "Content-Type": form})
+
+        async def play(sentence: SpokenText) -> None:
+            nonlocal stream
+            samples = await asyncio.to_thread(sentence.pcm, PCM_HZ)
+            stream = stream or EventStream(http, lines)
+            try:
+                stream.send(samples)
+                async with asyncio.timeout(_STALLED_S):
+                    await stream.drain()
+            except (ConnectionError, TimeoutError) as gone:
+                raise ClientGone("the client closed the connection, or reads nothing") from gone
+
+        try:
+            await self._service.play(call, request, play)
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            if stream is None:
+                return error_response(error, self._ids(call))
+            if http.transport is not None:
+                http.transport.abort()  # the body ends without its last chunk
+            raise ClientGone("the sound broke after its begin, and its connection was cut") from error
+        stream = stream or EventStream(http, lines)
+        try:
+            stream.end()
+        except ConnectionError as gone:
+            raise ClientGone("the client closed the connection") from gone
+        return stream
 
     async def _stream(
         self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
@@ -90,7 +126,7 @@ class AudioApi:
         """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
         stream: EventStream | None = None
         fields = {**self._ids(call), "x-causeway-route": "edge", "Content-Type": EVENTS, "Cache-Control": "no-cache"}
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        lines = _lines(fields)
 
         def tell(segment: Segment) -> None:
             nonlocal stream
@@ -137,3 +173,7 @@ class AudioApi:
             return error_response(error, ids)
         headers = {"Content-Type": media_type, "Server": SERVER, "x-causeway-route": "edge", **ids}
         return web.Response(body=body, headers=headers)
+
+
+def _lines(fields: Mapping[str, str]) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in fields.items())

@@ -7,11 +7,12 @@ they could break. The decision record of such a request has no decision.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -57,13 +58,15 @@ from ..serving.admission import Admission
 from ..serving.request_context import Status
 from ..signals.collector import SignalCollector
 from ..storage.decisions import DecisionStore
-from .boxed import NO_SPEECH, PROGRAM
-from .speaker import PCM_HZ, Speaker, SpokenText
+from .boxed import NO_SPEECH
+from .sound import PCM_HZ, SpokenText
+from .speaker import NothingToSpeak, Speaker
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
-_MODELS: Final[Mapping[SoundKind, str]] = {"transcription": SPEECH_MODEL, "speech": PROGRAM}
+Play = Callable[[SpokenText], Awaitable[None]]
+"""Gets the sound of a sentence. Raises ClientGone."""
 
 
 class AudioCall(msgspec.Struct, frozen=True):
@@ -117,7 +120,7 @@ class AudioService:
         """
         parts: list[PartRecord] = []
         work = partial(self._transcribe, request, parts, tell)
-        return await self._run(call, "transcription", request.model, work, parts)
+        return await self._run(call, "transcription", request.model, SPEECH_MODEL, work, parts)
 
     async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
         """Return the words of a sound of a live session, as `transcribe` does; none if nobody speaks.
@@ -151,7 +154,10 @@ class AudioService:
             CausewayError: the error for the client.
         """
         deadline = asyncio.get_running_loop().time() + self._default_deadline_s
-        spoken = await self._speaker.speak(text, voice, speed, deadline)
+        try:
+            spoken = await self._speaker.speak(text, voice, speed, deadline)
+        except NothingToSpeak:
+            return b""
         return await asyncio.to_thread(spoken.pcm, PCM_HZ)
 
     async def speak(self, call: AudioCall, request: SpeechRequest) -> SpokenText:
@@ -161,7 +167,22 @@ class AudioService:
             CausewayError: the error for the client.
         """
         work = partial(self._speaker.speak, request.text, request.voice, request.speed)
-        return await self._run(call, "speech", request.model, work, [])
+        return await self._run(call, "speech", request.model, self._speaker.model_of(request.voice), work, [])
+
+    async def play(self, call: AudioCall, request: SpeechRequest, play: Play) -> None:
+        """Speak a text as `speak` does, and pass each sentence on to `play` as soon as it is made."""
+        work = partial(self._play, request, play)
+        await self._run(call, "speech", request.model, self._speaker.model_of(request.voice), work, [])
+
+    async def close(self) -> None:
+        """End the processes of the voices."""
+        await self._speaker.close()
+
+    async def _play(self, request: SpeechRequest, play: Play, deadline: float) -> None:
+        sentences = self._speaker.sentences(request.text, request.voice, request.speed, deadline)
+        async with contextlib.aclosing(sentences):
+            async for sentence in sentences:
+                await play(sentence)
 
     async def _transcribe(
         self, request: TranscriptionRequest, parts: list[PartRecord], tell: Tell | None, deadline: float
@@ -197,6 +218,7 @@ class AudioService:
         call: AudioCall,
         kind: SoundKind,
         requested: str,
+        model: str,
         work: Callable[[float], Awaitable[_T]],
         parts: list[PartRecord],
     ) -> _T:
@@ -204,7 +226,7 @@ class AudioService:
         failure: CausewayError | None = None
         try:
             self._admission.admit(call.hints.client, call.arrived)
-            _check(requested, _MODELS[kind], call.hints)
+            _check(requested, model, call.hints)
             deadline = call.arrived + self._time_s(call.hints)
             async with self._admission.permit(deadline):
                 return await work(deadline)
@@ -230,7 +252,7 @@ class AudioService:
                 unrecorded=COSTLY,
                 snapshot=self._signals.recent_snapshot(self._policy()),
                 decision=None,
-                outcome=_outcome(kind, failure, self._clock.monotonic() - call.arrived),
+                outcome=_outcome(kind, model, failure, self._clock.monotonic() - call.arrived),
                 parts=tuple(parts),
             )
             self._decisions.add(record)
@@ -251,9 +273,9 @@ def _check(requested: str, model: str, hints: RoutingHints) -> None:
         raise NoRoute("only_cloud excludes this box, and sound is understood and spoken nowhere else")
 
 
-def _outcome(kind: SoundKind, failure: CausewayError | None, seconds: float) -> Outcome:
+def _outcome(kind: SoundKind, model: str, failure: CausewayError | None, seconds: float) -> Outcome:
     if failure is None:
-        return Outcome("ok", 200, "edge", model=_MODELS[kind], reason=kind, total_ms=seconds * 1000.0)
+        return Outcome("ok", 200, "edge", model=model, reason=kind, total_ms=seconds * 1000.0)
     status: Status = "rejected" if failure.status < 500 or isinstance(failure, Draining) else "error"
     if isinstance(failure, ClientGone):
         status = "cancelled"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Mapping
 
@@ -18,3 +19,8 @@ PROGRAM = "espeak-ng"
 def find_program(environ: Mapping[str, str]) -> str | None:
     """Return the path of the program that speaks; None where it is not installed."""
     return shutil.which(PROGRAM, path=environ.get("PATH", ""))
+
+
+def is_onnxruntime_installed() -> bool:
+    """Whether the package that runs added voices is there; imports nothing of it."""
+    return importlib.util.find_spec("onnxruntime") is not None

@@ -49,6 +49,12 @@ class AudioEntry:
         service, _ = self._made
         return await service.say(text, voice, speed)
 
+    async def close(self) -> None:
+        """End the processes of the voices, if there was a first sound."""
+        if "_made" in self.__dict__:
+            service, _ = self._made
+            await service.close()
+
     async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
         _, api = self._made
         return await api.transcriptions(http)

@@ -106,6 +106,7 @@ class Sessions:
         detect: finds out where somebody speaks; None: its sessions detect no turns.
         max_sounds: of one conversation.
         speak: of a box that speaks; None: its sessions answer with text.
+        voice: of sessions that name none.
         stalled_s: a peer that reads nothing for so long is disconnected.
     """
 
@@ -123,6 +124,7 @@ class Sessions:
         detect: Detect | None = None,
         max_sounds: int = 0,
         speak: Speak | None = None,
+        voice: str = "en-us",
         tracing: RequestTracer | None = None,
         stalled_s: float = STALLED_S,
     ) -> None:
@@ -135,6 +137,7 @@ class Sessions:
             max_audio_s,
             max_sounds,
             speaks=speak is not None,
+            voice=voice,
             detects_turns=hear is not None and detect is not None,
             partial_s=0.0 if overhear is None else config.partial_s,
         )

@@ -1,4 +1,4 @@
-"""Commands for the models on this machine: list, verify, add, add-adapter, add-mmproj, fit."""
+"""Commands for the models on this machine: list, verify, add, add-adapter, add-mmproj, add-voice, fit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Column, Table
 from ..catalog import fit
 from ..catalog.artifact import (
     ArtifactError,
+    Manifest,
     find_artifact,
     list_artifacts,
     search_path,
@@ -20,11 +21,13 @@ from ..catalog.artifact import (
 )
 from ..catalog.gguf import read_gguf
 from ..catalog.mmproj import vision_bytes
+from ..modalities.voices.files import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_model
 from ..publish.add_adapter import add_adapter
 from ..publish.add_projector import add_mmproj
+from ..publish.add_voice import add_voice
 from ..publish.placing import Placing
-from ..pull.packaged import PackagedModel, packaged_models
+from ..pull.packaged import packaged_models
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()
@@ -62,7 +65,7 @@ def list_command(extra_dirs: Sequence[Path]) -> None:
         manifest = artifact.manifest
         table.add_row(
             artifact.name,
-            manifest.architecture if manifest.format == "gguf" else manifest.format,
+            _kind(manifest),
             manifest.quantisation,
             f"{manifest.parameters / 1e6:.1f} M" if manifest.parameters else "",
             mebibytes(manifest.size_bytes),
@@ -174,11 +177,53 @@ def add_mmproj_command(model: str, file: Path, link: bool, extra_dirs: Sequence[
     console.print(f"added {entry.file} to {artifact.name} ({entry.note})", soft_wrap=True)
 
 
+def _kind(manifest: Manifest) -> str:
+    if manifest.architecture == ARCHITECTURE:
+        return "voice"
+    return manifest.architecture if manifest.format == "gguf" else manifest.format
+
+
 def print_added(added: AddResult) -> None:
     """Print an added model and the remarks for its owner."""
     for note in added.notes:
         console.print(f"[yellow]note[/]  {note}", soft_wrap=True)
     console.print(f"added {added.artifact.name}: {added.artifact.path}", soft_wrap=True)
+
+
+@click.command("add-voice")
+@click.argument("file", type=existing_file)
+@click.option("--config", "settings_file", type=existing_file, help="The voice's JSON; defaults to FILE.json.")
+@click.option("--name", help="Voice name for requests; defaults to the file's name.")
+@user_models_option
+@device_option
+@click.option("--licence", default="", help="Name of its licence, such as CC-BY-4.0.")
+@click.option("--licence-file", type=existing_file, help="Text of its licence, which is kept beside the voice.")
+@click.option("--force", is_flag=True, help="Add the voice even if it does not fit the device's memory.")
+@click.option("--link", is_flag=True, help="Link the ONNX file instead of copying it.")
+def add_voice_command(
+    file: Path,
+    settings_file: Path | None,
+    name: str | None,
+    to: Path,
+    device: str,
+    licence: str,
+    licence_file: Path | None,
+    force: bool,
+    link: bool,
+) -> None:
+    """Check a Piper voice, an ONNX FILE with its .onnx.json, and add it: the box speaks with it."""
+    added = add_voice(
+        file,
+        to,
+        device=fit.DEVICES[device],
+        settings_file=settings_file,
+        name=name,
+        licence=licence,
+        licence_file=licence_file,
+        force=force,
+        placing="link" if link else "copy",
+    )
+    print_added(added)
 
 
 @click.command("fit")
@@ -189,11 +234,15 @@ def print_added(added: AddResult) -> None:
 def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]) -> None:
     """Estimate the memory that MODEL needs, and which devices it fits: a name, a GGUF file, speech or pictures."""
     if model in packaged_models():
-        _fit_packaged(packaged_models()[model])
+        packaged = packaged_models()[model]
+        _print_fit(f"{packaged.name}: {packaged.title}", packaged.memory_bytes)
         return
     path, beside_bytes = Path(model), 0
     if not path.is_file():
         artifact = find_artifact(model, extra_dirs)
+        if artifact.manifest.architecture == ARCHITECTURE:
+            _print_fit(f"{artifact.name}: a Piper voice", voice_memory_bytes(artifact.manifest.size_bytes))
+            return
         path, beside_bytes = artifact.path, vision_bytes(artifact)
     gguf = read_gguf(path)
     need = fit.estimate_memory(gguf, context=context, batch=batch)
@@ -213,12 +262,12 @@ def fit_command(model: str, context: int, batch: int, extra_dirs: Sequence[Path]
     console.print(table)
 
 
-def _fit_packaged(model: PackagedModel) -> None:
-    """One process, whatever the requests: parts are encoded one after the other."""
-    console.print(f"{model.name}: {model.title}, {mebibytes(model.memory_bytes)} in its process")
+def _print_fit(title: str, memory_bytes: int) -> None:
+    """One process, whatever the requests: parts are encoded, and sentences spoken, one after the other."""
+    console.print(f"{title}, {mebibytes(memory_bytes)} in its process")
     table = Table("device", "usable memory", "fits")
     for device in fit.DEVICES.values():
-        fits = "yes" if model.memory_bytes <= device.usable_bytes else "no"
+        fits = "yes" if memory_bytes <= device.usable_bytes else "no"
         table.add_row(device.name, mebibytes(device.usable_bytes), fits)
     console.print(table)
 
@@ -229,5 +278,6 @@ COMMANDS: tuple[click.Command, ...] = (
     add,
     add_adapter_command,
     add_mmproj_command,
+    add_voice_command,
     fit_command,
 )

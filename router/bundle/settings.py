@@ -86,6 +86,7 @@ SETTINGS: Mapping[str, object] = {
     "modalities.decoder_memory_bytes": _Positive,
     "modalities.remembered": _NonNegative,
     "modalities.language": Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")],
+    "modalities.voice": Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}$")],
     "decisions.memory_records": _Positive,
     "decisions.max_age_s": _Seconds,
     "decisions.record": Literal["cheap", "all"],

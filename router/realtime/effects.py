@@ -12,7 +12,8 @@ class SessionLimits(msgspec.Struct, frozen=True):
     """Bounds of one session. `replay_bytes`: of the sent events that are kept for a cut connection.
 
     `max_audio_s`: of the sounds of its conversation together, and of the one that is sent; 0: it takes none.
-    `speaks`: whether its answers may be spoken. `detects_turns`: whether turns may be detected in its sound.
+    `speaks`: whether its answers may be spoken; `voice`: by which, where the client names none.
+    `detects_turns`: whether turns may be detected in its sound.
     `partial_s`: new sound between two transcripts of a sound that goes on; 0: it has none.
     """
 
@@ -22,6 +23,7 @@ class SessionLimits(msgspec.Struct, frozen=True):
     max_audio_s: float = 0.0
     max_sounds: int = 8
     speaks: bool = False
+    voice: str = "en-us"
     detects_turns: bool = False
     partial_s: float = 0.0
 

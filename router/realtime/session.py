@@ -104,7 +104,8 @@ class RealtimeSession:
         self._speaks = limits.speaks
         self._detects_turns = limits.detects_turns
         audio = SessionAudio(
-            InputAudio() if self._sound.is_open else msgspec.UNSET, OutputAudio() if self._speaks else msgspec.UNSET
+            InputAudio() if self._sound.is_open else msgspec.UNSET,
+            OutputAudio(voice=limits.voice) if self._speaks else msgspec.UNSET,
         )
         self._settings = RealtimeSettings(model=model, audio=audio)
         self._conversation = Conversation(

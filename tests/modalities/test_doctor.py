@@ -1,4 +1,4 @@
-"""`causeway-edge doctor` on what turns sound and pictures into text."""
+"""`causeway-edge doctor` on what turns sound and pictures into text, and on voices."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from edge_node.cli.doctor.encoders import check_encoders
+from edge_node.cli.doctor.finding import Finding
 from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig
 from models.catalog.artifact import Manifest, save_manifest
+from models.catalog.fit import Device
+from models.publish.add_voice import add_voice
+
+from .test_audio_api import install_voices
+from .tiny_voice import write_voice
 
 
 @pytest.fixture
@@ -40,3 +46,23 @@ def test_a_missing_and_an_altered_model_are_named_with_what_to_do(config: Config
     assert next(check_encoders(config, lambda _: True)).level == "ok"
     (tmp_path / "speech" / "model.bin").write_bytes(b"changed")
     assert next(check_encoders(config, lambda _: True)).level == "fail"
+
+
+def test_voices_and_what_they_need_are_named(config: Config, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    file = write_voice(tmp_path / "files", "duo", speakers={"ann": 0, "bob": 1})
+    add_voice(file, tmp_path, device=Device("big", 2**40))
+    programs = str(install_voices(tmp_path))
+
+    def found(path: str = programs, has_onnxruntime: bool = True) -> list[Finding]:
+        return list(check_encoders(config, lambda _: False, {"PATH": path}, lambda: has_onnxruntime))
+
+    (well,) = found()
+    assert (well.level, "2 speakers such as duo+ann" in well.found) == ("ok", True)
+    mute, _ = found(path="")
+    assert (mute.level, "apt install espeak-ng" in mute.advice) == ("warn", True)
+    bare, _ = found(has_onnxruntime=False)
+    assert (bare.level, "causeway[voice]" in bare.advice) == ("warn", True)
+    (tmp_path / "duo" / "model.onnx").write_bytes(b"changed")
+    (altered,) = found()
+    assert (altered.level, "add-voice" in altered.advice) == ("fail", True)

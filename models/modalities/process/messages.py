@@ -70,6 +70,20 @@ class DetectSpeech(msgspec.Struct, frozen=True, tag="detect_speech"):
     state: bytes = b""
 
 
+class Synthesize(msgspec.Struct, frozen=True, tag="synthesize"):
+    """Speak a sentence.
+
+    `ids`: of its phonemes, as the voice numbers them. `noise`, `length`, `noise_w`: the scales of VITS; a `length` of 2
+    is half as fast. `speaker`: of a voice that has several.
+    """
+
+    ids: tuple[int, ...]
+    noise: float
+    length: float
+    noise_w: float
+    speaker: int = 0
+
+
 class CancelJob(msgspec.Struct, frozen=True, tag="cancel"):
     """The result of the job in progress is not needed any more."""
 
@@ -164,6 +178,12 @@ class Projected(msgspec.Struct, frozen=True, tag="projected"):
     runs: tuple[SoftRun, ...] = ()
 
 
+class Synthesized(msgspec.Struct, frozen=True, tag="synthesized"):
+    """`samples`: int16 little endian, one channel, at the voice's rate."""
+
+    samples: bytes
+
+
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """The part is invalid, or the field `param` that came with it.
 
@@ -183,9 +203,10 @@ WorkerJob = (
     | DetectSpeech
     | Picture
     | ProjectPicture
+    | Synthesize
     | CancelJob
 )
-WorkerResult = Sound | Picture | PictureSize | Found | SpeechProbabilities | Projected | Refused
+WorkerResult = Sound | Picture | PictureSize | Found | SpeechProbabilities | Projected | Synthesized | Refused
 ChildReply = WorkerResult | SegmentFound | WorkerReady
 
 

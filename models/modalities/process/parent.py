@@ -59,6 +59,11 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job is running, or one that was cancelled still is."""
+        return self._turn.locked()
+
     async def run(self, job: WorkerJob, deadline: float, tell: Tell | None = None) -> WorkerResult:
         """Return the worker's result.
 
