@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from router.parts.uploads import largest_file
 from router.policy.compiled import Policy
 from router.types import Location, Modality
 
@@ -43,6 +44,9 @@ from .daemon.optional_parts import (
     make_tracer,
 )
 from .daemon.systemd import SystemdNotifier
+from .files.api import FileApi
+from .files.inlining import NamedFileReader
+from .files.store import FileStore
 from .http.api import Api, new_decision_id
 from .http.inspection import Inspection
 from .http.listener import ConnectionTable
@@ -200,7 +204,8 @@ def build(
         shadows=shadows,
         checks=checks,
     )
-    reader = RequestReader(config.server)
+    files = FileStore(state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
+    reader = RequestReader(config.server, NamedFileReader(files, config.server.max_body_bytes))
     jobs = JobEntry(
         state_dir,
         lambda folder: make_jobs(
@@ -283,6 +288,7 @@ def build(
         fleet=connection,
         fleet_problem=fleet_problem,
         jobs=jobs,
+        files=files,
         mqtt=make_mqtt_bridge(config, jobs, service, metrics),
         sessions=sessions,
         sound=sound,
@@ -310,6 +316,7 @@ def build(
             **inspection.paths(),
             **console.paths(),
             **parts.jobs.paths(),
+            **FileApi(files, reader, config.server.read_timeout_s).paths(),
             **sound.paths(),
             **sessions.paths(),
         },

@@ -20,6 +20,7 @@ from router.api import (
     openapi_document,
 )
 from router.api.audio import transcription_operation
+from router.api.files import file_operations
 from router.api.generation import (
     ANY_REQUEST,
     BODY,
@@ -33,11 +34,13 @@ from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks.address import WebhookRefused
 from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse
+from router.openai.uploads import PartPurpose
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
 from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded
 from .console.routes import WhatIfQuestion, media_type, page_files
+from .files.errors import FileStoreUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import MOST_LISTED, JobList
@@ -69,6 +72,7 @@ _BACKENDS = (
     *(errors.BackendError, errors.EngineCrashed, errors.CloudUnavailable),
 )
 _JOB_STORE = (errors.JobStoreUnavailable,)
+_NAMED_FILES = (errors.NotFound, FileStoreUnavailable)  # of requests that name uploaded files
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
 _JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded, errors.JobCancelled)
 
@@ -98,7 +102,7 @@ def edge_document() -> dict[str, Any]:
 
 def edge_operations() -> list[Operation]:
     """Return every operation that the daemon serves."""
-    job_errors = (*_ACCEPTANCE, *_JOB_ENDS)
+    job_errors = (*_NAMED_FILES, *_ACCEPTANCE, *_JOB_ENDS)
     return [
         *generation_operations(
             CLIENT, _ROUTING, (*_FOR_JOBS, _PREFER), _DECIDED, EdgeJobView, (*_BACKENDS, *job_errors)
@@ -107,6 +111,7 @@ def edge_operations() -> list[Operation]:
         *model_operations(CLIENT, _AUTH),
         *_jobs(),
         *secret_operations(CLIENT, (*ANY_REQUEST, *_AUTH, *_JOB_STORE)),
+        *_files(),
         *_audio(),
         realtime_operation(
             CLIENT,
@@ -139,7 +144,10 @@ def _decisions() -> Iterator[Operation]:
         Explanation,
         request={JSON: AnyOf((WireChat, WireCompletion, WireEmbedding, WireResponse))},
         parameters=_ROUTING,
-        errors=(*ANY_REQUEST, *BODY, *_AUTH, errors.RateLimited, errors.ModelNotFound, errors.Draining),
+        errors=(
+            *(*ANY_REQUEST, *BODY, *_AUTH, *_NAMED_FILES),
+            *(errors.RateLimited, errors.ModelNotFound, errors.Draining),
+        ),
     )
     yield _operation(
         "GET",
@@ -170,7 +178,7 @@ def _jobs() -> Iterator[Operation]:
         responses=(ApiResponse(202, {JSON: EdgeJobView}, "The job is on the disk.", {"Location": "the job"}),),
         errors=(
             *(*ANY_REQUEST, *BODY, *_AUTH, *_ACCEPTANCE, errors.RateLimited, errors.ModelNotFound, errors.Draining),
-            *(errors.NoRoute, WebhookRefused),
+            *(errors.NoRoute, WebhookRefused, *_NAMED_FILES),
         ),
     )
     page = (
@@ -195,6 +203,16 @@ def _jobs() -> Iterator[Operation]:
         ("purge", "Delete a job that has ended.", JobNotEnded),
     ):
         yield _operation("POST", f"/v1/jobs/{{id}}/{action}", summary, EdgeJobView, errors=(*one, error))
+
+
+def _files() -> Iterator[Operation]:
+    page = (
+        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MOST_LISTED)]),
+        Parameter("after", "The id of the last file of the page before."),
+    )
+    common = (*ANY_REQUEST, *_AUTH, FileStoreUnavailable)
+    content = (errors.UnsupportedFeature,)
+    yield from file_operations(CLIENT, PartPurpose, page, common, (StorageFull,), content, gives_content=False)
 
 
 def _audio() -> Iterator[Operation]:

@@ -77,6 +77,11 @@ MEANING: Mapping[str, str] = {
     "until then the job is listed, its answer is deleted as ever",
     "jobs.webhooks.format": "of their bodies: `standard` (Standard Webhooks), or a CloudEvent: `cloudevents` "
     "(structured) or `cloudevents-binary`",
+    "files.accept": "`true`: clients may upload files and name them in requests; the bytes are on the disk until they "
+    "expire or are deleted",
+    "files.max_files": "maximum of uploaded files, those that are being uploaded included",
+    "files.max_bytes": "maximum size of all uploaded files together",
+    "files.ttl_s": "how long an uploaded file is kept, unless its upload asks for less",
     "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "
     "Keep it below `server.max_connections`",
     "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",

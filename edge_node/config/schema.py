@@ -109,6 +109,13 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     webhooks: WebhookConfig = WebhookConfig()
 
 
+class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    accept: bool = False
+    max_files: Positive = 200
+    max_bytes: Positive = 256 * 1024 * 1024
+    ttl_s: Annotated[float, Meta(ge=1)] = 7 * 86400.0
+
+
 class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_sessions: Positive = 256
     max_items: Annotated[int, Meta(ge=2)] = 256
@@ -188,6 +195,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: CacheConfig = CacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
     jobs: JobsConfig = JobsConfig()
+    files: FilesConfig = FilesConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
     modalities: ModalitiesConfig = ModalitiesConfig()

@@ -11,6 +11,7 @@ from router.types import CloudSignals
 from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
+from ..files.store import FileStore
 from ..http.inspection import Reachability, Readiness
 from ..http.listener import ConnectionTable
 from ..jobs.entry import JobEntry
@@ -55,6 +56,7 @@ class Components:
     cloud: CloudBackend | None
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
+    files: FileStore
     sessions: Sessions
     sound: AudioEntry
     shadows: Shadows
@@ -91,6 +93,7 @@ class Components:
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
             *self.jobs.problems,
+            *self.files.problems,
             *(() if self.mqtt is None else self.mqtt.problems),
             self.policies.persist_problem,
             *self.shadows.problems,
@@ -125,6 +128,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
     yield from _backend_gauges(parts)
     yield from _connection_gauges(parts)
     yield from _job_gauges(parts.jobs)
+    yield from _file_gauges(parts.files)
     if parts.encoders is not None:
         yield from parts.encoders.gauges()
     if parts.mqtt is not None:
@@ -270,6 +274,13 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
             labels,
             is_counter=True,
         )
+
+
+def _file_gauges(files: FileStore) -> Iterator[Gauge]:
+    stats = files.stats
+    yield Gauge("causeway_edge_files", "Uploaded files.", stats.files)
+    yield Gauge("causeway_edge_files_bytes", "Bytes of the uploaded files.", stats.bytes)
+    yield Gauge("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired, is_counter=True)
 
 
 def _session_gauges(sessions: Sessions) -> Iterator[Gauge]:

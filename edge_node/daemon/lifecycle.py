@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _SAMPLE_S = 1.0
 _POLL_S = 2.0
+_SWEEP_S = 5.0
 _READY_POLL_S = 0.05
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
@@ -105,6 +106,7 @@ class App:
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
             await parts.spend.start()
+            await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
             if parts.cloud is not None:
                 await parts.cloud.start()
@@ -150,6 +152,7 @@ class App:
 
     def _close_stores(self) -> None:
         self._parts.jobs.close()
+        self._parts.files.close()
         self._parts.cache.close()
         self._parts.decisions.close()
         self._parts.shadows.close()
@@ -219,6 +222,7 @@ class App:
                 tasks.start_soon(_every, 0.0, parts.cloud.connection.watch)
             tasks.start_soon(_every, _SAMPLE_S, _sync(parts.signals.sample))
             tasks.start_soon(_every, _POLL_S, parts.policies.poll)
+            tasks.start_soon(_every, _SWEEP_S, parts.files.sweep)
             tasks.start_soon(_every, 0.0, self._reload)
             if self._notifier.watchdog_s is not None:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)

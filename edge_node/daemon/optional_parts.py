@@ -245,7 +245,7 @@ def make_jobs(
         random.Random(os.urandom(16)),
         part_encoders,
     )
-    intake = JobIntake(config, store, runner, service)
+    intake = JobIntake(config, store, runner, service, reader.with_files)
     api = JobApi(store, runner, intake, service, reader)
     webhooks = WebhookSender(store, runner.feed, config.webhooks, clock, random.Random(os.urandom(16)))
     return JobParts(store, runner, intake, api, webhooks)

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import anyio
 import msgspec
@@ -38,10 +38,14 @@ from router.openai import (
     parse_embedding,
     parse_response,
 )
+from router.parts.uploads import may_name_files
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
 from .headers import REQUEST_HEADERS
+
+if TYPE_CHECKING:
+    from ..files.inlining import NamedFileReader
 
 Endpoint = Literal["chat", "completion", "embedding", "response"]
 """Which of OpenAI's bodies it is. A response is a request of the kind chat."""
@@ -104,9 +108,14 @@ class ApiKeys:
 
 
 class RequestReader:
-    """Reads requests as `server.*` configures."""
+    """Reads requests as `server.*` configures.
 
-    def __init__(self, config: ServerConfig) -> None:
+    Args:
+        files: the uploaded files that bodies may name.
+    """
+
+    def __init__(self, config: ServerConfig, files: NamedFileReader | None = None) -> None:
+        self._files = files
         self._keys = ApiKeys(config.keys)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
@@ -132,7 +141,14 @@ class RequestReader:
         headers = request.headers
         hints = routing_hints(headers, self.caller(request))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
-        return self._parse(kind, await self.body(request), hints)
+        body = await self.body(request)
+        if may_name_files(body):
+            body = await self.with_files(body, hints.client)
+        return self._parse(kind, body, hints)
+
+    async def with_files(self, body: bytes, client: str) -> bytes:
+        """Return a body with the client's uploaded files in place of their ids. Raises as `NamedFileReader.inline`."""
+        return body if self._files is None else await self._files.inline(body, client, self._room)
 
     def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
         if len(body) > _SHORT_BYTES:
@@ -159,10 +175,7 @@ class RequestReader:
         declared = request.content_length
         if declared is not None and declared > self._max_body_bytes:
             raise self._too_large()
-        if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-            transport = request.transport
-            if transport is not None:
-                transport.write(_CONTINUE)
+        send_continue(request)
         return await self._receive(request)
 
     async def _receive(self, request: web.BaseRequest) -> bytes:
@@ -199,6 +212,14 @@ class RequestReader:
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+
+
+def send_continue(request: web.BaseRequest) -> None:
+    """Tell a client that waits for it to send the body."""
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        transport = request.transport
+        if transport is not None:
+            transport.write(_CONTINUE)
 
 
 def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:

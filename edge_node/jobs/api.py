@@ -108,7 +108,7 @@ class JobApi:
     async def list(self, http: web.BaseRequest) -> web.StreamResponse:
         """GET /v1/jobs"""
         owner = self._reader.caller(http).name
-        limit, after = _page(http.query)
+        limit, after = read_page(http.query)
         jobs = await self._store.list_owned(owner, after, limit + 1)
         rows = [self._view(job) for job in jobs[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
@@ -176,8 +176,8 @@ class JobApi:
         return _json(self._view(job), status=status, headers=headers)
 
 
-def _page(query: Mapping[str, str]) -> tuple[int, str]:
-    """`limit` and `after`. Raises InvalidRequest."""
+def read_page(query: Mapping[str, str]) -> tuple[int, str]:
+    """Return `limit` and `after` of a list's query. Raises InvalidRequest."""
     text = query.get("limit", "20")
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_LISTED:
         raise InvalidRequest(f"`limit` must be a number from 1 to {MOST_LISTED}, not {text[:32]!r}", param="limit")

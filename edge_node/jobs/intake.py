@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from router.decision.no_route import no_route
-from router.errors import InvalidRequest, UnsupportedFeature
+from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.jobs.submission import Endpoint, JobFields, Priority, parse_job_request, split_body
 from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.openai.error_body import replace_surrogates
+from router.parts.uploads import may_name_files, named_files
 from router.policy.signals import modalities
 from router.types import RoutingHints
 
@@ -23,6 +24,8 @@ from .running.runner import JobRunner
 from .store import JobStore
 from .tables.values import Accepted, ReplyTo
 
+WithFiles = Callable[[bytes, str], Awaitable[bytes]]
+"""A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""
 _PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 
 
@@ -43,10 +46,17 @@ class EdgeJobFields(JobFields, frozen=True):
 
 
 class JobIntake:
-    """Accepts jobs."""
+    """Accepts jobs.
 
-    def __init__(self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service) -> None:
+    Args:
+        with_files: puts the uploaded files of a client in place of their ids, in a body.
+    """
+
+    def __init__(
+        self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service, with_files: WithFiles
+    ) -> None:
         """Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
+        self._with_files = with_files
         self._config = config
         self._networks = allowed_networks(config.webhooks.allowed_networks)
         self._store = store
@@ -76,17 +86,42 @@ class JobIntake:
         Raises:
             CausewayError: what is wrong with the job, or why there is no room for it.
         """
-        job, plain = await self._job(body, hints, priority, key, endpoint)
+        whole = await self._whole(body, hints, key, is_message=reply is not None) if may_name_files(body) else body
+        job, plain = await self._job(body, whole, hints, priority, key, endpoint)
         try:
             return await self._store.accept(job, plain, reply)
         finally:  # also where the caller left during the commit: the job is there
             self._runner.wake()
 
+    async def _whole(self, body: bytes, hints: RoutingHints, key: JobKey, *, is_message: bool) -> bytes:
+        """Put the bytes of uploaded files into a body: an accepted job needs them no more, and they may go.
+
+        One that comes again under its key is known even if its files are gone.
+        """
+        if is_message and named_files(body) is not None:
+            raise UnsupportedFeature("messages name no uploaded files: send the bytes as a data: URL in base64")
+        try:
+            return await self._with_files(body, hints.client)
+        except NotFound:
+            if await self._store.known(hints.client, key.key) is None:
+                raise
+            return body
+
     async def _job(
-        self, body: bytes, hints: RoutingHints, priority: Priority | None, key: JobKey, endpoint: Endpoint | None
+        self,
+        body: bytes,
+        whole: bytes,
+        hints: RoutingHints,
+        priority: Priority | None,
+        key: JobKey,
+        endpoint: Endpoint | None,
     ) -> tuple[EdgeJob, bytes]:
-        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute."""
-        fields, plain = split_body(body, EdgeJobFields)
+        """The checked job, and its request. Raises InvalidRequest, ModelNotFound, UnsupportedFeature or NoRoute.
+
+        Args:
+            whole: the body with its uploaded files.
+        """
+        fields, plain = split_body(whole, EdgeJobFields)
         if endpoint is not None:
             fields = msgspec.structs.replace(fields, endpoint=endpoint)
         if fields.window is not None:

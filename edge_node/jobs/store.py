@@ -102,6 +102,10 @@ class JobStore:
         """
         return await self._file.run(lambda db: self._acceptance.accept(db, job, body, reply))
 
+    async def known(self, owner: str, key: str) -> EdgeJob | None:
+        """Return the job that `owner` submitted under this key; None: there is none."""
+        return await self._file.run(lambda db: self._acceptance.known(db, owner, key))
+
     async def get(self, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
         """Return a job and its result. `owner` None: anybody's. Raises NotFound."""
         return await self._file.run(lambda db: self._callers.get(db, job_id, owner))

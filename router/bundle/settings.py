@@ -63,6 +63,8 @@ SETTINGS: Mapping[str, object] = {
     "jobs.webhooks.concurrency_per_receiver": _Positive,
     "jobs.webhooks.max_age_s": _Seconds,
     "jobs.webhooks.format": WebhookFormat,
+    "files.max_files": _Positive,
+    "files.max_bytes": _Positive,
     "realtime.max_sessions": _Positive,
     "realtime.max_items": Annotated[int, Meta(ge=2)],
     "realtime.max_bytes": Annotated[int, Meta(ge=4096)],

@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
 from ..types import AudioPart, FilePart, ImagePart, Modality, Part, Request, TextPart
+from .uploads import NO_SOUND_DATA, NOT_READ_HERE, PREFIX
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.ASCII)
 _NAME_CHARACTERS = 100
@@ -100,6 +101,8 @@ def _found(at: int, index: int, part: Part, modality: Modality) -> FoundPart:
     path, reader = f"messages[{at}].content[{index}]", modality
     if isinstance(part, AudioPart):
         path += ".input_audio.data"
+        if part.data.startswith(PREFIX):
+            raise UnsupportedFeature(f"`{path}`: {NO_SOUND_DATA}", param=path)
         data = _base64(part.data, path)
     elif isinstance(part, ImagePart):
         path += ".image_url.url"
@@ -134,9 +137,7 @@ def _file_data(part: FilePart, path: str) -> tuple[str, str]:
         raise InvalidRequest(f"`{path}`: {error}. Send `file_data` and `filename`.", param=path) from None
     if not file.file_data:
         if file.file_id:
-            raise UnsupportedFeature(
-                f"`{path}.file_id`: uploaded files are not read in messages. Send `file_data`.", param=f"{path}.file_id"
-            )
+            raise UnsupportedFeature(f"`{path}.file_id`: {NOT_READ_HERE}", param=f"{path}.file_id")
         raise MissingField(f"`{path}.file_data` is missing. Send a data: URL.", param=f"{path}.file_data")
     match = _DATA_URL.match(file.file_data)
     if match is not None:
@@ -151,6 +152,8 @@ def _data_url_head(url: str, path: str) -> int:
     match = _DATA_URL.match(url)
     if match is not None and match["type"].lower().startswith("image/"):
         return match.end()
+    if url.startswith(PREFIX):
+        raise UnsupportedFeature(f"`{path}`: {NOT_READ_HERE}", param=path)
     if not url.lower().startswith("data:"):
         raise UnsupportedFeature(f"`{path}`: nothing is fetched from the network. Send a data: URL.", param=path)
     raise InvalidRequest(f"`{path}`: no data: URL of a picture. Send `data:image/png;base64,…`.", param=path)

@@ -8,7 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import JobsConfig, ServerConfig
+from edge_node.http.request_reader import RequestReader
 from edge_node.jobs.intake import JobIntake, JobKey
 from router.types import RoutingHints
 from tests.waiting import until
@@ -55,7 +56,7 @@ async def test_a_client_that_leaves_during_the_commit_has_submitted_its_job(tmp_
     async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
         store = (await box.parts.jobs.open()).store
         runner: Any = Mock()
-        intake = JobIntake(PROMPT, store, runner, box.parts.service)
+        intake = JobIntake(PROMPT, store, runner, box.parts.service, RequestReader(ServerConfig()).with_files)
         body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
         leaving = asyncio.ensure_future(intake.accept(body, RoutingHints(client="me"), None, JobKey()))
         async with asyncio.timeout(60.0):

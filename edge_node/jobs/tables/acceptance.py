@@ -31,6 +31,10 @@ class OutboxAcceptance:
         self._config = config
         self._rows = rows
 
+    def known(self, db: sqlite3.Connection, owner: str, key: str) -> EdgeJob | None:
+        row = db.execute(BY_KEY, (owner, key)).fetchone() if key else None
+        return None if row is None else decode_job(row[0])
+
     def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
         rows = self._rows
         row = db.execute(BY_KEY, (job.owner, job.key)).fetchone() if job.key else None

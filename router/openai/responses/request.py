@@ -161,7 +161,10 @@ def _content(content: str | list[WireContent]) -> str | tuple[Part, ...]:
 
 def _part(part: WireContent) -> Part:
     if isinstance(part, WireInputImage):
-        return ImagePart(part.image_url, part.detail or "auto")
+        url = part.image_url or part.file_id
+        if not url:
+            raise MissingField("`input`: an `input_image` has no `image_url`. Send a data: URL.", param="input")
+        return ImagePart(url, part.detail or "auto")
     if isinstance(part, WireInputAudio):
         return AudioPart(part.input_audio.data, part.input_audio.format)
     if isinstance(part, WireOutputRefusal):

@@ -24,7 +24,8 @@ class WireOutputRefusal(msgspec.Struct, tag_field="type", tag="refusal"):
 
 
 class WireInputImage(msgspec.Struct, tag_field="type", tag="input_image"):
-    image_url: str
+    image_url: str | None = None
+    file_id: str | None = None
     detail: Literal["auto", "low", "high"] | None = None
 
 

@@ -19,6 +19,7 @@ REFUSED = {
     "jobs.webhooks.allow_http",
     "jobs.webhooks.allowed_networks",
     "jobs.webhooks.ca_file",
+    *("files.accept", "files.ttl_s"),
     *("cloud.url", "cloud.api_key", "cloud.api_key_file", "cloud.ca_file"),
     *("mqtt.url", "mqtt.client_id", "mqtt.topics", "mqtt.response_topics", "mqtt.state_topic"),
     *("mqtt.username", "mqtt.password_file", "mqtt.ca_file", "mqtt.cert_file", "mqtt.key_file"),

@@ -1,0 +1,8 @@
+"""Uploaded files, which their owners name as parts of requests. Off unless `files.accept` is set.
+
+folder      the files on the disk: written whole or not at all, and overwritten when they are deleted
+store       the files of all clients: bounds, owners and expiry
+upload      a multipart form → a file, as it arrives
+api         `/v1/files`
+inlining    the bytes of files in the place of their ids, in the bodies of requests
+"""

@@ -1,0 +1,74 @@
+"""`/v1/files` in OpenAI's form. Every handler acts for the authenticated client alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from aiohttp import web
+
+from router.api.files import DeletedFile, list_page
+from router.errors import UnsupportedFeature
+from router.openai.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+
+from ..http.request_reader import RequestReader, send_continue
+from ..http.responses import JSON, SERVER
+from ..jobs.api import read_page
+from .store import FileStore
+from .upload import check_upload, read_upload
+
+PATH = "/v1/files"
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+_encoder = msgspec.json.Encoder()
+
+
+class FileApi:
+    """The handlers."""
+
+    def __init__(self, store: FileStore, reader: RequestReader, piece_s: float) -> None:
+        self._store = store
+        self._reader = reader
+        self._piece_s = piece_s
+
+    def paths(self) -> Mapping[str, tuple[str, Handler]]:
+        """Methods and handler of each path."""
+        return {
+            PATH: ("GET, POST", self._collection),
+            f"{PATH}/{{id}}": ("GET, DELETE", self._file),
+            f"{PATH}/{{id}}/content": ("GET", self._content),
+        }
+
+    async def _collection(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._upload(http) if http.method == "POST" else self._list(http)
+
+    async def _upload(self, http: web.BaseRequest) -> web.StreamResponse:
+        owner = self._reader.caller(http).name
+        expected_bytes = check_upload(http)
+        async with self._store.write(owner, expected_bytes) as writer:
+            send_continue(http)
+            form = await read_upload(http, writer.write, self._piece_s)
+            terms = parse_upload_terms(form.fields, PART_PURPOSES, self._store.max_ttl_s)
+            file = await writer.finish(form.filename, terms)
+        return _json(self._store.view(file))
+
+    def _list(self, http: web.BaseRequest) -> web.Response:
+        owner = self._reader.caller(http).name
+        limit, after = read_page(http.query)
+        views = [self._store.view(file) for file in self._store.list_owned(owner)]
+        return _json(list_page(views, limit, after, http.query.get("purpose", "")))
+
+    async def _file(self, http: web.BaseRequest) -> web.StreamResponse:
+        owner, name = self._reader.caller(http).name, http.path.removeprefix(f"{PATH}/")
+        if http.method == "GET":
+            return _json(self._store.view(self._store.get(name, owner)))
+        await self._store.delete(name, owner)
+        return _json(DeletedFile(name))
+
+    async def _content(self, http: web.BaseRequest) -> web.StreamResponse:
+        owner, name = self._reader.caller(http).name, http.path.removeprefix(f"{PATH}/").removesuffix("/content")
+        self._store.get(name, owner)
+        raise UnsupportedFeature(CONTENT_KEPT)
+
+
+def _json(value: object) -> web.Response:
+    return web.Response(body=_encoder.encode(value), headers={"Content-Type": JSON, "Server": SERVER})

@@ -1,0 +1,185 @@
+"""Uploaded files in a folder: one file each, a header of 4 KiB and the bytes. Blocks; one thread uses it.
+
+1. A file is written under the name of a draft, flushed to the disk and renamed: it is there whole or not at all.
+2. A deleted file is overwritten with zeros before its name goes. A file system that writes elsewhere (copy-on-write,
+   or one with a data journal) and the controller of a flash disk may keep the old blocks: only encryption helps there.
+3. What a killed daemon left (drafts, files that were half overwritten) is erased at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from ..jobs.box_time import ClockMark
+
+log = logging.getLogger(__name__)
+
+HEADER_BYTES = 4096
+_CLOCK = "clock.json"
+_DRAFT = ".draft"
+_PIECE_BYTES = 1024 * 1024
+_ZEROS = bytes(_PIECE_BYTES)
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file's header. `created_unix`: s, for people; `expires`: s of the box's own time."""
+
+    id: str
+    owner: str
+    filename: str
+    purpose: str
+    bytes: int
+    sha256: str
+    created_unix: float
+    expires: float
+
+
+class FileFolder:
+    """The files in `path`. Every method raises OSError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self) -> tuple[list[StoredFile], ClockMark | None]:
+        """Make the folder if it is missing and erase what a killed daemon left (3); return the files in it."""
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files = []
+        for path in sorted(self._path.iterdir()):
+            if path.name == _CLOCK:
+                continue
+            file = None if path.name.endswith(_DRAFT) else _read_header(path)
+            if file is not None:
+                files.append(file)
+            elif path.is_file():
+                self._erase(path)
+        return files, self._read_mark()
+
+    def begin(self, name: str) -> Draft:
+        """Begin a file."""
+        return Draft(self._path / f"{name}{_DRAFT}")
+
+    def publish(self, draft: Draft, file: StoredFile, mark: ClockMark) -> None:
+        """Give a draft its header and its name; the file survives a power cut when this returns (1)."""
+        header = msgspec.json.encode(file)
+        assert len(header) < HEADER_BYTES
+        draft.finish(header)
+        self.write_mark(mark)
+        draft.path.replace(self._path / file.id)
+        self._sync()
+
+    def discard(self, draft: Draft) -> None:
+        """Erase a draft."""
+        draft.close()
+        if draft.path.exists():
+            self._erase(draft.path)
+
+    def read(self, file: StoredFile) -> bytes | None:
+        """Return the bytes of a file; None if they are damaged or gone."""
+        try:
+            with (self._path / file.id).open("rb") as opened:
+                opened.seek(HEADER_BYTES)
+                data = opened.read(file.bytes + 1)
+        except FileNotFoundError:
+            return None
+        return data if hashlib.sha256(data).hexdigest() == file.sha256 else None
+
+    def delete(self, name: str) -> None:
+        """Erase a file (2). It stays deleted after a power cut when this returns."""
+        path = self._path / name
+        if path.exists():
+            self._erase(path)
+
+    def write_mark(self, mark: ClockMark) -> None:
+        """Note the time: after a restart the box's own time goes on from here."""
+        path = self._path / _CLOCK
+        draft = path.with_name(_CLOCK + _DRAFT)
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(file, msgspec.json.encode(mark))
+            os.fsync(file)
+        finally:
+            os.close(file)
+        draft.replace(path)
+
+    def _read_mark(self) -> ClockMark | None:
+        try:
+            return msgspec.json.decode((self._path / _CLOCK).read_bytes(), type=ClockMark)
+        except (FileNotFoundError, msgspec.DecodeError):
+            return None
+
+    def _erase(self, path: Path) -> None:
+        try:
+            _overwrite(path)
+        except OSError as error:  # the name goes all the same
+            log.warning("an uploaded file was deleted without being overwritten: %s", error.strerror)
+        path.unlink()
+        self._sync()
+
+    def _sync(self) -> None:
+        folder = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class Draft:
+    """A file that is being written; it exists with its first bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: int | None = None
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        if self._file is None:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            _write_all(self._file, bytes(HEADER_BYTES))
+        _write_all(self._file, data)
+        self._digest.update(data)
+
+    def finish(self, header: bytes) -> None:
+        """Write the header, and flush everything to the disk."""
+        assert self._file is not None
+        os.pwrite(self._file, header, 0)
+        os.fsync(self._file)
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            os.close(file)
+
+
+def _write_all(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _read_header(path: Path) -> StoredFile | None:
+    """None: the file is not one of ours, not whole, or half overwritten."""
+    with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as opened:
+        file = msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=StoredFile)
+        if file.id == path.name and path.stat().st_size == HEADER_BYTES + file.bytes:
+            return file
+    return None
+
+
+def _overwrite(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b", buffering=0) as opened:
+        while size > 0:
+            size -= opened.write(_ZEROS[: min(size, _PIECE_BYTES)]) or 0
+        os.fsync(opened.fileno())

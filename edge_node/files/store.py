@@ -1,0 +1,286 @@
+"""The uploaded files of a box: who owns them, how many there may be, and until when.
+
+A file of another owner does not exist for a client. Files expire by the box's own time (`jobs.box_time`): a wall clock
+that jumps deletes none and keeps none. The disk is one thread's, so a file is never read while it is being erased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from router.api.files import FileView
+from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
+from router.openai.uploads import UploadTerms
+from router.parts.uploads import PREFIX
+
+from ..clock import Clock
+from ..config.schema import FilesConfig
+from ..jobs.box_time import BoxTime
+from ..observability.faults import Fault
+from .errors import FileStoreUnavailable, StorageFull
+from .folder import Draft, FileFolder, StoredFile
+from .writer import FileWriter
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+FOLDER = "files"  # in the state folder
+_MOST_UPLOADS = 32  # at the same time; each has about 2 MiB in memory
+_MARK_S = 600.0  # between two notes of the time, while there are files
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class FileStats(msgspec.Struct, frozen=True):
+    files: int
+    bytes: int
+    expired: int  # so far
+
+
+class FileStore:
+    """The files of all clients.
+
+    Args:
+        state_dir: has the folder of files; None: this box keeps none.
+        max_file_bytes: size of the largest file.
+    """
+
+    def __init__(self, state_dir: Path | None, config: FilesConfig, max_file_bytes: int, clock: Clock) -> None:
+        self._folder_path = None if state_dir is None else state_dir / FOLDER
+        self._config = config
+        self._clock = clock
+        self._time = BoxTime(clock)
+        self._files: dict[str, StoredFile] = {}
+        self._writing: set[FileWriter] = set()
+        self._expired = 0
+        self._marked_at = 0.0
+        self._opened = False
+        self._lock = asyncio.Lock()  # of `_open`
+        self._thread = ThreadPoolExecutor(1, "files")  # starts with its first work
+        self._fault = Fault(log, logging.WARNING, clock.monotonic)
+        self.max_file_bytes = max_file_bytes
+
+    @property
+    def in_use(self) -> bool:
+        """Whether ids of files can mean anything on this box."""
+        return self._config.accept or bool(self._files)
+
+    @property
+    def max_ttl_s(self) -> float:
+        """How long a file is kept at most, s."""
+        return self._config.ttl_s
+
+    @property
+    def stats(self) -> FileStats:
+        return FileStats(len(self._files), sum(file.bytes for file in self._files.values()), self._expired)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What operators should look at."""
+        return (self._fault.problem,) if self._fault.problem else ()
+
+    async def start(self) -> None:
+        """Read what an earlier run left."""
+        if self._folder_path is not None and self._folder_path.is_dir():
+            try:
+                await self._open()
+            except FileStoreUnavailable as error:
+                self._fault.begin(f"the uploaded files are not available: {error.message}")
+
+    def close(self) -> None:
+        """Note the time. Blocks."""
+        if self._opened and self._files:
+            try:
+                self._folder.write_mark(self._time.mark())
+            except OSError as error:
+                log.warning("the time of the uploaded files was not noted: %s", error.strerror)
+        self._thread.shutdown()
+
+    # --- files of clients --------------------------------------------------------------------------------------------
+
+    def get(self, name: str, owner: str) -> StoredFile:
+        """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
+        file = self._files.get(name)
+        if file is None or file.owner != owner or file.expires <= self._time.now():
+            raise NotFound(f"there is no file {name[:80]!r} of yours: it expired, was deleted, or never was here")
+        return file
+
+    def list_owned(self, owner: str) -> list[StoredFile]:
+        """Return all files of `owner`, newest first."""
+        now = self._time.now()
+        found = [file for file in self._files.values() if file.owner == owner and file.expires > now]
+        return sorted(found, key=lambda file: (file.created_unix, file.id), reverse=True)
+
+    def view(self, file: StoredFile) -> FileView:
+        """Return what the API shows of a file."""
+        expires = int(self._clock.unix() + file.expires - self._time.now())
+        return FileView(file.id, file.bytes, int(file.created_unix), expires, file.filename, file.purpose)
+
+    async def read(self, file: StoredFile) -> bytes:
+        """Return the bytes of a file. Raises FileStoreUnavailable, or NotFound if it was deleted in the meantime."""
+        data = await self._on_disk(partial(self._folder.read, file))
+        if data is not None:
+            return data
+        if file.id not in self._files:
+            raise NotFound(f"the file {file.id} was deleted in the meantime")
+        self._fault.begin(f"the uploaded file {file.id} is damaged on the disk")
+        raise FileStoreUnavailable(f"the file {file.id} is damaged on this box's disk. Delete it and upload it again")
+
+    async def delete(self, name: str, owner: str) -> None:
+        """Erase a file of `owner`. Raises NotFound or FileStoreUnavailable."""
+        self.get(name, owner)
+        await self._delete(name)
+
+    @asynccontextmanager
+    async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
+        """Write a new file. Unless its writer finishes it, nothing remains of it.
+
+        Args:
+            expected_bytes: if known, else 0: a file that does not fit is refused before it is read.
+
+        Raises:
+            UnsupportedFeature: this box keeps no files.
+            BodyTooLarge: no file may be so large.
+            StorageFull: there is no room for it.
+            QueueFull: too many files arrive at the same time.
+            FileStoreUnavailable: the disk fails.
+        """
+        self._check_accepts()
+        await self._open()
+        if len(self._writing) >= _MOST_UPLOADS:
+            raise QueueFull("too many files are being uploaded at the same time", retry_after_s=1.0)
+        writer = FileWriter(self, f"{PREFIX}{secrets.token_hex(12)}", owner)
+        await self.reserve(writer, expected_bytes)
+        self._writing.add(writer)
+        try:
+            yield writer
+        finally:
+            self._writing.discard(writer)
+            if not writer.finished:
+                await asyncio.shield(asyncio.ensure_future(self._discard(writer)))
+
+    async def sweep(self) -> None:
+        """Erase what expired, and note the time."""
+        if not self._opened:
+            return
+        now = self._time.now()
+        for file in [file for file in self._files.values() if file.expires <= now]:
+            try:
+                await self._delete(file.id)
+            except FileStoreUnavailable as error:
+                self._fault.begin(f"an uploaded file that expired cannot be deleted: {error.message}")
+                return
+            self._expired += 1
+        if self._files and now >= self._marked_at + _MARK_S:
+            self._marked_at = now
+            await self._on_disk(partial(self._folder.write_mark, self._time.mark()))
+
+    # --- for the writer ----------------------------------------------------------------------------------------------
+
+    async def reserve(self, writer: FileWriter, size: int) -> None:
+        """Make sure that a file may have `size` bytes. Raises BodyTooLarge or StorageFull."""
+        if size > self.max_file_bytes:
+            raise BodyTooLarge(
+                f"the file has more than {self.max_file_bytes} bytes, the most that a request can carry in base64 "
+                "(`server.max_body_bytes`)"
+            )
+        if not self._has_room(writer, size):
+            await self.sweep()
+            if not self._has_room(writer, size):
+                stats = self.stats
+                raise StorageFull(
+                    f"this box has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
+                    f"{self._config.max_files} with {self._config.max_bytes}, those included that are being uploaded "
+                    "(files.max_files, files.max_bytes): delete files, or wait until they expire"
+                )
+        writer.reserved = size
+
+    def _has_room(self, writer: FileWriter, size: int) -> bool:
+        others = [one for one in self._writing if one is not writer]
+        stats = self.stats
+        taken = stats.bytes + sum(one.reserved for one in others) + size
+        return stats.files + len(others) < self._config.max_files and taken <= self._config.max_bytes
+
+    async def append(self, draft: Draft, data: bytes) -> None:
+        await self._on_disk(partial(draft.write, data))
+
+    async def publish(self, writer: FileWriter, filename: str, terms: UploadTerms) -> StoredFile:
+        """Make a written file visible to its owner."""
+        ttl_s = self.max_ttl_s if terms.ttl_s is None else float(terms.ttl_s)
+        file = StoredFile(
+            id=writer.id,
+            owner=writer.owner,
+            filename=filename,
+            purpose=terms.purpose,
+            bytes=writer.written,
+            sha256=writer.draft.sha256,
+            created_unix=self._clock.unix(),
+            expires=self._time.now() + ttl_s,
+        )
+        await self._on_disk(partial(self._folder.publish, writer.draft, file, self._time.mark()))
+        self._files[file.id] = file
+        return file
+
+    def draft(self, name: str) -> Draft:
+        return self._folder.begin(name)
+
+    # --- the disk ----------------------------------------------------------------------------------------------------
+
+    def _check_accepts(self) -> None:
+        if not self._config.accept:
+            raise UnsupportedFeature(
+                "this box keeps no uploaded files on its disk (`files.accept`): send the bytes in the request, as a "
+                "data: URL in base64"
+            )
+        if self._folder_path is None:
+            raise FileStoreUnavailable("uploaded files need a state folder: set state_dir")
+
+    @property
+    def _folder(self) -> FileFolder:
+        assert self._folder_path is not None
+        return FileFolder(self._folder_path)
+
+    async def _open(self) -> None:
+        async with self._lock:
+            if self._opened:
+                return
+            files, mark = await self._on_disk(self._folder.open)
+            self._time.restore(mark)
+            latest = self._time.now() + self.max_ttl_s  # also where the note of the time was lost
+            kept = [msgspec.structs.replace(file, expires=min(file.expires, latest)) for file in files]
+            self._files = {file.id: file for file in kept}
+            self._opened = True
+            self._fault.end("the uploaded files are available")
+        await self.sweep()
+
+    async def _delete(self, name: str) -> None:
+        await self._on_disk(partial(self._folder.delete, name))
+        self._files.pop(name, None)
+
+    async def _discard(self, writer: FileWriter) -> None:
+        try:
+            await self._on_disk(partial(self._folder.discard, writer.draft))
+        except FileStoreUnavailable as error:  # the next start erases it
+            log.warning("what was written of a file remains until the next start: %s", error.message)
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """Raises StorageFull or FileStoreUnavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StorageFull("the disk of this box is full: the file was not kept") from error
+            log.warning("the folder of uploaded files fails: %s", error.strerror)
+            raise FileStoreUnavailable(
+                f"the folder of uploaded files fails ({error.strerror}). Try again later"
+            ) from error

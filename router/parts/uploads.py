@@ -1,0 +1,219 @@
+"""Uploaded files as parts of a request: wherever a part has its bytes, the id of an uploaded file may stand instead.
+
+    {"type": "file", "file": {"file_id": "file-1"}}                             chats: any file
+    {"type": "image_url", "image_url": {"url": "file-1"}}                       chats: a picture
+    {"type": "input_audio", "input_audio": {"data": "file-1", "format": "wav"}} chats and responses: a sound
+    {"type": "input_file", "file_id": "file-1"}                                 responses: any file
+    {"type": "input_image", "file_id": "file-1"}                                responses: a picture
+
+`inline` writes the bytes in their place before anything else reads the body: so the request is the one that has them
+in base64, with the same bounds, decision, hashes and cache key.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from ..errors import BodyTooLarge, InvalidRequest
+from ..openai.request_body import load
+
+PREFIX: Final = "file-"
+NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
+NO_SOUND_DATA: Final = "uploaded files are not read here. Send the sound in base64."
+_MARK: Final = b'"file-'
+_ID: Final = re.compile(r"file-[\w.-]{1,75}", re.ASCII)
+_HEAD_BYTES: Final = 64  # that tell what a file is
+_BESIDE_BYTES: Final = 64 * 1024  # of a body that has a file of the largest size
+_DEFAULT: Final = "application/octet-stream"
+_BY_HEAD: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"BM", "image/bmp"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+    (b"%PDF-", "application/pdf"),
+    (b"OggS", "audio/ogg"),
+    (b"fLaC", "audio/flac"),
+    (b"ID3", "audio/mpeg"),
+)
+_BY_RIFF: Final = {b"WEBP": "image/webp", b"WAVE": "audio/wav"}
+_BY_ENDING: Final = {
+    "txt": "text/plain",
+    "md": "text/markdown",
+    "csv": "text/csv",
+    "html": "text/html",
+    "xml": "application/xml",
+    "json": "application/json",
+    "svg": "image/svg+xml",
+    "pdf": "application/pdf",
+    "mp3": "audio/mpeg",
+}
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """What is known of an uploaded file before it is read."""
+
+    id: str
+    filename: str
+    bytes: int
+
+
+class Reference(msgspec.Struct, frozen=True):
+    """A part that names an uploaded file. `path`: of its id in the body; `part`: the part in the decoded body."""
+
+    path: str
+    id: str
+    part: dict[str, Any]
+
+
+class NamedFiles:
+    """The files that a body names. `references`: in their order, one for each part."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = document
+        self.references = tuple(_references(document))
+
+    @property
+    def first(self) -> Mapping[str, Reference]:
+        """The first part that names each file, by the file's id."""
+        found: dict[str, Reference] = {}
+        for reference in self.references:
+            found.setdefault(reference.id, reference)
+        return found
+
+    def check_size(self, files: Mapping[str, Upload], body_bytes: int, max_bytes: int) -> int:
+        """Return at least how large the body is with its files in base64.
+
+        Raises:
+            BodyTooLarge: that is more than `max_bytes`; names the part that is too much.
+        """
+        size = body_bytes
+        for reference in self.references:
+            size += 4 * -(-files[reference.id].bytes // 3)
+            if size > max_bytes:
+                raise BodyTooLarge(
+                    f"`{reference.path}`: with its uploaded files in base64 the request has more than {max_bytes} "
+                    "bytes, the most that one may have. Name fewer or smaller ones.",
+                    param=reference.path,
+                )
+        return size
+
+    def inline(self, files: Mapping[str, Upload], contents: Mapping[str, bytes]) -> bytes:
+        """Return the body with the bytes of its files in place of their ids. May be called once.
+
+        Raises:
+            InvalidRequest: a file stands for a picture and is none.
+        """
+        encoded = {name: base64.b64encode(data).decode() for name, data in contents.items()}
+        for reference in self.references:
+            head = contents[reference.id][:_HEAD_BYTES]
+            _write(reference, files[reference.id], encoded[reference.id], head)
+        return msgspec.json.encode(self._document)
+
+
+def largest_file(max_body_bytes: int) -> int:
+    """Return the size of the largest file that a body can carry in base64, beside a question of some length."""
+    return max(1, (max_body_bytes - min(_BESIDE_BYTES, max_body_bytes // 4)) // 4 * 3)
+
+
+def may_name_files(body: bytes) -> bool:
+    """Return whether a body needs a closer look; False for nearly all without uploaded files."""
+    return _MARK in body
+
+
+def named_files(body: bytes) -> NamedFiles | None:
+    """Return the files that a body names; None: it names none.
+
+    Raises:
+        InvalidRequest: the body is no JSON object, or repeats a key.
+    """
+    if _MARK not in body:
+        return None
+    found = NamedFiles(load(body))
+    return found if found.references else None
+
+
+def media_type_of(head: bytes, filename: str) -> str:
+    """Return what a file is, by its first bytes, else by the ending of its name."""
+    if head[:4] == b"RIFF" and (kind := _BY_RIFF.get(head[8:12])):
+        return kind
+    known = next((kind for start, kind in _BY_HEAD if head.startswith(start)), "")
+    return known or _BY_ENDING.get(filename.rpartition(".")[2].lower(), _DEFAULT)
+
+
+def _references(document: dict[str, Any]) -> Iterator[Reference]:
+    for name, field in (("messages", "content"), ("input", "content"), ("input", "output")):
+        for path, part in _parts(document, name, field):
+            if (found := _reference(path, part)) is not None:
+                yield found
+
+
+def _parts(document: dict[str, Any], name: str, field: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the parts with their paths; what has another shape is left to the parser of the body."""
+    items = document.get(name)
+    for at, item in enumerate(items if isinstance(items, list) else ()):
+        content = item.get(field) if isinstance(item, dict) else None
+        for index, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, dict):
+                yield f"{name}[{at}].{field}[{index}]", part
+
+
+def _reference(path: str, part: dict[str, Any]) -> Reference | None:
+    match part:
+        case {"type": "file", "file": {"file_id": str(name)}}:
+            path += ".file.file_id"
+        case {"type": "image_url", "image_url": {"url": str(name)}}:
+            path += ".image_url.url"
+        case {"type": "input_audio", "input_audio": {"data": str(name)}}:
+            path += ".input_audio.data"
+        case {"type": "input_file" | "input_image", "file_id": str(name)}:
+            path += ".file_id"
+        case _:
+            return None
+    if not name.startswith(PREFIX):
+        return None
+    return Reference(path, name, part)
+
+
+def is_file_id(name: str) -> bool:
+    """Return whether a file may have this id."""
+    return _ID.fullmatch(name) is not None
+
+
+def _write(reference: Reference, file: Upload, encoded: str, head: bytes) -> None:
+    part, kind = reference.part, media_type_of(head, file.filename)
+    match part["type"]:
+        case "input_audio":
+            part["input_audio"]["data"] = encoded
+        case "image_url":
+            part["image_url"]["url"] = f"data:{_picture(reference, kind)};base64,{encoded}"
+        case "input_image":
+            _refuse_both(reference, part, "image_url")
+            part["image_url"] = f"data:{_picture(reference, kind)};base64,{encoded}"
+            del part["file_id"]
+        case _:
+            holder = part["file"] if part["type"] == "file" else part
+            _refuse_both(reference, holder, "file_data")
+            holder["file_data"] = f"data:{kind};base64,{encoded}"
+            holder["filename"] = holder.get("filename") or file.filename
+            del holder["file_id"]
+
+
+def _refuse_both(reference: Reference, holder: dict[str, Any], other: str) -> None:
+    if holder.get(other):
+        raise InvalidRequest(f"`{reference.path}`: `{other}` is there, too. Send one of them.", param=reference.path)
+
+
+def _picture(reference: Reference, kind: str) -> str:
+    if kind.startswith("image/"):
+        return kind
+    raise InvalidRequest(
+        f"`{reference.path}`: {reference.id} is no picture that is known here, but {kind}. Name a picture.",
+        param=reference.path,
+    )
