@@ -30,7 +30,7 @@ from .http.info_routes import InfoRoutes
 from .http.listener import Listener
 from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
-from .http.request_admission import RequestAdmission
+from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import Server
 from .jobs.config import with_shared_redis
@@ -191,7 +191,8 @@ def build(
     bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
-    admission = build_admission(config, by_name(tiers), accounts, bodies, tracing)
+    inline_files = None if jobs is None else jobs.files.inline
+    admission = build_admission(config, by_name(tiers), accounts, bodies, tracing, inline_files)
     runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics)
     grpc = build_grpc(config, admission, runner, bodies, readiness)
     detector = build_speech_detection(serving.parts, speech_detector)
@@ -238,9 +239,19 @@ def build(
 
 
 def build_admission(
-    config: Config, tiers: Mapping[str, Tier], accounts: Accounts, bodies: BodyMemory, tracing: Tracing | None = None
+    config: Config,
+    tiers: Mapping[str, Tier],
+    accounts: Accounts,
+    bodies: BodyMemory,
+    tracing: Tracing | None = None,
+    inline_files: InlineFiles | None = None,
 ) -> RequestAdmission:
-    """Build the way in of requests. `tiers` are by name and alias."""
+    """Build the way in of requests.
+
+    Args:
+        tiers: by name and alias.
+        inline_files: puts uploaded files in place of their ids; None: this gateway has no files.
+    """
     return RequestAdmission(
         config.server,
         tiers,
@@ -249,6 +260,7 @@ def build_admission(
         bodies,
         critical_tenants=config.degradation.critical_tenants,
         tracing=tracing,
+        inline_files=inline_files,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from router import errors
-from router.api import EVENTS, FORM, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
+from router.api import EVENTS, JSON, OPENAPI_PATH, AnyOf, ApiResponse, Operation, Parameter, openapi_document
 from router.api.audio import transcription_operation
+from router.api.files import file_operations
 from router.api.generation import (
     ANY_REQUEST,
     BODY,
@@ -27,8 +28,8 @@ from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
 from .jobs import errors as job_errors
-from .jobs.batches.views import BatchView, FileView
-from .jobs.http.batch_api import BatchList, BatchRequest, DeletedFile, FileList
+from .jobs.batches.views import BatchView
+from .jobs.http.batch_api import BatchList, BatchRequest, UploadPurpose
 from .jobs.http.job_api import JobList
 from .jobs.http.routing import MAX_PAGE
 from .jobs.submission import CloudJobFields
@@ -47,6 +48,7 @@ _ACCEPTANCE: Errors = (
 )
 _JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge, errors.JobCancelled)
 _FILES: Errors = (job_errors.FileStoreUnavailable,)
+_NAMED_FILES: Errors = (*_FILES, errors.NotFound, job_errors.FileContentLost)  # of requests that name uploaded files
 _KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
 _TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")
 _TAGS = Parameter("x-causeway-tags", "At most 32 words of at most 64 characters, separated by commas.", "header")
@@ -90,13 +92,6 @@ class GatewayReadiness(Struct):
     ready: bool
 
 
-class FileUpload(Struct):
-    """The form of `POST /v1/files`."""
-
-    file: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]
-    purpose: Literal["batch"]
-
-
 def gateway_document(served: Collection[str] | None = None) -> dict[str, Any]:
     """Return the document.
 
@@ -116,7 +111,7 @@ def gateway_operations() -> list[Operation]:
     refusals = (*_IDENTITY, *_MODELS, errors.Shed)
     return [
         *generation_operations(
-            "chat", _ROUTING, (_KEY, _PREFER), _ANSWERED, JobView, (*refusals, *_ACCEPTANCE, *_JOB_ENDS)
+            "chat", _ROUTING, (_KEY, _PREFER), _ANSWERED, JobView, (*refusals, *_NAMED_FILES, *_ACCEPTANCE, *_JOB_ENDS)
         ),
         transcription_operation(
             "chat", _ROUTING, _ANSWERED, (*refusals, errors.QueueFull, errors.CloudUnreachable, errors.CloudTimeout)
@@ -153,7 +148,7 @@ def _jobs() -> Iterator[Operation]:
         request={JSON: AnyOf((WireChat, WireCompletion), CloudJobFields)},
         parameters=(_KEY, _TAGS, _DEADLINE, _PRIORITY, _TRACE),
         responses=(accepted,),
-        errors=(*_JOBS, *BODY, *_MODELS, *_ACCEPTANCE),
+        errors=(*_JOBS, *BODY, *_MODELS, *_NAMED_FILES, *_ACCEPTANCE),
     )
     one = (*_JOBS, errors.NotFound)
     yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", JobList, parameters=_PAGE, errors=one)
@@ -172,27 +167,10 @@ def _jobs() -> Iterator[Operation]:
 
 
 def _files() -> Iterator[Operation]:
-    upload_errors = (*_JOBS, *BODY, *_FILES, errors.RateLimited, errors.Shed)
-    yield _operation(
-        "POST",
-        "/v1/files",
-        "Upload the input of a batch.",
-        FileView,
-        request={FORM: FileUpload},
-        errors=(*upload_errors, job_errors.FileTooLarge, job_errors.QuotaExceeded),
-    )
-    purpose = Parameter("purpose", "Only files of this purpose.")
-    yield _operation("GET", "/v1/files", "The caller's files.", FileList, parameters=(*_PAGE, purpose))
-    one = (*_JOBS, *_FILES, errors.NotFound)
-    yield _operation("GET", "/v1/files/{id}", "One file.", FileView, errors=one)
-    yield _operation("DELETE", "/v1/files/{id}", "Delete a file.", DeletedFile, errors=one)
-    yield _operation(
-        "GET",
-        "/v1/files/{id}/content",
-        "The bytes of a file.",
-        None,
-        responses=(ApiResponse(200, {"application/octet-stream": None}),),
-        errors=(*one, job_errors.FileContentLost),
+    upload_errors = (*_FILES, errors.RateLimited, errors.Shed, job_errors.FileTooLarge, job_errors.QuotaExceeded)
+    content = (errors.UnsupportedFeature, job_errors.FileContentLost)
+    yield from file_operations(
+        "jobs or chat", UploadPurpose, _PAGE, (*_JOBS, *_FILES), upload_errors, content, gives_content=True
     )
 
 

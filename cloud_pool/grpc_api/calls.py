@@ -132,6 +132,7 @@ class GenerateCalls:
         inbound = _with_deadline(read_headers(headers, entry.id), call.time_remaining())
         collected = await self._collect(chunks, principal, call)
         body, parse = collected.body()
+        body = await self._admission.with_files(body, principal, call)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self._admission.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 
 from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
 from router.parts.reading import text_bytes
+from router.parts.uploads import may_name_files
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -23,6 +25,8 @@ from .body_memory import BodyMemory
 from .request_reader import RequestHeaders, read_body, read_headers
 
 Parse = Callable[[bytes, RoutingHints], Request]
+InlineFiles = Callable[[bytes, str, int, Callable[[int], None]], Awaitable[bytes]]
+"""As `jobs.named_files.NamedFileReader.inline`: body, owner, most bytes and what counts them in memory → body."""
 
 
 class RequestAdmission:
@@ -36,6 +40,7 @@ class RequestAdmission:
         bodies: bounds the bodies in memory; the server releases them.
         critical_tenants: tenants whose requests are all critical.
         tracing: None without a collector.
+        inline_files: puts uploaded files in place of their ids; None: this gateway has no files.
     """
 
     def __init__(
@@ -48,7 +53,9 @@ class RequestAdmission:
         *,
         critical_tenants: Collection[str] = (),
         tracing: Tracing | None = None,
+        inline_files: InlineFiles | None = None,
     ) -> None:
+        self._inline_files = inline_files
         self._config = config
         self._tiers = tiers
         self._authenticator = authenticator
@@ -93,11 +100,22 @@ class RequestAdmission:
         max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
         return await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant, form=form)
 
+    async def with_files(self, body: bytes, principal: Principal, request: object) -> bytes:
+        """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.
+
+        Args:
+            request: that the memory of the body is counted for.
+        """
+        if self._inline_files is None or not may_name_files(body):
+            return body
+        hold = partial(self._bodies.hold, request, principal.tenant)
+        return await self._inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
+
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
         principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry)
         inbound = read_headers(http.headers, entry.id)
-        body = await self.read(http, principal)
+        body = await self.with_files(await self.read(http, principal), principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)
 

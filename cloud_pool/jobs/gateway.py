@@ -23,6 +23,7 @@ from .http.batch_api import BatchApi
 from .http.dead_letter_api import DeadLetterApi
 from .http.job_api import AdmitSubmission, IdentifyCaller, JobApi
 from .metrics import JobMetrics
+from .named_files import NamedFileReader
 from .store.redis_client import redis_time
 from .stores import JobStores
 from .submission import CheckCost, SubmissionParser
@@ -33,6 +34,8 @@ _log = logging.getLogger("causeway.cloud.jobs")
 
 class JobsGateway:
     """Accepts jobs over HTTP. `api.handler` routes the requests, `dead_letters.handler` those of operators.
+
+    `files` reads the uploaded files that requests name.
 
     Args:
         tiers: by name and alias
@@ -64,6 +67,7 @@ class JobsGateway:
         self.refused = ""  # why no job is accepted now, as the last check found
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
+        self.files = NamedFileReader(self._stores.files)
         parser = SubmissionParser(config, tiers, check_cost)
         self.dead_letters = DeadLetterApi(self._stores.jobs)
         accepted = AcceptanceLog(audit)

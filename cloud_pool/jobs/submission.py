@@ -26,6 +26,7 @@ from ..admission import Priority
 from ..config.tiers import Tier, encoders_of
 from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
+from .named_files import refuse_named_files
 from .off_peak import OffPeakHours, no_off_peak_hours
 from .record import NewJob, Window, user_digest
 
@@ -35,6 +36,7 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
 
     principal: Principal
     body: bytes
+    sent: bytes = b""  # the body as it came, with the ids of uploaded files; empty: the same
     priority: Priority = "standard"
     deadline_ms: int | None = None  # time left
     key: str = ""  # Idempotency-Key
@@ -77,7 +79,8 @@ class SubmissionParser:
             UnsupportedFeature: the tier cannot do what the request asks
             WebhookRefused: webhooks may not be sent to this URL
         """
-        principal = submission.principal
+        principal, sent = submission.principal, submission.sent or submission.body
+        refuse_named_files(submission.body)
         extensions, body = split_body(submission.body, CloudJobFields)
         if submission.endpoint is not None:
             extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
@@ -115,7 +118,7 @@ class SubmissionParser:
             tokens=self.tokens(request, body),
             webhook=extensions.webhook,
             idempotency=key_digest(submission.key),
-            digest=_digest(submission),
+            digest=submission_digest(submission.priority, submission.tags, submission.endpoint, sent),
             tags=submission.tags,
             window=window,
             revise_ms=min(extensions.revise_within_ms, int(self._config.max_revise_s * 1000)),
@@ -176,8 +179,8 @@ class SubmissionParser:
         return min(deadline_ms, longest_ms)
 
 
-def _digest(submission: JobSubmission) -> str:
+def submission_digest(priority: Priority, tags: tuple[str, ...], endpoint: Endpoint | None, sent: bytes) -> str:
     """Return the digest of everything that must be the same under the same Idempotency-Key."""
-    plain = (submission.endpoint,) if submission.endpoint is not None else ()
-    headers = ",".join((submission.priority, *submission.tags, *plain)).encode()
-    return hashlib.sha256(headers + b"\0" + submission.body).hexdigest()
+    plain = (endpoint,) if endpoint is not None else ()
+    headers = ",".join((priority, *tags, *plain)).encode()
+    return hashlib.sha256(headers + b"\0" + sent).hexdigest()

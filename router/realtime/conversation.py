@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import InvalidRequest, NotFound, UnsupportedFeature
 from ..openai import parse_response
+from ..parts.uploads import NamedFiles
 from ..types import RoutingHints
 from .sound import SoundBuffer
 from .wire import JSONObject
@@ -178,6 +179,7 @@ def read_item(document: JSONObject, item_id: str, sound: SoundBuffer, param: str
     fields = {name: document[name] for name in _FIELDS if name in document}
     if fields.get("type") not in _TYPES:
         raise InvalidRequest(f"`{param}.type`: use {', '.join(_TYPES)}.", param=f"{param}.type")
+    _refuse_named_files(fields, param)
     sounds = _read_sounds(fields, sound, param)
     asked = {**fields, "content": _asked(fields["content"], sounds)} if sounds else fields
     try:
@@ -222,6 +224,13 @@ def make_item(
     asked = _encode({**fields, "content": _asked(content, sounds)})
     size_bytes = sum(map(len, sounds.values()))
     return ConversationItem(item_id, msgspec.Raw(body), len(body), msgspec.Raw(asked), tuple(sounds), size_bytes)
+
+
+def _refuse_named_files(fields: JSONObject, param: str) -> None:
+    for reference in NamedFiles({"input": [fields]}).references:
+        where = reference.path.replace("input[0]", param)
+        message = f"`{where}`: live sessions read no uploaded files. Send the bytes as a data: URL in base64."
+        raise UnsupportedFeature(message, param=where)
 
 
 def _read_sounds(fields: JSONObject, sound: SoundBuffer, param: str) -> dict[int, str]:

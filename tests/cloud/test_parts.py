@@ -353,6 +353,55 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
     assert {record["route"] for record in gateway.audit} == {"transcription", "chat"}
 
 
+async def test_uploaded_files_are_read_as_their_bytes_are(replica: Replica, tmp_path: Path) -> None:
+    """In a chat, a response, a job that a worker runs, and by reference to what was read before."""
+    redis = RedisServer(tmp_path)
+    try:
+        async with running(tmp_path, replica, jobs=JobsConfig(redis=redis.url)) as gateway:
+            async with AsyncOpenAI(base_url=gateway.app.url, api_key="one") as client:
+                files = {
+                    name: (await client.files.create(file=(name, data), purpose="user_data")).id
+                    for name, data in (("a.txt", b"Rent is due."), ("a.png", PNG), ("a.wav", WAV))
+                }
+                named: tuple[dict[str, object], ...] = (
+                    text("What is this?"),
+                    {"type": "image_url", "image_url": {"url": files["a.png"]}},
+                    {"type": "input_audio", "input_audio": {"data": files["a.wav"], "format": "wav"}},
+                    {"type": "file", "file": {"file_id": files["a.txt"]}},
+                )
+                before = replica.gauge("requests", "pictures")
+                answer = await gateway.ask(*named)
+                assert (answer.status, answer.parts) == (200, (EVERY_KIND, None)), answer.body
+                inline = await gateway.ask(
+                    text("What is this?"), picture(PNG), sound(WAV), file("Rent is due.", filename="a.txt")
+                )
+                assert inline.text == answer.text
+                assert replica.gauge("requests", "pictures") - before <= 1  # the second time it is known
+                content = [{"type": "input_text", "text": "?"}, {"type": "input_image", "file_id": files["a.png"]}]
+                items = [{"type": "message", "role": "user", "content": content}]
+                seen = await client.responses.create(model="large", input=items)  # type: ignore[arg-type]
+                assert "TOTAL 42.00" in seen.output_text
+                body = {"model": "large", "messages": [{"role": "user", "content": [named[3]]}]}
+                headers = {"Authorization": "Bearer one"}
+                async with gateway.http.post("/v1/jobs", json=body, headers=headers) as reply:
+                    assert reply.status == 202, await reply.read()
+                    job = (await reply.json())["id"]
+                for name in files.values():
+                    await client.files.delete(name)
+                gone = await gateway.ask(*named)
+                assert (gone.status, "messages[0].content[1].image_url.url" in gone.message) == (404, True)
+            async with gateway.http.get(f"/v1/jobs/{job}/events", headers=headers) as events:
+                assert b"event: succeeded" in await events.read()
+            async with gateway.http.get(f"/v1/jobs/{job}", headers=headers) as reply:
+                found = await reply.json()
+            assert "Rent is due." in found["result"]["choices"][0]["message"]["content"]
+    finally:
+        redis.kill()
+    async with running(tmp_path, replica) as gateway:  # it has no Redis, so no files
+        assert "not read here" in (await gateway.ask(*named)).message
+    assert "file-" not in (tmp_path / "audit.jsonl").read_text()
+
+
 async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(tmp_path: Path) -> None:
     async with running(tmp_path, None) as gateway:
         answer = await gateway.ask(*ALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -100,7 +101,7 @@ async def test_a_file_is_as_large_as_a_request_can_carry_and_no_larger(tmp_path:
             await client.files.create(file=("a.txt", b"x" * (most + 1)), purpose="user_data")
         assert refused.value.status_code == 413
 
-        async def endless() -> object:
+        async def endless() -> AsyncIterator[bytes]:
             yield form(PURPOSE, ("name=file; filename=a", b""))[:-9]
             while True:
                 yield b"x" * 65536

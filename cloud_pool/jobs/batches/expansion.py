@@ -12,12 +12,13 @@ from contextlib import aclosing
 
 import msgspec
 
-from router.errors import JobAlreadyEnded, QueueFull, RateLimited
+from router.errors import InvalidRequest, JobAlreadyEnded, QueueFull, RateLimited
 from router.jobs.view import encode_job_error
 
 from ...accounts.tenants.config import TenantLimits
 from ..config import BatchConfig
 from ..errors import QuotaExceeded
+from ..named_files import NamedFileReader
 from ..record import NewJob, tenant_of
 from ..stores import JobStores
 from ..submission import SubmissionParser
@@ -52,12 +53,16 @@ class BatchExpansion:
         parser: SubmissionParser,
         limits: BatchConfig,
         tenant_limits: Callable[[str], TenantLimits],
+        max_body_bytes: int,
     ) -> None:
+        """`max_body_bytes`: of a line's body with its uploaded files in base64."""
         self._jobs = stores.jobs
         self._batches = stores.batches
         self._files = stores.files
+        self._named = NamedFileReader(stores.files)
         self._parser = parser
         self._limits = limits
+        self._max_body_bytes = max_body_bytes
         self._tenant_limits = tenant_limits
 
     async def submit(self, batch: Batch, file: StoredFile, reader: InputReader) -> None:
@@ -108,6 +113,12 @@ class BatchExpansion:
             await self._refuse(batch, number, line, msgspec.json.encode({"code": error.code, "message": error.message}))
             return
         tenant_limits = self._tenant_limits(tenant_of(batch.owner))
+        try:
+            body = await self._named.inline(parsed.body, batch.owner, tenant_limits.body_bytes(self._max_body_bytes))
+        except InvalidRequest as error:  # a file is gone, or too large
+            await self._refuse(batch, number, line, encode_job_error(error))
+            return
+        parsed = msgspec.structs.replace(parsed, body=body)
         await self._jobs.accept(self._new_job(batch, parsed, number, line.end), tenant_limits)
 
     async def _refuse(self, batch: Batch, number: int, line: RawLine, error: bytes) -> None:

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from router.errors import JobStoreUnavailable, NotFound
+from router.openai.uploads import PART_PURPOSES
 
 from ..config import BatchConfig
 from ..content.port import StoreName
@@ -25,7 +26,7 @@ from ..encryption import NO_CIPHER, ContentCipher, file_place
 from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded, RecordUnreadable
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
-Purpose = Literal["batch", "batch_output"]
+Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024
 _log = logging.getLogger("causeway.cloud.files")
 _WRITER_LEASE_MS = 600_000  # a writer that wrote nothing for so long is taken for dead
@@ -135,9 +136,13 @@ class FileStore:
     async def get(self, name: str, owner: str) -> StoredFile:
         """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
         file = await self.lookup(name)
-        if file is None or file.owner != owner or file.state != "ready":
+        if file is None or file.owner != owner or file.state != "ready" or await self._is_over(file):
             raise NotFound(f"There is no file {name[:80]!r} of yours.")
         return file
+
+    async def _is_over(self, file: StoredFile) -> bool:
+        """Whether a file that its upload gave a time has expired, which `delete_due` may see later."""
+        return file.purpose in PART_PURPOSES and file.expires <= await self._db.now_ms(self._clock)
 
     async def lookup(self, name: str) -> StoredFile | None:
         """Return a file of any owner and in any state."""
@@ -225,9 +230,11 @@ class FileStore:
             case "gone":
                 raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
 
-    async def publish(self, name: str, filename: str, purpose: Purpose, parts: list[FilePart]) -> bool:
-        """Make a written file visible. Returns False if its writer was taken for dead."""
-        ttl, size = int(self._config.file_ttl_s * 1000), sum(part.bytes for part in parts)
+    async def publish(
+        self, name: str, filename: str, purpose: Purpose, parts: list[FilePart], ttl_s: float | None = None
+    ) -> bool:
+        """Make a written file visible, for `file_ttl_s` or less. Returns False if its writer was taken for dead."""
+        ttl, size = int((ttl_s or self._config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
         return as_int(await self._db.run("file_ready", self._now, name, ttl, filename, purpose, size, *rows)) > 0
 
@@ -292,11 +299,11 @@ class FileWriter:
             await self._write_part(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def finish(self, filename: str, purpose: Purpose) -> StoredFile:
-        """Make the file visible and return it."""
+    async def finish(self, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
+        """Make the file visible and return it. `ttl_s`: how long it is kept, if that is less than usual."""
         if self._buffer:
             await self._write_part(bytes(self._buffer))
-        if not await self._files.publish(self.id, filename, purpose, self._parts):
+        if not await self._files.publish(self.id, filename, purpose, self._parts, ttl_s):
             raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
         self.finished = True
         return await self._files.get(self.id, self._owner)

@@ -61,7 +61,7 @@ class BatchProcessor:
         self._limits = config.batches
         self._lease_s = config.lease_s
         self._reader = InputReader(stores.files, config.batches.max_line_bytes)
-        self._expansion = BatchExpansion(stores, parser, config.batches, limits)
+        self._expansion = BatchExpansion(stores, parser, config.batches, limits, config.max_body_bytes)
         self._collection = BatchCollection(stores)
 
     async def run(self) -> None:

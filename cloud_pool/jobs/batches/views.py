@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from router.api.files import FileView
+
 from .batch_store import COMPLETION_WINDOW, Batch
-from .file_store import Purpose, StoredFile
+from .file_store import StoredFile
 from .input_file import BatchLineError
 from .states import BatchState
-
-
-class FileView(msgspec.Struct, frozen=True):
-    """OpenAI's file object."""
-
-    id: str
-    bytes: int
-    created_at: int
-    expires_at: int
-    filename: str
-    purpose: Purpose
-    object: str = "file"
-    status: str = "processed"
 
 
 class _RequestCounts(msgspec.Struct):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from router.api.files import DeletedFile, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import Endpoint, key_digest
+from router.openai.uploads import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
 
-from ...accounts.identity.principal import Grants, Principal
+from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
@@ -23,7 +25,7 @@ from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..batches.batch_store import COMPLETION_WINDOW
 from ..batches.file_store import PART_BYTES
-from ..batches.views import BatchView, FileView, batch_view, file_view
+from ..batches.views import BatchView, batch_view, file_view
 from ..config import JobsConfig
 from ..errors import FileContentLost
 from ..off_peak import OffPeakHours, no_off_peak_hours
@@ -35,6 +37,9 @@ _READ_S = 20.0
 _MAX_BODY = 64 * 1024
 _UPLOAD_BYTES = 2 * PART_BYTES  # that an upload has in memory at a time
 _QUEUE = "batches"
+UploadPurpose = Literal["batch", "user_data", "vision", "assistants"]
+PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
+FILE_SCOPES: tuple[Scope, ...] = ("jobs", "chat")  # a client that may only chat names files, too
 _ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
@@ -46,20 +51,6 @@ class BatchRequest(msgspec.Struct, frozen=True):
     completion_window: str
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)] | None = None
     window: Literal["off_peak"] | None = None
-
-
-class DeletedFile(msgspec.Struct):
-    id: str
-    object: str = "file"
-    deleted: bool = True
-
-
-class FileList(msgspec.Struct):
-    data: list[FileView]
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
-    object: str = "list"
 
 
 class BatchList(msgspec.Struct):
@@ -95,12 +86,13 @@ class BatchApi:
         self._accepted = accepted or AcceptanceLog()
         self._durability = stores.durability
         self._files = stores.files
+        self._file_ttl_s = config.batches.file_ttl_s
         self._batches = stores.batches
         self._trace = trace
         self.routes: tuple[Route, ...] = (
-            route("/v1/files", POST=self._upload, GET=self._list_files),
-            route(r"/v1/files/([\w.-]{1,80})", GET=self._get_file, DELETE=self._delete_file),
-            route(r"/v1/files/([\w.-]{1,80})/content", GET=self._file_content),
+            route("/v1/files", FILE_SCOPES, POST=self._upload, GET=self._list_files),
+            route(r"/v1/files/([\w.-]{1,80})", FILE_SCOPES, GET=self._get_file, DELETE=self._delete_file),
+            route(r"/v1/files/([\w.-]{1,80})/content", FILE_SCOPES, GET=self._file_content),
             route("/v1/batches", POST=self._create, GET=self._list),
             route(r"/v1/batches/([\w.-]{1,80})", GET=self._get),
             route(r"/v1/batches/([\w.-]{1,80})/cancel", POST=self._cancel),
@@ -114,21 +106,21 @@ class BatchApi:
         self._bodies.hold(request, principal.tenant, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
             upload = await read_upload(request, writer.write)
-            if upload.purpose != "batch":
-                raise UnsupportedFeature("`purpose` must be batch: no other files are supported.", param="purpose")
-            file = await writer.finish(upload.filename, "batch")
+            terms = parse_upload_terms(upload.fields, PURPOSES, self._file_ttl_s)
+            purpose, filename = msgspec.convert(terms.purpose, UploadPurpose), upload.filename
+            if purpose == "batch":
+                principal.require("jobs")
+            elif upload.is_empty:
+                raise InvalidRequest("`file` is empty. Send its bytes.", param="file")
+            else:
+                filename = clean_filename(filename)
+            file = await writer.finish(filename, purpose, terms.ttl_s)
         return json_response(file_view(file))
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request)
         views = [file_view(file) for file in await self._files.list_owned(principal.owner)]
-        if purpose := request.query.get("purpose"):
-            views = [view for view in views if view.purpose == purpose]
-        ids = [view.id for view in views]
-        views = views[ids.index(after) + 1 if after in ids else 0 :]
-        rows = views[:limit]
-        first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return json_response(FileList(rows, len(views) > limit, first, last))
+        return json_response(list_page(views, limit, after, request.query.get("purpose", "")))
 
     async def _get_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         return json_response(file_view(await self._files.get(name, principal.owner)))
@@ -140,6 +132,8 @@ class BatchApi:
 
     async def _file_content(self, request: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         file = await self._files.get(name, principal.owner)
+        if file.purpose in PART_PURPOSES:
+            raise UnsupportedFeature(CONTENT_KEPT)
         pieces = self._files.read(file)
         first = await anext(pieces, b"")  # before the headers: an error is still a response of its own
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}

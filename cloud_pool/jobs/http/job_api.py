@@ -12,14 +12,15 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import JobStoreUnavailable, MethodNotAllowed, QueueFull
+from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound, QueueFull
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
-from router.jobs.submission import Endpoint
+from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
+from router.parts.uploads import may_name_files
 
-from ...accounts.identity.principal import Principal
+from ...accounts.identity.principal import Principal, Scope
 from ...accounts.tenants.config import TenantLimits
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...http.body_memory import BodyMemory
@@ -30,9 +31,10 @@ from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
 from ..errors import RecordUnreadable, WebhookDisabled
+from ..named_files import NamedFileReader
 from ..record import JobRecord, job_view
 from ..stores import JobStores
-from ..submission import JobSubmission, SubmissionParser
+from ..submission import JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
 from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, read_page, route, write_chunk
 
@@ -83,6 +85,7 @@ class JobApi:
         self._bodies = bodies or BodyMemory()
         self._db = stores.database
         self._jobs = stores.jobs
+        self._files = NamedFileReader(stores.files)
         self._outbox = stores.outbox
         self._durability = stores.durability
         self._parser = parser
@@ -117,12 +120,14 @@ class JobApi:
                     f"{request.method[:20]} is not possible here. Use {' or '.join(candidate.methods)}.",
                     allow=", ".join(candidate.methods),
                 )
-            return partial(self._handle, handle, match[1] if match.re.groups else "")
+            return partial(self._handle, handle, match[1] if match.re.groups else "", candidate.scopes)
         return None
 
-    async def _handle(self, handle: OwnedHandler, name: str, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(
+        self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: web.BaseRequest
+    ) -> web.StreamResponse:
         principal = self._identify(request)
-        principal.require("jobs")
+        principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         if self._admit is not None and request.method == hdrs.METH_POST:
             await self._admit(principal)  # before its body is read
         return await handle(request, principal, name)
@@ -187,13 +192,25 @@ class JobApi:
         headers = read_headers(request.headers)
         limits = self._limits(principal)
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
-        body = await read_body(request, max_bytes, _READ_S, self._bodies, principal.tenant)
+        body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.tenant)
+        key = request.headers.get("idempotency-key", "")
+        if may_name_files(sent):  # an accepted job has their bytes, so that they may go
+            hold = partial(self._bodies.hold, request, principal.tenant)
+            try:
+                body = await self._files.inline(sent, principal.owner, max_bytes, hold)
+            except NotFound:
+                digest = submission_digest(headers.priority, headers.tags, endpoint, sent)
+                known = await self._jobs.known(principal.owner, key_digest(key), digest)
+                if not known:
+                    raise
+                return await self._jobs.get(known, principal.owner), {"idempotent-replayed": "true"}
         submission = JobSubmission(
             principal=principal,
             body=body,
+            sent=sent,
             priority=headers.priority,
             deadline_ms=headers.deadline_ms,
-            key=request.headers.get("idempotency-key", ""),
+            key=key,
             tags=headers.tags,
             endpoint=endpoint,
         )

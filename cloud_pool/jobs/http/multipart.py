@@ -1,4 +1,4 @@
-"""Multipart upload of a batch's input file, written as it arrives: bounded in bytes, in memory and in time."""
+"""Multipart upload of a file, written as it arrives: bounded in bytes, in memory and in time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ WriteFile = Callable[[bytes], Awaitable[None]]
 
 
 class UploadFields(msgspec.Struct, frozen=True):
-    """What an upload says about its file."""
+    """What an upload says about its file. `filename`: as it was sent; `fields`: the others of the form."""
 
     filename: str
-    purpose: str
+    fields: dict[str, str]
+    is_empty: bool
 
 
 def check_upload(request: web.BaseRequest) -> int:
@@ -52,7 +53,7 @@ async def read_upload(request: web.BaseRequest, write: WriteFile) -> UploadField
 
 async def _read(request: web.BaseRequest, write: WriteFile) -> UploadFields:
     reader = await request.multipart()
-    purpose, filename, parts = "", None, 0
+    filename, fields, parts, is_empty = None, {}, 0, True
     async for part in reader:
         parts += 1
         if not isinstance(part, BodyPartReader) or parts > _MAX_PARTS:
@@ -62,13 +63,13 @@ async def _read(request: web.BaseRequest, write: WriteFile) -> UploadFields:
                 raise InvalidRequest("There is more than one `file` in the body.", param="file")
             filename = (part.filename or "input.jsonl")[:255]
             async for piece in _pieces(part):
+                is_empty = False
                 await write(piece)
         else:
-            value = await _field(part)
-            purpose = value if part.name == "purpose" else purpose
+            fields[part.name or ""] = await _field(part)
     if filename is None:
         raise InvalidRequest("There is no `file` in the body.", param="file")
-    return UploadFields(filename, purpose)
+    return UploadFields(filename, fields, is_empty)
 
 
 async def _field(part: BodyPartReader) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, InvalidRequest
 
-from ...accounts.identity.principal import Principal
+from ...accounts.identity.principal import Principal, Scope
 from ...http.responses import JSON, STALLED_S
 from ...observability.tracing import JobTrace
 
@@ -23,10 +23,14 @@ MAX_PAGE = 100
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A path and its handlers by method. `pattern` may hold one group: the id that the handler gets."""
+    """A path and its handlers by method. `pattern` may hold one group: the id that the handler gets.
+
+    `scopes`: a token needs one of them.
+    """
 
     pattern: re.Pattern[str]
     methods: Mapping[str, OwnedHandler]
+    scopes: tuple[Scope, ...] = ("jobs",)
 
     @property
     def path(self) -> str:
@@ -34,9 +38,9 @@ class Route(msgspec.Struct, frozen=True):
         return re.sub(r"\(.*\)", "{id}", self.pattern.pattern)
 
 
-def route(pattern: str, **methods: OwnedHandler) -> Route:
-    """Return a route, as `route("/v1/jobs", GET=..., POST=...)`."""
-    return Route(re.compile(pattern), methods)
+def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: OwnedHandler) -> Route:
+    """Return a route, as `route("/v1/jobs", GET=..., POST=...)`. `scopes`: a token needs one of them."""
+    return Route(re.compile(pattern), methods, scopes)
 
 
 def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -22,12 +22,17 @@ def unfinished_jobs(config: JobsConfig, limits: TenantLimits) -> int:
     return limits.max_jobs or config.max_unfinished
 
 
+def same_key_conflict(other: str) -> IdempotencyConflict:
+    """Return the error for another request under the key of the job `other`."""
+    return IdempotencyConflict(
+        f"The Idempotency-Key was used with another body, for {other}. Send that body again, or a new key."
+    )
+
+
 def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: TenantLimits) -> CausewayError | None:
     """Return why the job is not accepted, None if it is. `other` is the job that has its idempotency key."""
     if verdict == "conflict":
-        return IdempotencyConflict(
-            f"The Idempotency-Key was used with another body, for {other}. Send that body again, or a new key."
-        )
+        return same_key_conflict(other)
     if verdict == "batch_over":
         return JobAlreadyEnded(f"The batch {job.batch} accepts no more lines.")
     if verdict == "queue_full":

@@ -21,7 +21,7 @@ from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
 from ..errors import RecordUnreadable
 from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
-from .acceptance import job_cost, refusal, unfinished_jobs
+from .acceptance import job_cost, refusal, same_key_conflict, unfinished_jobs
 from .late_answers import LateAnswers
 from .live_texts import LiveTexts
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
@@ -149,6 +149,20 @@ class JobStore:
         if error := refusal(verdict, job, job_id, self._config, limits):
             raise error
         return AcceptedJob(job_id, verdict == "known")
+
+    async def known(self, owner: str, key: str, digest: str) -> str:
+        """Return the id of the job that `owner` submitted under this digest of a key; "" if there is none.
+
+        Raises:
+            IdempotencyConflict: it was submitted with another body.
+        """
+        if not key:
+            return ""
+        values = as_list(await self._db.command("HMGET", self._db.key("idempotency", owner, key), "id", "digest"))
+        job, found = (as_text(value) if isinstance(value, bytes) else "" for value in values)
+        if job and found != digest:
+            raise same_key_conflict(job)
+        return job
 
     async def get(self, job: str, owner: str) -> JobRecord:
         """Return a job of `owner`, without its body.
