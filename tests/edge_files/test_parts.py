@@ -14,6 +14,7 @@ from typing import Any
 import openai
 import pytest
 
+from causeway import AsyncCauseway, CausewayAPIError
 from edge_node.config.schema import FilesConfig, ServerConfig
 
 from ..edge.scripted import ScriptedEngine
@@ -229,3 +230,16 @@ async def test_a_sound_in_a_file_is_a_spoken_command(tmp_path: Path) -> None:
         uploaded = await client.files.create(file=("a.wav", SPEECH), purpose="user_data")
         assert (await ask(box, heard(uploaded.id))).status == 200
         assert prompt(box.engine).content == COMMAND
+
+
+async def test_the_sdk_uploads_a_file_and_deletes_it(tmp_path: Path) -> None:
+    async with filing(tmp_path) as (box, _):
+        async with AsyncCauseway(f"http://127.0.0.1:{box.app.port}") as device:
+            file_id = await device.upload(NOTE.encode(), 'a "note".txt', expires_after_s=60)
+            assert (await device.chat([{"role": "user", "content": [named(file_id)]}])).text
+            assert texts(prompt(box.engine)) == [f"[A file named a %22note%22.txt; text in it:\n{NOTE}\n]"]
+            await device.delete_file(file_id)
+            with pytest.raises(CausewayAPIError) as gone:
+                await device.delete_file(file_id)
+            assert gone.value.status == 404
+        assert contents(folder_of(box)) == []

@@ -104,17 +104,34 @@ def build_chat_request(path: str, messages: Messages, options: RequestOptions, *
 
 
 def build_transcription_request(sound: bytes, language: str) -> Request:
-    """A form (RFC 7578) with the sound as its file."""
-    boundary = uuid.uuid4().hex
     fields = {"model": "auto", "response_format": "text", **({"language": language} if language else {})}
+    return _form_request("/v1/audio/transcriptions", fields, "sound", sound)
+
+
+def build_upload_request(content: bytes, filename: str, expires_after_s: int | None) -> Request:
+    fields = {"purpose": "user_data"}
+    if expires_after_s is not None:
+        fields["expires_after[anchor]"] = "created_at"
+        fields["expires_after[seconds]"] = str(expires_after_s)
+    return _form_request("/v1/files", fields, _quotable(filename), content)
+
+
+def _quotable(name: str) -> str:
+    """As browsers write a file's name in a form (WHATWG)."""
+    return name.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")
+
+
+def _form_request(path: str, fields: Mapping[str, str], filename: str, content: bytes) -> Request:
+    """A form (RFC 7578) with a file."""
+    boundary = uuid.uuid4().hex
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
         for name, value in fields.items()
     ]
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="sound"\r\n\r\n'
-    form = b"".join([*parts, head.encode(), sound, f"\r\n--{boundary}--\r\n".encode()])
+    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{filename}"\r\n\r\n'
+    form = b"".join([*parts, head.encode(), content, f"\r\n--{boundary}--\r\n".encode()])
     headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-    return Request("/v1/audio/transcriptions", headers=headers, form=form)
+    return Request(path, headers=headers, form=form)
 
 
 def build_job_request(

@@ -43,6 +43,7 @@ from ..request import (
     build_job_request,
     build_request,
     build_transcription_request,
+    build_upload_request,
     item_path,
 )
 
@@ -227,6 +228,26 @@ class AsyncCauseway:
             The words; "" if nobody speaks.
         """
         return (await self._fetch(build_transcription_request(sound, language))).text.rstrip("\n")
+
+    async def upload(self, content: bytes, filename: str = "file", *, expires_after_s: int | None = None) -> str:
+        """Upload a file that later requests name instead of sending it again (``POST /v1/files``).
+
+        The device keeps it on its disk, if its owner allows that (``files.accept``), until it expires or is deleted.
+
+        Args:
+            content: The bytes of a text, a picture or a sound.
+            filename: Its name, which models are shown; the ending tells what it is where the bytes do not.
+            expires_after_s: Whole seconds until the device deletes it. Default: as long as it keeps any.
+
+        Returns:
+            The file's id, for a part such as ``{"type": "file", "file": {"file_id": id}}``.
+        """
+        request = build_upload_request(content, filename, expires_after_s)
+        return str(decode_json((await self._fetch(request)).content).get("id", ""))
+
+    async def delete_file(self, file_id: str) -> None:
+        """Delete an uploaded file (``DELETE /v1/files/{id}``). Answers and jobs that name it already go on."""
+        await self._fetch(Request(item_path("/v1/files", file_id), verb="DELETE"))
 
     async def route(self, messages: Messages, **options: Unpack[RequestOptions]) -> JSON:
         """Explain what would happen to a chat request, without running it (``POST /v1/route``).
