@@ -34,8 +34,8 @@ from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks.address import WebhookRefused
 from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse
-from router.openai.uploads import PartPurpose
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
+from router.parts.upload_terms import PartPurpose
 from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
-from router.openai.uploads import PART_PURPOSES
+from router.parts.upload_terms import PART_PURPOSES
 from router.parts.uploads import Reference, Upload, is_file_id, named_files
 
 from .batches.file_store import FileStore, StoredFile

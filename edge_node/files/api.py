@@ -9,7 +9,7 @@ from aiohttp import web
 
 from router.api.files import DeletedFile, list_page
 from router.errors import UnsupportedFeature
-from router.openai.uploads import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 
 from ..http.request_reader import RequestReader, send_continue
 from ..http.responses import JSON, SERVER

@@ -21,7 +21,7 @@ import msgspec
 
 from router.api.files import FileView
 from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
-from router.openai.uploads import UploadTerms
+from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
 
 from ..clock import Clock

@@ -13,7 +13,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_media_type
 from router.openai.audio.form import check_form
-from router.openai.uploads import clean_filename
+from router.parts.upload_terms import clean_filename
 
 _WHOLE_S = 900.0
 _PIECE_BYTES = 64 * 1024

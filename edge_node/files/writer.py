@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from router.errors import InvalidRequest
-from router.openai.uploads import UploadTerms
+from router.parts.upload_terms import UploadTerms
 
 from .folder import StoredFile
 

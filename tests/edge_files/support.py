@@ -29,8 +29,8 @@ def server_of_keys(**more: Any) -> ServerConfig:
 @asynccontextmanager
 async def filing(folder: Path, **settings: Any) -> AsyncIterator[tuple[Box, openai.AsyncOpenAI]]:
     """A box that takes uploads, and a client of it."""
-    settings = {"files": ACCEPTING, "encoders": ALL} | settings
-    async with running(folder, **settings) as box, client_of(box) as client:
+    accepting: dict[str, Any] = {"files": ACCEPTING, "encoders": ALL} | settings
+    async with running(folder, **accepting) as box, client_of(box) as client:
         yield box, client
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from router.errors import BodyTooLarge, InvalidRequest, UnsupportedFeature
-from router.openai.uploads import PART_PURPOSES, UploadTerms, clean_filename, parse_upload_terms
+from router.parts.upload_terms import PART_PURPOSES, UploadTerms, clean_filename, parse_upload_terms
 from router.parts.uploads import Upload, largest_file, may_name_files, media_type_of, named_files
 from router.realtime.conversation import read_item
 from router.realtime.sound import SoundBuffer
@@ -80,7 +80,8 @@ def test_most_bodies_are_not_looked_into() -> None:
 
 
 def test_files_are_too_large_together_where_their_bytes_would_be() -> None:
-    named = named_files(chat(*[{"type": "file", "file": {"file_id": "file-2"}}] * 3))
+    part: dict[str, object] = {"type": "file", "file": {"file_id": "file-2"}}
+    named = named_files(chat(part, part, part))
     assert named is not None
     assert named.check_size(FILES, 100, 124) == 124
     with pytest.raises(BodyTooLarge, match=r"messages\[0\]\.content\[2\]\.file\.file_id"):
@@ -128,6 +129,6 @@ def test_a_name_is_one_step_on_one_line(sent: str, kept: str) -> None:
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
 def test_live_sessions_are_told_to_send_the_bytes(kind: str) -> None:
-    item = {"type": "message", "role": "user", "content": [{"type": kind, "file_id": "file-1"}]}
+    item: dict[str, object] = {"type": "message", "role": "user", "content": [{"type": kind, "file_id": "file-1"}]}
     with pytest.raises(UnsupportedFeature, match=r"item\.content\[0\]\.file_id.*live sessions"):
         read_item(item, "item-1", SoundBuffer(1.0, "none"), "item")

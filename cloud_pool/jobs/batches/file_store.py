@@ -17,7 +17,7 @@ import anyio
 import msgspec
 
 from router.errors import JobStoreUnavailable, NotFound
-from router.openai.uploads import PART_PURPOSES
+from router.parts.upload_terms import PART_PURPOSES
 
 from ..config import BatchConfig
 from ..content.port import StoreName

@@ -14,7 +14,7 @@ from msgspec import Meta
 from router.api.files import DeletedFile, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import Endpoint, key_digest
-from router.openai.uploads import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
+from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
 
 from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
