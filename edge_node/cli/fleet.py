@@ -56,7 +56,7 @@ def join(
         usage_error(f"--label {bad[0]}: write KEY=VALUE")
     request = enrolment.JoinRequest(
         url=control_plane,
-        token=read_prompt(token).strip(),
+        token=read_prompt(token, "join token").strip(),
         ca_file=str(ca_file.absolute()) if ca_file else "",
         name=name,
         labels={key: value for key, _, value in pairs},

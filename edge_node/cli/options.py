@@ -128,15 +128,18 @@ def connect(url: str, api_key: str) -> Causeway:
         usage_error(str(error))
 
 
-def read_prompt(text: str) -> str:
-    """Return the prompt; `-` reads it from stdin. Exits with status 2 if it is blank, or no text in UTF-8."""
+def read_prompt(text: str, what: str = "prompt") -> str:
+    """Return the prompt, or another text (`what` it is); `-` reads it from stdin.
+
+    Exits with status 2 if it is blank, or no text in UTF-8.
+    """
     try:
         text = sys.stdin.read() if text == "-" else text
         text.encode()  # Python hands over bytes that are not UTF-8 as lone surrogates
     except UnicodeError:
-        usage_error("the prompt is not UTF-8 text")
+        usage_error(f"the {what} is not UTF-8 text")
     if not text.strip():
-        usage_error("the prompt is empty")
+        usage_error(f"the {what} is empty")
     return text
 
 

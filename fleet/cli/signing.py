@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
     from ..trust.offline import RoleReport
+    from ..trust.published import PublishedFolder
+    from ..trust.trust_file import Trust
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
@@ -107,6 +109,7 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
         secret = passphrase_file.read_bytes().strip() if passphrase_file else None
         signers = [_load(path, secret) for path in key_files]
         published, now = PublishedFolder(folder), datetime.now(UTC)
+        _refuse_strangers(trust, published, dict(zip(key_files, signers, strict=True)))
         for report in sign_offline(checked, trust, published, signers, now):
             click.echo(_describe(report))
         if holds_online_role(trust, signers):
@@ -163,6 +166,18 @@ def _load(path: Path, passphrase: bytes | None) -> CryptoSigner:
     if not is_encrypted(path):
         return load_signer(path, None)
     return load_signer(path, passphrase or click.prompt(f"Passphrase of {path}", hide_input=True).encode())
+
+
+def _refuse_strangers(trust: Trust, published: PublishedFolder, signers: Mapping[Path, CryptoSigner]) -> None:
+    """Raise ClickException if a key has no role in `trust.yaml`, and none in the root that is published."""
+    root = published.root()
+    known = {*trust.names, *(() if root is None else root.signed.keys)}  # who held a role signs the change of it
+    for path, signer in signers.items():
+        if signer.public_key.keyid not in known:
+            names = ", ".join(sorted(trust.names.values()))
+            raise click.ClickException(
+                f"{path}: nothing was signed: trust.yaml gives this key no role; it names {names}"
+            )
 
 
 def _describe(report: RoleReport) -> str:

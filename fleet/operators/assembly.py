@@ -11,6 +11,7 @@ from ..controller.publisher import Publisher
 from ..repository.fleet_file import FleetDoc
 from ..server.routes import ApiRoute
 from ..store.database import Store
+from ..trust.trust_file import TRUST_FILE
 from .device_routes import device_routes
 from .oidc import OidcClient
 from .operators_file import read_operators
@@ -46,13 +47,15 @@ def build_operators(
         survey_s: As `Controller`.
 
     Raises:
-        ConfigError: `operators.yaml` has errors.
+        ConfigError: `operators.yaml` or `trust.yaml` has errors, or an online role has no key in `keys`.
     """
     doc = read_operators(folder)
     file = data / BOOTSTRAP_FILE
     if not file.exists():
         _log.info("operators sign in with the token in %s", file)
     publisher = Publisher(folder, keys)
+    if (folder / TRUST_FILE).exists():  # without it nothing is signed, and there is nothing to renew
+        publisher.check()
     return OperatorParts(
         name=fleet.name,
         folder=folder,

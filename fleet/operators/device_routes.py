@@ -102,7 +102,8 @@ class DeviceRoutes:
         operator = await parts.sign_in.require(http, "operator")
         request = decode_body(await read_body(http), NewJoinToken)
         if request.cohort and request.cohort not in parts.cohorts:
-            raise InvalidRequest(f"there is no cohort {request.cohort}: {', '.join(parts.cohorts)}", param="cohort")
+            names = ", ".join(parts.cohorts)
+            raise InvalidRequest(f"there is no cohort {request.cohort}; the fleet has: {names}", param="cohort")
         async with parts.store.write() as connection:
             token = await new_join_token(connection, **msgspec.structs.asdict(request), now=now)
             await append_audit(connection, now, operator.name, "join_token.new", msgspec.structs.asdict(request))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from fleet.operators.audit_chain import AuditRow, first_fault
+from fleet.server.serving import ServeSettings, running
 from fleet.trust.offline import signed_manifests
 from router.bundle.manifest import bundle_id
+from router.errors import ConfigError
+from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import sample
 
 from .conftest import Server
@@ -188,3 +192,11 @@ async def test_the_controllers_metrics(server: Server) -> None:
     while b"causeway_fleet_controller_leads 1.0" not in text:
         text = (await server.ask("GET", "/metrics", as_="")).body
     assert b"causeway_fleet_controller_problems 0.0" in text
+
+
+async def test_a_server_without_the_online_keys_does_not_start(signed: SignedFleet, tmp_path: Path) -> None:
+    """It would answer, and renew nothing: after two days no box would take an update any more."""
+    settings = ServeSettings(signed.path, tmp_path / "none", signed.path / "data", port=0)
+    with pytest.raises(ConfigError, match=r"none: the role rollout needs one of server \(\.pem\)"):
+        async with running(settings):
+            pass

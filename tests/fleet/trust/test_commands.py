@@ -43,6 +43,19 @@ def test_two_people_and_a_server_publish_a_fleet(folder: Path) -> None:
     assert "timestamp version 1: boxes see the published files" in sign(folder, "server").output
 
 
+def test_a_key_without_a_role_signs_nothing_and_says_so(folder: Path) -> None:
+    """A key that the published root names signs its own removal."""
+    assert run("keys", "new", "mallory", "--keys", folder / "keys").exit_code == 0
+    stranger = sign(folder, "anna", "mallory")
+    assert stranger.exit_code == 1
+    assert "mallory.pem: nothing was signed: trust.yaml gives this key no role" in stranger.output
+    assert "it names anna, ben, carla, server" in stranger.output
+    assert not (folder / "pending").exists()
+    sign(folder, "anna", "ben")
+    (folder / "trust.yaml").write_text(TRUST.replace("keys/carla.pub", "keys/mallory.pub"))
+    assert sign(folder, "carla").exit_code == 0
+
+
 def test_diff_says_what_would_change(folder: Path) -> None:
     assert "kiosk: serial 1\n  first bundle: policy, 1 case file, 1 model, 3 settings" in run("diff", folder).output
     sign(folder, "anna", "ben")
