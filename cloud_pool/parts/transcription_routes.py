@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from models.modalities.process.messages import Segment
 from router.errors import CausewayError
 from router.openai.audio import (
+    JSON_FORMATS,
     Transcript,
     TranscriptionRequest,
     encode_delta,
@@ -83,7 +84,7 @@ class TranscriptionRoutes:
         transcript = await self._parts.hear(context, request)
         on_chunk(Chunk(usage=Usage()))
         body = encode_transcript(transcript, request.format, request.temperature)
-        headers["Content-Type"] = TEXT if request.format == "text" else JSON
+        headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
         return web.Response(body=body, headers=headers)
 
     async def _words(

@@ -1,4 +1,4 @@
-"""`causeway-edge listen`: send a sound to the running daemon; show what was heard, the answer, its route and times."""
+"""`causeway-edge listen`: send a sound to the running daemon; show its transcript, the answer, its route and times."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def read_sound(source: str, seconds: float) -> bytes:
         data = sys.stdin.buffer.read(_MAX_BYTES + 1) if source == "-" else Path(source).read_bytes()
     except OSError as error:
         usage_error(f"{source}: {error.strerror}")
+    name = "stdin" if source == "-" else source
     if not data:
-        usage_error(f"{source}: the sound is empty")
+        usage_error(f"{name}: the sound is empty")
     if len(data) > _MAX_BYTES:
-        usage_error(f"{source}: larger than {_MAX_BYTES // 1024 // 1024} MiB")
+        usage_error(f"{name}: larger than {_MAX_BYTES // 1024 // 1024} MiB; send it in pieces")
     return data
 
 
 def listen(
     causeway: Causeway, sound: bytes, arguments: RequestOptions, *, as_json: bool, out: TextIO, console: Console
 ) -> int:
-    """Send a sound as a message; write the answer to `out`, what was heard and the times to the console.
+    """Send a sound as a message; write the answer to `out`, the transcript and the times to the console.
 
     Returns:
         The exit code, as of `ask`.
@@ -59,11 +60,11 @@ def listen(
         answer = causeway.chat([{"role": "user", "content": [part]}], **arguments)
         transcript, parts = _transcript(causeway, sound), _parts(causeway, answer.decision.id)
         if as_json:
-            document = {"heard": transcript, "parts": parts, **answer_document(answer)}
+            document = {"transcript": transcript, "parts": parts, **answer_document(answer)}
             out.write(json.dumps(document, ensure_ascii=False) + "\n")
             return
-        words = transcript or "nothing that this box understands"
-        for line in (f"heard  {words}", *map(_line, parts)):
+        words = transcript or "none: this box understands no speech"
+        for line in (f"transcript  {words}", *map(_line, parts)):
             console.print(Text(line), soft_wrap=True)
         write_answer(answer, out, console)
 
@@ -86,7 +87,7 @@ def _parts(causeway: Causeway, decision_id: str) -> list[dict[str, Any]]:
 
 def _line(part: dict[str, Any]) -> str:
     sure = "" if part["confidence"] is None else f" · confidence {part['confidence']:.2f}"
-    return f"       {part['status']}{' · known' if part['cached'] else ''} · {part['duration_ms']:.0f} ms{sure}"
+    return f"            {part['status']}{' · known' if part['cached'] else ''} · {part['duration_ms']:.0f} ms{sure}"
 
 
 def _record(seconds: float) -> bytes:

@@ -125,7 +125,7 @@ def route(
 def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **flags: Any) -> None:
     """Send a spoken request to the running daemon: the file SOUND, stdin for `-`, else the microphone.
 
-    The answer goes to stdout; what was heard, its route and times to stderr. Exit codes as for ask.
+    The answer goes to stdout; its transcript, route and times to stderr. Exit codes as for ask.
     """
     from rich.console import Console
 

@@ -211,7 +211,9 @@ class RequestReader:
             self._arriving_bytes -= taken
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+        return BodyTooLarge(
+            f"the body is larger than {self._max_body_bytes} bytes (`server.max_body_bytes`). Send a smaller one."
+        )
 
 
 def send_continue(request: web.BaseRequest) -> None:

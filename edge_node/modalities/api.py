@@ -12,6 +12,7 @@ from models.modalities.process.messages import Segment
 from router.errors import CausewayError, ClientGone
 from router.openai import check_media_type, error_event
 from router.openai.audio import (
+    JSON_FORMATS,
     SpeechRequest,
     TranscriptionRequest,
     encode_delta,
@@ -69,7 +70,7 @@ class AudioApi:
         async def answer() -> tuple[bytes, str]:
             transcript = await self._service.transcribe(call, request)
             body = encode_transcript(transcript, request.format, request.temperature)
-            return body, "text/plain; charset=utf-8" if request.format == "text" else JSON
+            return body, JSON if request.format in JSON_FORMATS else "text/plain; charset=utf-8"
 
         return await self._answer(call, answer)
 

@@ -27,7 +27,7 @@ class TranscriptionForm(Struct):
 
 
 class TranscriptBody(Struct):
-    """The words of a sound; with `verbose_json` also its language, length and segments."""
+    """The words of a sound; with `verbose_json` also its language, length and segments; plain text for the rest."""
 
     text: str
 

@@ -424,6 +424,6 @@ def _unknown(kind: object) -> InvalidRequest:
 
 def _not_spoken(param: str) -> UnsupportedFeature:
     return UnsupportedFeature(
-        f'`{param}`: answers here are text. Send `output_modalities`: ["text"], or install espeak-ng at the box.',
+        f'`{param}`: answers here are text. Send `output_modalities`: ["text"]; only a box with espeak-ng speaks.',
         param=param,
     )

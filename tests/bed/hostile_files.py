@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import collections
 import contextlib
-import importlib
 import importlib.util
 import io
 import random
@@ -23,7 +22,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import numpy as np
@@ -33,6 +31,7 @@ from models.modalities.installed import ENCODERS
 from tests.cloud.conftest import ROOT, Command
 from tests.dispatch.replica import Replica
 from tests.edge.box import running
+from tests.modalities.compressed import COMPRESSED, compressed
 from tests.modalities.files import HOSTILE_PICTURES, HOSTILE_SOUNDS, HOSTILE_TEXTS, header, png, tone, wav
 from tests.modalities.test_files import ALL, file
 from tests.modalities.test_fusion import ask, picture, sound, text
@@ -70,27 +69,7 @@ def good_sounds() -> list[bytes]:
     plain = [wav(tone(0.2, rate), rate, width=width) for rate, width in ((8_000, 1), (16_000, 2), (44_100, 3))]
     if importlib.util.find_spec("av") is None:
         return plain
-    kinds = (("flac", "flac"), ("ogg", "libopus"), ("webm", "libopus"), ("mp3", "libmp3lame"), ("mp4", "aac"))
-    return [*plain, *(compressed(kind, codec) for kind, codec in kinds)]
-
-
-def compressed(kind: str, codec: str) -> bytes:
-    """A second of a tone in a file of this kind."""
-    av: Any = importlib.import_module("av")
-    file, rate = io.BytesIO(), 48_000
-    with av.open(file, "w", format=kind) as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.layout = "mono"
-        samples = np.round(tone(1.0, rate) * 32_767).astype(np.int16)[np.newaxis]
-        frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
-        frame.sample_rate = rate
-        queue = av.AudioFifo()
-        for part in av.AudioResampler(format=stream.format.name, layout="mono", rate=rate).resample(frame):
-            queue.write(part)
-        while (block := queue.read(stream.codec_context.frame_size or 1024, partial=True)) is not None:
-            container.mux(stream.encode(block))
-        container.mux(stream.encode(None))
-    return file.getvalue()
+    return [*plain, *(compressed(kind) for kind in COMPRESSED)]
 
 
 def good_files() -> list[bytes]:

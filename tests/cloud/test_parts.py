@@ -329,6 +329,8 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
             verbose = await audio.create(model="speech", file=("a.wav", WAV), response_format="verbose_json")
             assert (verbose.language, verbose.duration, len(verbose.segments or ())) == ("en", 0.2, 1)
             assert await audio.create(model="speech", file=("a.wav", WAV), response_format="text") == f"{words}\n"
+            cue = f"00:00:00,000 --> 00:00:00,200\n{words}\n\n"
+            assert await audio.create(model="speech", file=("a.wav", WAV), response_format="srt") == f"1\n{cue}"
             stream = await audio.create(model="speech", file=("b.wav", wav(tone(0.3))), stream=True)
             events = [event async for event in stream]
         deltas = [event.delta for event in events if event.type == "transcript.text.delta"]

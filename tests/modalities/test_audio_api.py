@@ -19,10 +19,11 @@ import pytest
 from edge_node.config.schema import ModalitiesConfig, ServerConfig
 from edge_node.modalities.boxed import PROGRAM
 from edge_node.modalities.speaker import Speaker
-from models.modalities.process.messages import WorkerSpec
+from models.modalities.graph.transcript import transcript_of
+from models.modalities.process.messages import Found, Segment, WorkerSpec
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
-from router.types import DecisionRecord, Modality
+from router.types import DecisionRecord, Fact, Modality
 from tests.waiting import until
 
 from ..edge.box import POLICY, Answer, Box, running
@@ -111,6 +112,10 @@ async def test_the_official_client_gets_the_words_of_a_sound_in_each_form(tmp_pa
         file = ("a.wav", SPEECH)
         assert (await audio.create(model="auto", file=file)).text == COMMAND
         assert await audio.create(model="speech", file=file, response_format="text") == COMMAND + "\n"
+        cue = f"00:00:00,000 --> 00:00:00,200\n{COMMAND}\n\n"
+        assert await audio.create(model="auto", file=file, response_format="srt") == f"1\n{cue}"
+        vtt = "WEBVTT\n\n" + cue.replace(",", ".")
+        assert await audio.create(model="auto", file=file, response_format="vtt") == vtt
         verbose = await audio.create(
             model="auto", file=file, response_format="verbose_json", language="en", prompt="a kitchen", temperature=0
         )
@@ -195,13 +200,13 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (form(temperature="2"), 400, "`temperature`"),
         (form(temperature="nan"), 400, "`temperature`"),
         (form(prompt="x" * 2000), 400, "`prompt`"),
-        (form(response_format="srt"), 400, "json, text, verbose_json"),
+        (form(response_format="diarized_json"), 400, "json, text, srt, verbose_json, vtt"),
         (form(stream="true", response_format="verbose_json"), 400, "`response_format`"),
         (form(sample="1"), 400, "`sample` is not a known field"),
         (form(more={"timestamp_granularities[]": "word"}), 400, "segment"),
         (form(more={f"field{at}": "1" for at in range(20)}), 400, "too many fields"),
         (b"{}", 415, "multipart/form-data"),
-        (form(bytes(MAX_BODY_BYTES)), 413, "larger than"),
+        (form(bytes(MAX_BODY_BYTES)), 413, "(`server.max_body_bytes`). Send a smaller one."),
     ]
     async with talking(tmp_path) as box:
         for data, status, words in cases:
@@ -334,3 +339,10 @@ def test_speech_that_is_late_ends_with_its_process(voices: Path) -> None:
         assert not psutil.pid_exists(int((voices / "spoken").read_text().split()[0]))
 
     run_jumping(late)
+
+
+def test_no_segment_of_a_transcript_ends_after_its_sound() -> None:
+    """Whisper's time stamps are of its window of 30 s, and may lie behind the end."""
+    found = Found(Fact("off", 0.9), (Segment("turn it", 0.9, 0.0, 1.5), Segment("off", 0.9, 1.5, 2.0)))
+    segments = transcript_of(found, 1.25).segments
+    assert [(one.start_s, one.end_s) for one in segments] == [(0.0, 1.25), (1.25, 1.25)]

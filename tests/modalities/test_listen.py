@@ -28,13 +28,13 @@ async def test_a_file_and_stdin_are_heard_and_answered_with_route_and_times(tmp_
     async with running(tmp_path / "box", encoders={"audio": encoder(COMMAND)}) as box:
         result = await run(box, str(file))
         assert (result.exit_code, result.stdout) == (0, "edge says so\n")
-        for words in (f"heard  {COMMAND}", "confidence 0.88", " ms", "edge → small", "reason edge-first"):
+        for words in (f"transcript  {COMMAND}", "confidence 0.88", " ms", "edge → small", "reason edge-first"):
             assert words in result.stderr
         assert prompt(box.engine).content == COMMAND
         transcription = box.newest()
         assert (transcription.request.kind, transcription.parts[0].cached) == ("transcription", True)  # heard once
         document = json.loads((await run(box, "-", "--json", "--tag", "edge", stdin=SPEECH)).stdout)
-        assert (document["heard"], document["text"]) == (COMMAND, "edge says so")
+        assert (document["transcript"], document["text"]) == (COMMAND, "edge says so")
         assert document["parts"][0]["cached"]
         silent = await run(box, "-", stdin=SILENCE)
         assert silent.exit_code == 1

@@ -10,9 +10,15 @@ from ..process.messages import Found
 
 
 def transcript_of(found: Found, seconds: float) -> Transcript:
-    """Return the transcript of a sound of this length."""
+    """Return the transcript of a sound of this length. Whisper's time stamps may lie after its end; these do not."""
     segments = tuple(
-        TranscriptSegment(one.text, one.start_s, one.end_s, math.log(max(one.confidence, 1e-9)), one.no_speech)
+        TranscriptSegment(
+            one.text,
+            min(one.start_s, seconds),
+            min(one.end_s, seconds),
+            math.log(max(one.confidence, 1e-9)),
+            one.no_speech,
+        )
         for one in found.segments
     )
     return Transcript(found.fact.text, found.fact.language, seconds, segments)

@@ -2,6 +2,7 @@
 
 from .speech import SpeechRequest, parse_speech
 from .transcription import (
+    JSON_FORMATS,
     Transcript,
     TranscriptionRequest,
     TranscriptSegment,
@@ -12,6 +13,7 @@ from .transcription import (
 )
 
 __all__ = [
+    "JSON_FORMATS",
     "SpeechRequest",
     "Transcript",
     "TranscriptSegment",

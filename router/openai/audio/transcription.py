@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from ...errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature
 
-TranscriptFormat = Literal["json", "text", "verbose_json"]
-_FORMATS: Final[dict[str, TranscriptFormat]] = {"json": "json", "text": "text", "verbose_json": "verbose_json"}
+TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+JSON_FORMATS: Final[tuple[TranscriptFormat, ...]] = ("json", "verbose_json")
+"""The other ones are plain text."""
+_FORMATS: Final[tuple[TranscriptFormat, ...]] = get_args(TranscriptFormat)
 _FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
 _GRANULARITIES: Final = "timestamp_granularities[]"
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
@@ -88,9 +90,14 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
 
 
 def encode_transcript(transcript: Transcript, form: TranscriptFormat, temperature: float = 0.0) -> bytes:
-    """Return the body of the answer: JSON, or the words alone with a line's end."""
+    """Return the body of the answer: JSON, the words alone with a line's end, or subtitles with a cue per segment.
+
+    Formats: https://www.w3.org/TR/webvtt1/ for `vtt`; SubRip for `srt`.
+    """
     if form == "text":
         return (transcript.text + "\n").encode()
+    if form in ("srt", "vtt"):
+        return _subtitles(transcript.segments, form).encode()
     usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
     if form == "json":
         return _encoder.encode({"text": transcript.text, "usage": usage})
@@ -137,6 +144,23 @@ def _segment(at: int, segment: TranscriptSegment, temperature: float) -> dict[st
     }
 
 
+def _subtitles(segments: Sequence[TranscriptSegment], form: Literal["srt", "vtt"]) -> str:
+    blocks = ["WEBVTT"] if form == "vtt" else []
+    for number, one in enumerate(segments, 1):
+        times = f"{_clock_time(one.start_s, form)} --> {_clock_time(one.end_s, form)}"
+        text = " ".join(one.text.split())  # a blank line would end the cue
+        if form == "vtt":
+            text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        blocks.append(f"{times}\n{text}" if form == "vtt" else f"{number}\n{times}\n{text}")
+    return "".join(f"{block}\n\n" for block in blocks)
+
+
+def _clock_time(seconds: float, form: Literal["srt", "vtt"]) -> str:
+    whole_s, ms = divmod(round(seconds * 1000), 1000)
+    separator = "," if form == "srt" else "."
+    return f"{whole_s // 3600:02}:{whole_s // 60 % 60:02}:{whole_s % 60:02}{separator}{ms:03}"
+
+
 def _text(values: dict[str, bytes], name: str, longest: int) -> str:
     try:
         text = values.get(name, b"").decode()
@@ -154,13 +178,13 @@ def _language(text: str) -> str:
 
 
 def _format(text: str) -> TranscriptFormat:
-    form = _FORMATS.get(text or "json")
-    if form is None:
-        names = ", ".join(_FORMATS)
-        raise UnsupportedFeature(
-            f"`response_format`: {text!r:.32} is not made here. Send one of {names}.", param="response_format"
-        )
-    return form
+    for form in _FORMATS:
+        if form == (text or "json"):
+            return form
+    names = ", ".join(_FORMATS)
+    raise UnsupportedFeature(
+        f"`response_format`: {text!r:.32} is not made here. Send one of {names}.", param="response_format"
+    )
 
 
 def _temperature(text: str) -> float:

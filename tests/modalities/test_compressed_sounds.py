@@ -1,0 +1,41 @@
+"""Compressed sounds through the real decoder: whole, cut off, and under another kind's name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from models.modalities.decoding.sound import decode_sound
+from models.modalities.process.messages import SAMPLE_RATE, Refusal
+
+from .compressed import COMPRESSED, compressed
+
+pytest.importorskip("av")
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_a_compressed_sound_is_decoded_by_its_bytes(kind: str) -> None:
+    """A second of a tone; what the client calls the file plays no part."""
+    samples = np.frombuffer(decode_sound(compressed(kind), 60.0).samples, "<f4")
+    assert samples.size / SAMPLE_RATE == pytest.approx(1.0, abs=0.1)
+    spectrum = np.abs(np.fft.rfft(samples[: SAMPLE_RATE // 2]))
+    assert abs(int(spectrum.argmax()) * 2 - 440) <= 4
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+def test_a_sound_that_is_cut_off_is_shorter_or_refused(kind: str, share: float) -> None:
+    data = compressed(kind)
+    try:
+        seconds = decode_sound(data[: round(share * len(data))], 60.0).seconds
+    except Refusal as refusal:
+        seconds, reason = 1.0, str(refusal)
+    else:
+        reason = "Send WAV with 16-bit PCM"
+    assert (0.0 < seconds <= 1.1, "Send WAV with 16-bit PCM" in reason) == (True, True)
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_a_compressed_sound_that_is_too_long_is_refused(kind: str) -> None:
+    with pytest.raises(Refusal, match=r"longer than 0\.5 s\. Send it in pieces"):
+        decode_sound(compressed(kind), 0.5)
