@@ -172,8 +172,8 @@ def build(
     Args:
         config: the gateway's configuration.
         tasks: the parent of background tasks.
-        reread: reads the configuration again, for operators who reload the endpoints.
-        speech_detector: finds out where somebody speaks in a live session; None: what is installed here.
+        reread: reads the configuration again when an operator reloads the endpoints.
+        speech_detector: detects speech in live sessions; None: what is installed here.
     """
     tiers = load_tiers(config)
     metrics = Metrics()
@@ -284,7 +284,7 @@ def build_server(
     Args:
         tiers: by name and alias.
         parts: reads sounds, pictures and files; None: no tier is an encoder.
-        detect: finds out where somebody speaks; None: live sessions detect no turns.
+        detect: detects speech; None: live sessions detect no turns.
         on_drain: called when the gateway begins to drain.
     """
     return Server(

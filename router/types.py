@@ -248,7 +248,7 @@ class Label(msgspec.Struct, frozen=True):
 class Fact(msgspec.Struct, frozen=True):
     """What an encoder found in one part of a request: the words of a sound, the text in a picture."""
 
-    text: str  # "": nobody speaks, or there is no text
+    text: str  # "": there is no speech, or no text
     confidence: float  # 0 to 1
     language: str = ""  # ISO 639-1, "" if it is not known
     labels: tuple[Label, ...] = ()  # of a picture, most probable first

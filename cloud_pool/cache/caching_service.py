@@ -302,7 +302,7 @@ async def _read(
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
     """Requests share a generation only within a priority, critical ones only with critical ones, and callers that may
     use only some tiers only with callers that may use the same: a fallback tier may answer. A job whose answer may be
-    revised shares with nobody: it must know which parts its own answer lacks."""
+    revised shares its generation with no other request: it must know which parts its own answer lacks."""
     rank = f"{context.priority}.critical" if context.critical else context.priority
     if context.allowed_tiers is not None:
         names = "\0".join(sorted(context.allowed_tiers)).encode()

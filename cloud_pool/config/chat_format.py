@@ -36,7 +36,7 @@ class ChatFormat(msgspec.Struct, frozen=True):
     answers: Answers = "text"  # calls: tool-call arguments are restricted to words of the user's message
     tools: ToolFormat = PLAIN
     thinking: Thinking = ""
-    transcripts: Transcripts = "written"  # how the model reads what was said
+    transcripts: Transcripts = "written"  # the form in which the model reads transcripts
     weights: str = ""  # version of the artifact, part of the cache key; "": no artifact
 
 

@@ -37,7 +37,7 @@ class Delivery(Protocol[Delivered]):
 
     @property
     def finished(self) -> bool:
-        """Whether the client has the whole answer, though perhaps not its last byte."""
+        """Whether the whole answer was written for the client."""
         ...
 
     async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> Delivered:

@@ -29,7 +29,7 @@ HEADER = "x-causeway-modalities"
 
 
 class ReadParts(msgspec.Struct, frozen=True):
-    """What was found in the parts of one request."""
+    """The facts and readings of one request's parts."""
 
     request: Request
     found: RequestFacts
@@ -42,7 +42,7 @@ class ReadParts(msgspec.Struct, frozen=True):
         return fuse(self.request, self.found.facts, self.found.kinds, transcripts)
 
     def mark(self, head: AnswerHead) -> AnswerHead:
-        """Say in an answer's head what became of the parts; an answer without one of them is degraded, never kept."""
+        """Write the status of each part into an answer's head; without one of them the answer is degraded."""
         complete = all(record.status == "ok" for record in self.found.records)
         headers = (*head.headers, (HEADER, summary(self.found.records)))
         if not complete and DEGRADED not in headers:
@@ -112,7 +112,7 @@ class RequestParts:
     async def hear(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
     ) -> Transcript:
-        """Return the words of a sound by the context's tier; none if nobody speaks.
+        """Return the words of a sound by the context's tier; none without speech.
 
         Args:
             tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.

@@ -32,7 +32,7 @@ from .socket import RealtimeSocket
 Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
 Hear = Callable[["LiveSession", HearSound], Awaitable[Transcript]]
 Overhear = Callable[["LiveSession", HearPartial], Awaitable[str]]
-"""Returns what was said so far; "" if it is not known, or to find it out would make others wait."""
+"""Returns the transcript so far; "" if there is none, or if other requests would wait for it."""
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
 """Sound and state → the probability of speech in each window, and the next state. Raises CausewayError."""
 UNSENT_BYTES = 64 * 1024
@@ -48,9 +48,9 @@ class LiveSession:
         tasks: the parent of its tasks, which outlive a connection.
         answer: answers a response as a request like any other.
         on_answered: called after each answer, however it ended.
-        hear: finds out what is said in a sound, as a request of its own.
-        overhear: finds out what was said so far; None: the session does not tell it.
-        detect: finds out where somebody speaks; None: sessions here detect no turns.
+        hear: transcribes a sound, as a request of its own.
+        overhear: transcribes a sound that goes on; None: the session sends no partial transcripts.
+        detect: detects speech; None: sessions here detect no turns.
         stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
     """
@@ -187,7 +187,7 @@ class LiveSession:
             self._do(effect)
 
     async def understood(self) -> None:
-        """Wait until it is known what was said: a response then need not find it out again."""
+        """Wait for the transcripts of committed sounds: a response then uses them."""
         await self._understood.wait()
 
     async def _understand(self, sound: HearSound, scope: anyio.CancelScope) -> None:

@@ -50,7 +50,7 @@ class SessionServices(msgspec.Struct, frozen=True):
         runner: answers them.
         bodies: bounds what of sessions and requests is in memory.
         parts: reads sounds, pictures and files; None: no tier is an encoder.
-        detect: finds out where somebody speaks; None: sessions detect no turns.
+        detect: detects speech; None: sessions detect no turns.
     """
 
     authenticator: Authenticator

@@ -34,8 +34,8 @@ class JobStore:
     """The jobs of one device. `start` comes first; times are the box's own, s.
 
     Args:
-        erase_after_s: From a deletion until nothing of it is left in the folder, at least; one second later at most
-            where nobody calls.
+        erase_after_s: Least time from a deletion until nothing of it is left in the folder; without other calls it
+            takes a second more at most.
     """
 
     def __init__(self, folder: Path, config: JobsConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:

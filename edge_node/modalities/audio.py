@@ -110,7 +110,7 @@ class AudioService:
         self._default_deadline_s = default_deadline_s
 
     async def transcribe(self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None) -> Transcript:
-        """Return the words of a sound; none if nobody speaks.
+        """Return the words of a sound; none without speech.
 
         Args:
             tell: gets each segment as soon as it is understood, unless all of it was known; may not raise.
@@ -123,7 +123,7 @@ class AudioService:
         return await self._run(call, "transcription", request.model, SPEECH_MODEL, work, parts)
 
     async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
-        """Return the words of a sound of a live session, as `transcribe` does; none if nobody speaks.
+        """Return the words of a sound of a live session, as `transcribe` does; none without speech.
 
         Raises:
             CausewayError: the error for the client.

@@ -47,7 +47,7 @@ class PartEncoders:
 
     Args:
         encoders: what to run, by kind of part.
-        transcripts: the form in which a model reads what was said.
+        transcripts: the form in which a model reads transcripts.
         find_projector: of a model on the device. Raises ArtifactError.
         detector: detects speech in live sessions; None: this box cannot.
     """
@@ -95,7 +95,7 @@ class PartEncoders:
         """Return the generation's request with its parts of these kinds as text for `model`; its branches run once.
 
         Raises:
-            InvalidRequest: a part is invalid, or nobody speaks in a request that is one sound.
+            InvalidRequest: a part is invalid, or a request that is one sound has no speech.
             EncoderFailed: nothing is left of the request's last message.
         """
         found = await self._ask(generation, kinds)

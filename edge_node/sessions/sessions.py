@@ -61,11 +61,11 @@ if TYPE_CHECKING:
 PATH = "/v1/realtime"
 STALLED_S = 30.0
 Hear = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
-"""Finds out what is said in a sound, as a request of its own with this id and these hints. Raises CausewayError."""
+"""Transcribes a sound, as a request of its own with this id and these hints. Raises CausewayError."""
 
 
 Overhear = Callable[[RoutingHints, bytes], Awaitable[str]]
-"""Finds out what was said so far in a sound, if that makes nobody wait; else "". Never raises a CausewayError."""
+"""Transcribes a sound that goes on; "" where other requests would wait for it. Never raises a CausewayError."""
 
 
 class Speak(Protocol):
@@ -103,7 +103,7 @@ class Sessions:
         new_id: makes ids of decisions.
         hear: of a box that understands speech; None: its sessions take no sound.
         overhear: of a box that understands speech; None: nothing is told before a sound is committed.
-        detect: finds out where somebody speaks; None: its sessions detect no turns.
+        detect: detects speech; None: its sessions detect no turns.
         max_sounds: of one conversation.
         speak: of a box that speaks; None: its sessions answer with text.
         voice: of sessions that name none.

@@ -42,7 +42,7 @@ def fuse(
         markers: of parts that reach the model as soft tokens, whatever their kind.
 
     Raises:
-        InvalidRequest: the last message is one sound, in which nobody speaks.
+        InvalidRequest: the last message is one sound without speech.
         EncoderFailed: nothing is left of the last message.
     """
     last = len(request.messages) - 1
@@ -73,7 +73,7 @@ def _check_last(at: int, content: tuple[Part, ...], facts: Facts, kinds: Sequenc
     if len(content) == 1 and "audio" in kinds and isinstance(content[0], AudioPart) and fact is not None:
         path = f"messages[{at}].content[0].input_audio.data"
         if not fact.text:
-            raise InvalidRequest(f"`{path}`: nobody speaks in it. Send speech, or text beside it.", param=path)
+            raise InvalidRequest(f"`{path}`: there is no speech in it. Send speech, or text beside it.", param=path)
 
 
 def _fused(

@@ -162,7 +162,7 @@ SIGNALS: Mapping[str, SignalSpec] = _table(
        "this box has no encoder for sound, or it was not ready in time",
        lambda r, s, e: _of_parts("audio", _double(e.audio_s), 0.0, r), optional=True),
     _S(LANGUAGE, "string", "", "language that is spoken in the request's sounds, ISO 639-1",
-       "nobody speaks, or this box has no encoder for sound", lambda r, s, e: e.language, optional=True),
+       "no sound has speech, or this box has no encoder for sound", lambda r, s, e: e.language, optional=True),
     _S("request.tools", "bool", "", "the request offers tools, and tool_choice is not none", "",
        lambda r, s, e: wants_tools(r)),
     _S("request.json", "bool", "", "response_format requires JSON", "", lambda r, s, e: wants_json(r)),

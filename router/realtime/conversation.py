@@ -47,7 +47,7 @@ class ConversationItem(msgspec.Struct, frozen=True):
         return self.body if self.asked is None else self.asked
 
     def with_transcript(self, index: int, transcript: str) -> ConversationItem:
-        """The item that shows what was said in the sound at `index` of its content."""
+        """The item with the transcript of the sound at `index` of its content."""
         document = msgspec.json.decode(self.body)
         document["content"][index]["transcript"] = transcript
         body = _encode(document)

@@ -50,7 +50,7 @@ class CancelResponse(msgspec.Struct, frozen=True):
 
 
 class HearSound(msgspec.Struct, frozen=True):
-    """Find out what is said in a sound, and tell `RealtimeSession.heard` or `not_heard`.
+    """Transcribe a sound, and tell `RealtimeSession.heard` or `not_heard`.
 
     `index`: its place in the item's content; `wav`: a WAV file in base64.
     """
@@ -61,14 +61,14 @@ class HearSound(msgspec.Struct, frozen=True):
 
 
 class HearPartial(msgspec.Struct, frozen=True):
-    """Find out what was said so far in a sound that goes on, if that costs nobody a wait. `wav`: a WAV file."""
+    """Transcribe a sound that goes on, unless other requests would wait for it. `wav`: a WAV file."""
 
     item_id: str
     wav: bytes
 
 
 class DetectSpeech(msgspec.Struct, frozen=True):
-    """Find out in which windows of a sound somebody speaks, and tell `RealtimeSession.detected` or `not_detected`.
+    """Detect speech in the windows of a sound, and tell `RealtimeSession.detected` or `not_detected`.
 
     `pcm`: 16-bit PCM at 24 kHz, windows of 32 ms; `state`: of the detector, after the window before; `at`: where the
     sound begins.

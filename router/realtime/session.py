@@ -6,9 +6,9 @@
     response.create                      4. the conversation becomes a Request, which the caller answers
     response.cancel                      5. the running response ends; the caller stops the work
     input_audio_buffer.append, .clear    6. sound is kept, at most so much
-    input_audio_buffer.commit            7. it becomes an item; the caller tells what is said in it, if the client asks
+    input_audio_buffer.commit            7. it becomes an item; the caller transcribes it, if the client asks
 
-With `turn_detection` the caller finds out where somebody speaks (`DetectSpeech`). A turn that starts cancels the
+With `turn_detection` the caller detects speech (`DetectSpeech`). A turn that starts cancels the
 response, one that ends becomes an item and is answered, where the client does not say otherwise.
 
 An event that is wrong is answered by an `error` event, and changes nothing.
@@ -77,7 +77,7 @@ class RealtimeSession:
     """State of one session, and the events for its client in `log`.
 
     Args:
-        session_id: whoever knows it, and is the same client, may resume the session.
+        session_id: the same client resumes the session by it.
         model: the model's name, or `auto`.
         hints: routing hints from the request's headers.
         new_id: makes the ids of responses, which are those of their decisions.
@@ -161,7 +161,7 @@ class RealtimeSession:
         self.hints = hints
 
     def heard(self, sound: HearSound, transcript: Transcript) -> None:
-        """Take what was said in a sound."""
+        """Take the transcript of a sound."""
         item = self._conversation.get(sound.item_id) if sound.item_id in self._conversation else None
         if item is not None and sound.index in item.sounds:  # else it was deleted meanwhile, or is another one
             self._conversation.replace(item.with_transcript(sound.index, transcript.text))
@@ -171,16 +171,16 @@ class RealtimeSession:
         self._tell("completed", sound, fields)
 
     def not_heard(self, sound: HearSound, error: CausewayError) -> None:
-        """Take why it is not known what was said. A response of this sound tries again."""
+        """Take the error of a transcription. A response of this sound tries again."""
         self._tell("failed", sound, {"error": error_fields(error)})
 
     def partial(self) -> HearPartial | None:
-        """Return the sound that goes on, if the client wants to know what is said, and enough of it is new."""
+        """Return the sound that goes on, if the client wants its transcript, and enough of it is new."""
         audio = self._settings.audio.input
         return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
 
     def overheard(self, partial: HearPartial, transcript: str) -> None:
-        """Take what was said so far in a sound that goes on; what is certain of it is told."""
+        """Take the transcript so far of a sound that goes on; the client gets the words that are certain."""
         if delta := self._spoken.overheard(partial, transcript):
             place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
@@ -222,7 +222,7 @@ class RealtimeSession:
         if settings is not None and settings.create_response:
             try:
                 effects.append(self._start(ResponseCreate(type="response.create")))
-            except CausewayError as error:  # the turn is an item all the same, and is heard
+            except CausewayError as error:  # the turn is an item all the same, and is transcribed
                 self.report(error)
         return effects
 

@@ -21,7 +21,7 @@ _PUNCTUATION: Final = ".,;:!?\u2026\"'()-"
 
 
 class TurnStarted(msgspec.Struct, frozen=True):
-    """Somebody speaks. `at_ms`: where the turn's sound begins; `item_id`: of the item that it becomes."""
+    """Speech has begun. `at_ms`: where the turn's sound begins; `item_id`: of the item that it becomes."""
 
     item_id: str
     at_ms: int
@@ -109,7 +109,7 @@ class SpokenInput:
         return HearPartial(self._item_id, self._sound.file(end))
 
     def overheard(self, partial: HearPartial, transcript: str) -> str:
-        """Take what was said so far. Returns what is certain now and was not before."""
+        """Take the transcript so far. Returns the words that are certain now and were not before."""
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 
     def whole(self) -> tuple[str, str]:

@@ -60,7 +60,7 @@ class PCMFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputTranscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """With it the client is told what was heard. `model`: the box has one."""
+    """With it the client gets the transcript of its speech. `model`: the server has one."""
 
     model: str | None = None
 

@@ -172,7 +172,7 @@ def test_lint_names_a_wait_for_the_first_branch_that_a_signal_of_the_text_preven
         ("request.image_pixels < 0", "at least 0"),
         ("audio.speech", "absent (this box has no encoder"),
         ("request.audio_s < 0.0", "at least 0"),
-        ('request.language == "en"', "absent (nobody speaks"),
+        ('request.language == "en"', "absent (no sound has speech"),
     ],
 )
 def test_lint_knows_them(condition: str, says: str) -> None:

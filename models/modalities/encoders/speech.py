@@ -1,8 +1,8 @@
 """The words in a sound: Whisper by faster-whisper (CTranslate2, int8), behind its voice activity detection (Silero).
 
-Whisper invents words where nobody speaks: only what the detection takes for speech reaches it. It encodes 30 s whatever
-it gets. Of a command, a short sound in the language of the word model, it gets a third of that, which takes a fifth of
-the time; what this loses, the word model makes up for by its choice among ten transcripts.
+Whisper invents words where there is no speech: only what the detection takes for speech reaches it. It encodes 30 s
+whatever it gets. Of a command, a short sound in the language of the word model, it gets a third of that, which takes a
+fifth of the time; what this loses, the word model makes up for by its choice among ten transcripts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of several transcripts was said: a trigram model of the words that people say to the assistant.
+"""Chooses among several transcripts: a trigram model of the words that people say to the assistant.
 
 A speech model that is unsure has the right words among its ten likeliest transcripts more often than as the first one.
 Counts are smoothed as Witten and Bell (1991) do: the less a context was seen, the more the shorter one counts.

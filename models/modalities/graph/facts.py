@@ -31,7 +31,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
 
     @property
     def language(self) -> str | None:
-        """The language of the first sound in which somebody speaks."""
+        """The language of the first sound with speech in it."""
         return next((fact.language for fact in self._of("audio") if fact is not None and fact.language), None)
 
     def _of(self, kind: Modality) -> list[Fact | None]:

@@ -220,7 +220,7 @@ class EncoderGraph:
     async def hear(
         self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None, *, keep: bool = True
     ) -> tuple[Found, float, bool]:
-        """Return what is said in a sound, its length in seconds, and whether that was known already.
+        """Return the transcript of a sound, its length in seconds, and whether both were known already.
 
         Args:
             deadline: monotonic seconds; the branch also has its own.

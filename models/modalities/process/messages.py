@@ -139,13 +139,13 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """A part of what was said, or a line of a picture's text. Times are seconds; 0.0 in a picture."""
+    """A part of a transcript, or a line of a picture's text. Times are seconds; 0.0 in a picture."""
 
     text: str
     confidence: float
     start_s: float = 0.0
     end_s: float = 0.0
-    no_speech: float = 0.0  # probability that nobody speaks
+    no_speech: float = 0.0  # probability that it is no speech
 
 
 # --- child → daemon --------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True):
-    """`logprob`: mean over the tokens, natural log; `no_speech`: probability that nobody speaks."""
+    """`logprob`: mean over the tokens, natural log; `no_speech`: probability that it is no speech."""
 
     text: str
     start_s: float
@@ -46,7 +46,7 @@ class TranscriptSegment(msgspec.Struct, frozen=True):
 
 
 class Transcript(msgspec.Struct, frozen=True):
-    """The words of a sound. `language`: ISO 639-1, "" if nobody speaks; `duration_s`: of the whole sound."""
+    """The words of a sound. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole sound."""
 
     text: str
     language: str

@@ -225,7 +225,7 @@ class AsyncCauseway:
             language: ISO 639-1, such as ``en``; default: it is detected.
 
         Returns:
-            The words; "" if nobody speaks.
+            The transcript; "" without speech.
         """
         return (await self._fetch(build_transcription_request(sound, language))).text.rstrip("\n")
 
