@@ -50,7 +50,7 @@ def test_a_voice_is_added_listed_verified_and_counted(tmp_path: Path, root: Path
     assert "voice" in run("list", "--models", root).output
     assert "ok" in run("verify", "en_us-tiny-low", "--models", root).output
     fits = run("fit", "en_us-tiny-low", "--models", root).output
-    assert "a Piper voice, 256.0 MiB in its process" in fits
+    assert "a Piper voice, 512.0 MiB in its process" in fits
     assert "the box's own voice" in run("add-voice", file, "--to", root, "--name", "auto").output
     again = run("add-voice", file, "--to", root)
     assert again.exit_code == 1
@@ -135,13 +135,13 @@ def test_a_model_that_is_no_voice_is_refused(tmp_path: Path, root: Path) -> None
 
 def test_a_voice_that_takes_too_long_or_does_not_fit_is_refused(tmp_path: Path, root: Path) -> None:
     file = write_voice(tmp_path)
-    with pytest.raises(ArtifactError, match=r"cannot run it within 256 MiB and 0\.001 s"):
+    with pytest.raises(ArtifactError, match=r"cannot run it within 512 MiB and 0\.001 s"):
         add_voice(file, root, device=BIG, name="slow", check_s=0.001)
     small = Device("small", 2**20)
     with pytest.raises(ArtifactError, match="small has 1 MiB of usable memory"):
         add_voice(file, root, device=small, name="large")
     assert not root.exists()
-    assert any("256 MiB" in note for note in add_voice(file, root, device=small, name="large", force=True).notes)
+    assert any("512 MiB" in note for note in add_voice(file, root, device=small, name="large", force=True).notes)
 
 
 def test_a_network_that_grows_without_bound_ends_with_its_child(tmp_path: Path, root: Path) -> None:

@@ -36,7 +36,7 @@ PAD, START, END = "_", "^", "$"
 WORKER = "models.modalities.voices.synthesizer:VoiceSynthesizer"
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _MIB = 2**20
-_PROCESS_BYTES = 256 * _MIB  # interpreter, numpy, ONNX Runtime and their threads
+_PROCESS_BYTES = 512 * _MIB  # interpreter, ONNX Runtime, threads, and what the layers of a long sentence hold
 
 _Scale = Annotated[float, Meta(ge=0.0, le=10.0)]
 _Id = Annotated[int, Meta(ge=0, lt=65536)]
@@ -99,7 +99,11 @@ class Voice(msgspec.Struct, frozen=True):
 
 
 def voice_memory_bytes(size_bytes: int) -> int:
-    """Estimate the memory of a voice's process, from the size of its ONNX file."""
+    """Estimate the memory of a voice's process, from the size of its ONNX file.
+
+    The file is held as it was read, parsed, as weights and in the order that the processor likes. The last layers of a
+    sentence of 20 s hold a few times 32 channels of 441,000 floats.
+    """
     return _PROCESS_BYTES + 4 * size_bytes
 
 
