@@ -40,7 +40,7 @@ class Process:
     def kill(self, number: int = signal.SIGKILL) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(30)
+        self._process.wait(120)
 
     def run(self, *arguments: str, as_: str = "april") -> Result:
         env = {**os.environ, "CAUSEWAY_FLEET_URL": self.url, "CAUSEWAY_FLEET_TOKEN": as_}
@@ -58,7 +58,7 @@ class Process:
 
 
 def until(find: Callable[[], re.Match[str] | None]) -> re.Match[str]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200  # only a hung test reaches it
     while True:
         found = find()
         if found:
