@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
 from router.parts.reading import text_bytes
-from router.parts.uploads import may_name_files
+from router.parts.uploads import FILE_MARK
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -106,7 +106,7 @@ class RequestAdmission:
         Args:
             request: that the memory of the body is counted for.
         """
-        if self._inline_files is None or not may_name_files(body):
+        if self._inline_files is None or FILE_MARK not in body:
             return body
         hold = partial(self._bodies.hold, request, principal.tenant)
         return await self._inline_files(body, principal.owner, self.max_body_bytes(principal), hold)

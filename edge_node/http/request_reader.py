@@ -38,7 +38,7 @@ from router.openai import (
     parse_embedding,
     parse_response,
 )
-from router.parts.uploads import may_name_files
+from router.parts.uploads import FILE_MARK
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
@@ -142,7 +142,7 @@ class RequestReader:
         hints = routing_hints(headers, self.caller(request))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
         body = await self.body(request)
-        if may_name_files(body):
+        if FILE_MARK in body:
             body = await self.with_files(body, hints.client)
         return self._parse(kind, body, hints)
 

@@ -13,7 +13,7 @@ from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.jobs.submission import Endpoint, JobFields, Priority, parse_job_request, split_body
 from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.openai.error_body import replace_surrogates
-from router.parts.uploads import may_name_files, named_files
+from router.parts.uploads import FILE_MARK, named_files
 from router.policy.signals import modalities
 from router.types import RoutingHints
 
@@ -86,7 +86,7 @@ class JobIntake:
         Raises:
             CausewayError: what is wrong with the job, or why there is no room for it.
         """
-        whole = await self._whole(body, hints, key, is_message=reply is not None) if may_name_files(body) else body
+        whole = await self._whole(body, hints, key, is_message=reply is not None) if FILE_MARK in body else body
         job, plain = await self._job(body, whole, hints, priority, key, endpoint)
         try:
             return await self._store.accept(job, plain, reply)

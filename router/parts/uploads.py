@@ -25,7 +25,8 @@ from ..openai.request_body import load
 PREFIX: Final = "file-"
 NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
 NO_SOUND_DATA: Final = "uploaded files are not read here. Send the sound in base64."
-_MARK: Final = b'"file-'
+FILE_MARK: Final = b'"file-'
+"""A body without it names no uploaded file, which is nearly every body: callers look for it first."""
 _ID: Final = re.compile(r"file-[\w.-]{1,75}", re.ASCII)
 _HEAD_BYTES: Final = 64  # that tell what a file is
 _BESIDE_BYTES: Final = 64 * 1024  # of a body that has a file of the largest size
@@ -122,18 +123,13 @@ def largest_file(max_body_bytes: int) -> int:
     return max(1, (max_body_bytes - min(_BESIDE_BYTES, max_body_bytes // 4)) // 4 * 3)
 
 
-def may_name_files(body: bytes) -> bool:
-    """Return whether a body needs a closer look; False for nearly all without uploaded files."""
-    return _MARK in body
-
-
 def named_files(body: bytes) -> NamedFiles | None:
     """Return the files that a body names; None: it names none.
 
     Raises:
         InvalidRequest: the body is no JSON object, or repeats a key.
     """
-    if _MARK not in body:
+    if FILE_MARK not in body:
         return None
     found = NamedFiles(load(body))
     return found if found.references else None

@@ -9,7 +9,7 @@ import pytest
 
 from router.errors import BodyTooLarge, InvalidRequest, UnsupportedFeature
 from router.parts.upload_terms import PART_PURPOSES, UploadTerms, clean_filename, parse_upload_terms
-from router.parts.uploads import Upload, largest_file, may_name_files, media_type_of, named_files
+from router.parts.uploads import FILE_MARK, Upload, largest_file, media_type_of, named_files
 from router.realtime.conversation import read_item
 from router.realtime.sound import SoundBuffer
 
@@ -76,7 +76,7 @@ def test_bodies_that_name_no_file_are_left_as_they_are(body: bytes) -> None:
 
 
 def test_most_bodies_are_not_looked_into() -> None:
-    assert not may_name_files(b'{"messages": [{"role": "user", "content": "what is a file-1?"}]}')
+    assert FILE_MARK not in b'{"messages": [{"role": "user", "content": "what is a file-1?"}]}'
 
 
 def test_files_are_too_large_together_where_their_bytes_would_be() -> None:

@@ -18,7 +18,7 @@ from router.jobs.states import JobState
 from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
-from router.parts.uploads import may_name_files
+from router.parts.uploads import FILE_MARK
 
 from ...accounts.identity.principal import Principal, Scope
 from ...accounts.tenants.config import TenantLimits
@@ -194,7 +194,7 @@ class JobApi:
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
         body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.tenant)
         key = request.headers.get("idempotency-key", "")
-        if may_name_files(sent):  # an accepted job has their bytes, so that they may go
+        if FILE_MARK in sent:  # an accepted job has their bytes, so that they may go
             hold = partial(self._bodies.hold, request, principal.tenant)
             try:
                 body = await self._files.inline(sent, principal.owner, max_bytes, hold)
