@@ -147,8 +147,8 @@ def _decoding(first: float, whole: float) -> float:
 async def _speeds(raw: Raw, ours: OurEngine, server: LlamaServer, prompts: Sequence[str], tokens: int) -> Speeds:
     return Speeds(
         raw=await asyncio.to_thread(raw.run, [raw.tokens(prompt) for prompt in prompts], tokens),
-        ours=await ours.run(prompts, tokens),
-        server=await server.run(prompts, tokens),
+        ours=await ours.run(prompts, tokens, whole=True),
+        server=await server.run(prompts, tokens, whole=True),
     )
 
 
