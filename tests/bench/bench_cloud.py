@@ -4,12 +4,16 @@ Triton, gateway and edge run as the commands that users start. Requests go over 
 work on the machine disturbs all of them alike. Triton has a core of its own, as it has a machine of its own in
 production; otherwise its later tokens take the core on which the first one travels. One row shows the same without
 pinning.
+
+Each request of (d) has words that no request before it had, as users' requests have: the engine keeps the prompts of
+its last requests, and a prompt asked again costs it next to nothing. One row shows the same with one prompt throughout.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import statistics
@@ -42,11 +46,10 @@ ROUNDS, WARM_UP = 300, 30
 LONG_TOKENS, LONG_ROUNDS, PARALLEL = 400, 10, 16
 # The control tokens of our own models have the first ids. Without them every token has a text, and so an event.
 ONLY_TEXT = {"logit_bias": {str(token): -100 for token in range(8)}}
-HELD = {"guided_decoding": msgspec.json.encode({"copy_source": TEXT}).decode()}  # as the gateway asks for it
 FIRST = b'"delta":{"content":'  # the event before it has the role only
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(\d+)')
 
-Ask = Callable[[], Awaitable[float]]
+Ask = Callable[[str], Awaitable[float]]  # the user's text → seconds to the first token
 
 
 class Bed(msgspec.Struct, frozen=True):
@@ -95,39 +98,27 @@ async def _measure(bed: Bed, *, judged: bool) -> list[Row]:
     triton = tritonclient.InferenceServerClient(bed.triton)
     async with aiohttp.ClientSession() as http, _socket(bed.gateway) as over_socket:
         ways: dict[str, Ask] = {
-            "direct": lambda: _direct(triton),
+            "direct": lambda text: _direct(triton, text),
             "socket": over_socket,
-            "gateway": lambda: _over_http(http, bed.gateway, MODEL),
-            "edge": lambda: _over_http(http, bed.edge, "large"),
+            "gateway": lambda text: _over_http(http, bed.gateway, MODEL, text),
+            "edge": lambda text: _over_http(http, bed.edge, "large", text),
         }
-        ms = await _first_token_ms(ways)
+        ms = await _first_token_ms(ways, _new_texts())
+        again_ms = await _first_token_ms(ways, itertools.repeat(TEXT)) if judged else None
         tokens = await _token_costs(triton, http, bed)
         per_core = await _per_core(http, bed)
     await triton.close()
-    behind = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
-    direct_ms = ms["direct"]
+    again = [_added("    (d) of one prompt, asked again and again", again_ms, "edge")] if again_ms else []
     return [
-        Row(
+        _added(
             "(d) edge→gateway→Triton, added to the first token, as a share of a direct call",
-            (ms["edge"] - direct_ms) / direct_ms,
-            "x",
+            ms,
+            "edge",
             0.7 if judged else None,
-            note=behind,
         ),
-        Row(
-            "    of which the gateway",
-            (ms["gateway"] - direct_ms) / direct_ms,
-            "x",
-            0.35 if judged else None,
-            note=behind,
-        ),
-        Row(
-            "    the same without the client's library, socket to socket",
-            (ms["socket"] - direct_ms) / direct_ms,
-            "x",
-            0.35 if judged else None,
-            note="a request as bytes over a kept connection",
-        ),
+        _added("    of which the gateway", ms, "gateway", 0.35 if judged else None),
+        _added("    the same without the client's library, socket to socket", ms, "socket", 0.35 if judged else None),
+        *again,
         Row(
             "    time between two streamed tokens through the gateway over a direct stream's",
             tokens.interval_us / tokens.direct_interval_us,
@@ -152,12 +143,22 @@ async def _measure(bed: Bed, *, judged: bool) -> list[Row]:
     ]
 
 
-async def _first_token_ms(ways: dict[str, Ask]) -> dict[str, float]:
+def _added(what: str, ms: Mapping[str, float], way: str, limit: float | None = None) -> Row:
+    behind = ", ".join(f"{name} {value:.2f} ms" for name, value in ms.items())
+    return Row(what, (ms[way] - ms["direct"]) / ms["direct"], "x", limit, note=behind)
+
+
+def _new_texts() -> Iterator[str]:
+    """Each begins with a number of its own, so that its prompt shares no more than the template with another's."""
+    return (f"{minutes} minutes on the timer" for minutes in itertools.count(11))
+
+
+async def _first_token_ms(ways: Mapping[str, Ask], texts: Iterator[str]) -> dict[str, float]:
     """Each way's p50."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(WARM_UP + ROUNDS):
         for name, ask in ways.items():
-            took = await ask()
+            took = await ask(next(texts))
             if number >= WARM_UP:
                 seconds[name].append(took)
     return {name: 1000.0 * statistics.median(taken) for name, taken in seconds.items()}
@@ -183,7 +184,7 @@ async def _token_costs(triton: tritonclient.InferenceServerClient, http: aiohttp
         return (await _stream(http, bed.gateway, MODEL, {"max_tokens": tokens, **ONLY_TEXT, **usage})).tokens
 
     async def direct(tokens: int) -> int:
-        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT, **HELD})).tokens
+        return (await _direct_stream(triton, {"max_tokens": tokens, **ONLY_TEXT})).tokens
 
     ways = {"gateway": (gateway, psutil.Process(bed.gateway_pid)), "direct": (direct, psutil.Process())}
     cpu_s: dict[tuple[str, int], float] = dict.fromkeys(((way, n) for way in ways for n in (8, LONG_TOKENS)), 0.0)
@@ -219,17 +220,18 @@ async def _per_core(http: aiohttp.ClientSession, bed: Bed) -> float:
     return LONG_ROUNDS * PARALLEL / (after.user + after.system - before.user - before.system)
 
 
-async def _direct(triton: tritonclient.InferenceServerClient) -> float:
+async def _direct(triton: tritonclient.InferenceServerClient, text: str) -> float:
     """Seconds to the first token, over tritonclient's gRPC stream."""
-    return (await _direct_stream(triton, HELD)).first_s
+    return (await _direct_stream(triton, {}, text)).first_s
 
 
 async def _direct_stream(
-    triton: tritonclient.InferenceServerClient, more: Mapping[str, object] | None = None
+    triton: tritonclient.InferenceServerClient, more: Mapping[str, object], text: str = TEXT
 ) -> Streamed:
+    held = {"guided_decoding": msgspec.json.encode({"copy_source": text}).decode()}  # as the gateway asks for it
     started = time.perf_counter()
     first_s, tokens = 0.0, 0
-    async for result, error in triton.stream_infer(_inputs({**SAMPLING, **(more or {})})):
+    async for result, error in triton.stream_infer(_inputs({**SAMPLING, **more, **held}, text)):
         if error is not None:
             raise error
         tokens += int(result.as_numpy("num_output_tokens")[0])
@@ -239,22 +241,22 @@ async def _direct_stream(
 
 
 @cache
-def _prompt() -> str:
-    """What the gateway sends too: by the model's own chat template."""
+def _renderer() -> PromptRenderer:
     template = read_gguf(find_artifact(MODEL).path).chat_template
     assert template is not None
-    return PromptRenderer(template).user(TEXT)
+    return PromptRenderer(template)
 
 
-async def _inputs(sampling: Mapping[str, object]) -> AsyncIterator[dict[str, object]]:
+async def _inputs(sampling: Mapping[str, object], text: str) -> AsyncIterator[dict[str, object]]:
+    """What the gateway sends too: a prompt by the model's own chat template."""
     texts = {
-        "text_input": _prompt().encode(),
+        "text_input": _renderer().user(text).encode(),
         "sampling_parameters": msgspec.json.encode(sampling),
     }
     made = []
-    for name, text in texts.items():
+    for name, value in texts.items():
         made.append(tritonclient.InferInput(name, [1], "BYTES"))
-        made[-1].set_data_from_numpy(np.array([text], dtype=np.object_))
+        made[-1].set_data_from_numpy(np.array([value], dtype=np.object_))
     for name in ("stream", "exclude_input_in_output", "return_num_output_tokens"):
         made.append(tritonclient.InferInput(name, [1], "BOOL"))
         made[-1].set_data_from_numpy(np.array([True]))
@@ -266,23 +268,21 @@ class Streamed(msgspec.Struct, frozen=True):
     tokens: int  # 0: the gateway was not asked for usage
 
 
-async def _over_http(http: aiohttp.ClientSession, url: str, model: str) -> float:
+async def _over_http(http: aiohttp.ClientSession, url: str, model: str, text: str) -> float:
     """Seconds to the first token, as OpenAI's clients see it."""
-    return (await _stream(http, url, model)).first_s
+    return (await _stream(http, url, model, {}, text)).first_s
 
 
 @contextlib.asynccontextmanager
 async def _socket(url: str) -> AsyncIterator[Ask]:
     """Asks without an HTTP client, whose own work is no small part of what it sees: seconds to the first token."""
     at = urlsplit(url)
-    body = msgspec.json.encode(
-        {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "stream": True, **SAMPLING}
-    )
     head = f"POST {at.path}/chat/completions HTTP/1.1\r\nhost: {at.netloc}\r\ncontent-type: application/json\r\n"
-    request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     reader, writer = await asyncio.open_connection(at.hostname, at.port)
 
-    async def ask() -> float:
+    async def ask(text: str) -> float:
+        body = _body(MODEL, text)
+        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
         started = time.perf_counter()
         first_s, seen = 0.0, b""
         writer.write(request)
@@ -302,14 +302,19 @@ async def _socket(url: str) -> AsyncIterator[Ask]:
         writer.close()
 
 
+def _body(model: str, text: str, more: Mapping[str, object] | None = None) -> bytes:
+    ask = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True, **SAMPLING, **(more or {})}
+    return msgspec.json.encode(ask)
+
+
 async def _stream(
-    http: aiohttp.ClientSession, url: str, model: str, more: Mapping[str, object] | None = None
+    http: aiohttp.ClientSession, url: str, model: str, more: Mapping[str, object] | None = None, text: str = TEXT
 ) -> Streamed:
-    ask = {"model": model, "messages": [{"role": "user", "content": TEXT}], "stream": True, **SAMPLING, **(more or {})}
+    body = _body(model, text, more)
     headers = {"content-type": "application/json"}
     started = time.perf_counter()
     first_s, seen = 0.0, b""
-    async with http.post(f"{url}/chat/completions", data=msgspec.json.encode(ask), headers=headers) as response:
+    async with http.post(f"{url}/chat/completions", data=body, headers=headers) as response:
         async for piece in response.content.iter_any():
             seen += piece
             if not first_s and FIRST in seen:
