@@ -235,6 +235,7 @@ def build(
             policies=policies,
         )
     )
+    takes_sound = part_encoders is not None and "audio" in part_encoders.kinds
     sessions = Sessions(
         config.realtime,
         service=service,
@@ -242,8 +243,8 @@ def build(
         policies=policies,
         clock=clock,
         new_id=new_decision_id,
-        hear=sound.hear if part_encoders is not None and "audio" in part_encoders.kinds else None,
-        overhear=sound.overhear if part_encoders is not None and "audio" in part_encoders.kinds else None,
+        transcribe=sound.transcribe_live if takes_sound else None,
+        transcribe_partial=sound.transcribe_partial if takes_sound else None,
         detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
         max_sounds=config.modalities.max_parts,
         speak=None if find_program(environ) is None else sound.speak,

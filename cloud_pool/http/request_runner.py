@@ -29,7 +29,7 @@ from .responses import BrokenStream, OnChunk, embedding_response
 _log = logging.getLogger("causeway.cloud.server")
 Delivered = TypeVar("Delivered", covariant=True)
 Respond = Callable[[OnChunk], Awaitable[Delivered]]
-"""Answers a client; gets what is told of each chunk."""
+"""Answers a client; calls `OnChunk` with each chunk that it sent."""
 
 
 class Delivery(Protocol[Delivered]):

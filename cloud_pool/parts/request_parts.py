@@ -86,7 +86,7 @@ class RequestParts:
         """Return what a live session may remember: it ends with the session."""
         return PartMemory(self._config.max_parts)
 
-    def at_hearing_tier(self, context: RequestContext) -> RequestContext:
+    def at_speech_tier(self, context: RequestContext) -> RequestContext:
         """Return the context at the tier that reads the sounds of messages."""
         return msgspec.structs.replace(context, tier=self._encoders.tier(self._encoders.tier_of("audio")))
 
@@ -109,7 +109,7 @@ class RequestParts:
         memory = JobMemory(self._memory(context), self._config.max_parts)
         return LateReading(self._graph(self._encoders.branches(context), memory), context.request, by)
 
-    async def hear(
+    async def transcribe(
         self, context: RequestContext, request: TranscriptionRequest, tell: Tell | None = None, param: str = "file"
     ) -> Transcript:
         """Return the words of a sound by the context's tier; none without speech.
@@ -127,7 +127,7 @@ class RequestParts:
         branches: dict[Modality, Branch] = {"audio": self._encoders.branch("audio", tier, context)}
         graph = self._graph(branches, self._memory(context, memory_of))
         try:
-            found, seconds, _ = await graph.hear(request, context.deadline, tell)
+            found, seconds, _ = await graph.transcribe(request, context.deadline, tell)
         except Refusal as refusal:
             wrong = refusal.param or param
             raise InvalidRequest(f"`{wrong}`: {refusal}.", param=wrong) from None

@@ -81,7 +81,7 @@ class TranscriptionRoutes:
         if request.stream:
             encoder = _TranscriptEncoder()
             return await stream_response(http, self._words(context, request, encoder), on_chunk, encoder, headers)
-        transcript = await self._parts.hear(context, request)
+        transcript = await self._parts.transcribe(context, request)
         on_chunk(Chunk(usage=Usage()))
         body = encode_transcript(transcript, request.format, request.temperature)
         headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
@@ -92,15 +92,15 @@ class TranscriptionRoutes:
     ) -> AsyncGenerator[Chunk, None]:
         """Yield the words of each segment as soon as it is understood. Raises CausewayError."""
         segments: asyncio.Queue[Segment | None] = asyncio.Queue()
-        hearing = asyncio.ensure_future(self._parts.hear(context, request, segments.put_nowait))
-        hearing.add_done_callback(lambda _: segments.put_nowait(None))
+        transcription = asyncio.ensure_future(self._parts.transcribe(context, request, segments.put_nowait))
+        transcription.add_done_callback(lambda _: segments.put_nowait(None))
         try:
             while (segment := await segments.get()) is not None:
                 yield Chunk(segment.text)
-            encoder.transcript = await hearing
+            encoder.transcript = await transcription
             yield Chunk(usage=Usage())
         finally:
-            hearing.cancel()
+            transcription.cancel()
 
 
 class _TranscriptEncoder:

@@ -17,7 +17,7 @@ import msgspec
 
 from router.errors import CausewayError
 from router.openai.audio import Transcript, TranscriptionRequest
-from router.realtime import HearSound, StartResponse
+from router.realtime import StartResponse, TranscribeSound
 from router.types import Chunk, Request, Usage
 
 from ..accounts.identity.authenticator import Authenticator
@@ -124,7 +124,7 @@ class SessionRequests:
             finally:
                 self._services.bodies.release(start)
 
-    async def hear(self, live: LiveSession, sound: HearSound) -> Transcript:
+    async def transcribe(self, live: LiveSession, sound: TranscribeSound) -> Transcript:
         """Return the words of a sound, by the tier that reads the sounds of messages. Raises CausewayError."""
         from ..parts.request_parts import sound_request  # imported where a tier understands sounds
 
@@ -133,7 +133,7 @@ class SessionRequests:
         with self._entry("transcription", secrets.token_hex(8)) as entry:
             try:
                 request = sound_request(self._model, live.session.request_hints)
-                context = parts.at_hearing_tier(await self._admit(entry, request, 0, arrived_at))
+                context = parts.at_speech_tier(await self._admit(entry, request, 0, arrived_at))
             except CausewayError as error:
                 runner.refuse(entry, error)
                 raise
@@ -141,7 +141,7 @@ class SessionRequests:
 
             async def respond(on_chunk: OnChunk) -> Transcript:
                 asked = TranscriptionRequest(base64.b64decode(sound.wav), context.tier.name)
-                transcript = await parts.hear(context, asked, param=_PARAM)
+                transcript = await parts.transcribe(context, asked, param=_PARAM)
                 on_chunk(Chunk(usage=Usage()))
                 return transcript
 

@@ -206,7 +206,7 @@ class Sessions:
             self._tasks,
             partial(self._answer, requests),
             self._answered,
-            requests.hear,
+            requests.transcribe,
             detect=self._services.detect,
             stalled_s=self._stalled_s,
             now=self._clock,

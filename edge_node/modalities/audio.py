@@ -122,7 +122,7 @@ class AudioService:
         work = partial(self._transcribe, request, parts, tell)
         return await self._run(call, "transcription", request.model, SPEECH_MODEL, work, parts)
 
-    async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
+    async def transcribe_live(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
         """Return the words of a sound of a live session, as `transcribe` does; none without speech.
 
         Raises:
@@ -131,7 +131,7 @@ class AudioService:
         call = AudioCall(decision_id, hints, self._clock.monotonic())
         return await self.transcribe(call, TranscriptionRequest(sound, AUTO))
 
-    async def overhear(self, hints: RoutingHints, sound: bytes) -> str:
+    async def transcribe_partial(self, hints: RoutingHints, sound: bytes) -> str:
         """Return the words so far of a sound that is still being sent; "" if unknown, or if other work would wait.
 
         This is not recorded as a request: the whole sound is one, once it is complete.
@@ -141,7 +141,7 @@ class AudioService:
         request = TranscriptionRequest(sound, AUTO)
         deadline = self._clock.monotonic() + self._time_s(hints)
         try:
-            found, _, _ = await self._graph.hear(request, deadline, keep=False)
+            found, _, _ = await self._graph.transcribe(request, deadline, keep=False)
         except (Refusal, WorkerFailed) as error:
             log.debug("a part of a sound could not be read: %s", error)
             return ""
@@ -191,7 +191,7 @@ class AudioService:
             raise UnsupportedFeature(NO_SPEECH)
         started = self._clock.monotonic()
         try:
-            found, seconds, known = await self._graph.hear(request, deadline, tell)
+            found, seconds, known = await self._graph.transcribe(request, deadline, tell)
         except Refusal as refusal:
             param = refusal.param or "file"
             raise InvalidRequest(f"`{param}`: {refusal}.", param=param) from None

@@ -34,15 +34,15 @@ class AudioEntry:
         """Methods and handler of each path."""
         return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
 
-    async def hear(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
+    async def transcribe_live(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
         """Return the words of a sound, as a request of its own. Raises CausewayError."""
         service, _ = self._made
-        return await service.hear(decision_id, hints, sound)
+        return await service.transcribe_live(decision_id, hints, sound)
 
-    async def overhear(self, hints: RoutingHints, sound: bytes) -> str:
+    async def transcribe_partial(self, hints: RoutingHints, sound: bytes) -> str:
         """Return the words so far of a sound that is still being sent; "" if unknown, or if other work would wait."""
         service, _ = self._made
-        return await service.overhear(hints, sound)
+        return await service.transcribe_partial(hints, sound)
 
     async def speak(self, text: str, voice: str, speed: float) -> bytes:
         """Return the sound of an answer, 16-bit PCM at 24 kHz. Raises CausewayError."""

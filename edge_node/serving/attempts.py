@@ -40,8 +40,8 @@ from router.types import Chunk, Location, Request, Target
 from ..backends.backend import Backend, BackendRequest
 from ..observability.logs import redacted
 from .generation import Generation, policy_label
+from .refused_answers import refuse_degraded, refuse_skipped
 from .reply import Piece, Sink
-from .semantic_check import refuse_degraded, refuse_skipped
 
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
-    from .semantic_check import SemanticCheck
+    from .refused_answers import SemanticCheck
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from ..observability.metrics import Metrics
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import StoredAnswer
 from .generation import Generation
-from .semantic_check import SemanticCheck
+from .refused_answers import SemanticCheck
 from .shadow_question import MOST_CHARACTERS
 
 if TYPE_CHECKING:

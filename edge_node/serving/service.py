@@ -51,9 +51,9 @@ from .admission import Admission
 from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
 from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
+from .refused_answers import SemanticCheck
 from .reply import Sink
 from .request_context import RequestContext
-from .semantic_check import SemanticCheck
 from .semantic_checks import SemanticChecks
 
 if TYPE_CHECKING:

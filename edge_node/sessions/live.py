@@ -21,17 +21,17 @@ from router.realtime import (
     CloseCode,
     DetectSpeech,
     Effect,
-    HearPartial,
-    HearSound,
     RealtimeSession,
     StartResponse,
+    TranscribePartial,
+    TranscribeSound,
 )
 
 from .socket import RealtimeSocket
 
 Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
-Hear = Callable[["LiveSession", HearSound], Awaitable[Transcript]]
-Overhear = Callable[["LiveSession", HearPartial], Awaitable[str]]
+SoundTranscriber = Callable[["LiveSession", TranscribeSound], Awaitable[Transcript]]
+PartialTranscriber = Callable[["LiveSession", TranscribePartial], Awaitable[str]]
 """Returns the transcript so far; "" if there is none, or if other requests would wait for it."""
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
 """Sound and state → the probability of speech in each window, and the next state. Raises CausewayError."""
@@ -48,8 +48,8 @@ class LiveSession:
         tasks: the parent of its tasks, which outlive a connection.
         answer: answers a response as a request like any other.
         on_answered: called after each answer, however it ended.
-        hear: transcribes a sound, as a request of its own.
-        overhear: transcribes a sound that goes on; None: the session sends no partial transcripts.
+        transcribe: transcribes a sound, as a request of its own.
+        transcribe_partial: transcribes a sound that goes on; None: the session sends no partial transcripts.
         detect: detects speech; None: sessions here detect no turns.
         stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
@@ -62,8 +62,8 @@ class LiveSession:
         tasks: anyio.abc.TaskGroup,
         answer: Answer,
         on_answered: Callable[[LiveSession], None],
-        hear: Hear,
-        overhear: Overhear | None = None,
+        transcribe: SoundTranscriber,
+        transcribe_partial: PartialTranscriber | None = None,
         detect: Detect | None = None,
         *,
         stalled_s: float,
@@ -76,13 +76,13 @@ class LiveSession:
         self._tasks = tasks
         self._answer = answer
         self._on_answered = on_answered
-        self._hear = hear
-        self._overhear = overhear
+        self._transcribe_sound = transcribe
+        self._transcribe_partial = transcribe_partial
         self._detect = detect
-        self._hearings: set[anyio.CancelScope] = set()
+        self._transcriptions: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()
-        self._overhearing = False
+        self._partial_runs = False
         self._stalled_s = stalled_s
         self._now = now
         self._socket: RealtimeSocket | None = None
@@ -124,9 +124,9 @@ class LiveSession:
             await self._look_for_speech(effect)
         elif effect is not None:
             self._do(effect)
-        if not self._overhearing and (partial := self.session.partial()) is not None:
-            self._overhearing = True
-            self._tasks.start_soon(self._hear_partial, partial)
+        if not self._partial_runs and (partial := self.session.partial()) is not None:
+            self._partial_runs = True
+            self._tasks.start_soon(self._send_partial, partial)
         await self.flush()
 
     def _do(self, effect: Effect) -> None:
@@ -135,9 +135,9 @@ class LiveSession:
             self._tasks.start_soon(self._run, effect, self._running)
         elif isinstance(effect, CancelResponse):
             self.stop()
-        elif isinstance(effect, HearSound):
+        elif isinstance(effect, TranscribeSound):
             scope = anyio.CancelScope()
-            self._hearings.add(scope)
+            self._transcriptions.add(scope)
             self._understood.clear()
             self._tasks.start_soon(self._understand, effect, scope)
 
@@ -190,26 +190,26 @@ class LiveSession:
         """Wait for the transcripts of committed sounds: a response then uses them."""
         await self._understood.wait()
 
-    async def _understand(self, sound: HearSound, scope: anyio.CancelScope) -> None:
+    async def _understand(self, sound: TranscribeSound, scope: anyio.CancelScope) -> None:
         try:
             with scope:
                 try:
-                    self.session.heard(sound, await self._hear(self, sound))
+                    self.session.transcribed(sound, await self._transcribe_sound(self, sound))
                 except CausewayError as error:
-                    self.session.not_heard(sound, error)
+                    self.session.not_transcribed(sound, error)
         finally:
-            self._hearings.discard(scope)
-            if not self._hearings:
+            self._transcriptions.discard(scope)
+            if not self._transcriptions:
                 self._understood.set()
             self._send()
 
-    async def _hear_partial(self, partial: HearPartial) -> None:
+    async def _send_partial(self, partial: TranscribePartial) -> None:
         """At most one at a time: what comes meanwhile waits for the next one."""
-        assert self._overhear is not None
+        assert self._transcribe_partial is not None
         try:
-            self.session.overheard(partial, await self._overhear(self, partial))
+            self.session.partly_transcribed(partial, await self._transcribe_partial(self, partial))
         finally:
-            self._overhearing = False
+            self._partial_runs = False
             self._send()
 
     # --- the response ------------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ class LiveSession:
     def end(self, code: CloseCode, error: CausewayError | None = None) -> None:
         """End the session: stop the answer, tell the client, close the connection."""
         self.stop()
-        for hearing in [*self._hearings]:
-            hearing.cancel()
+        for transcription in [*self._transcriptions]:
+            transcription.cancel()
         if error is not None:
             self.session.report(error)
         self._send()

@@ -35,11 +35,11 @@ from router.errors import (
 from router.openai.audio import Transcript
 from router.realtime import (
     CloseCode,
-    HearPartial,
-    HearSound,
     RealtimeSession,
     SessionLimits,
     StartResponse,
+    TranscribePartial,
+    TranscribeSound,
 )
 from router.types import AUTO, RoutingHints
 
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 PATH = "/v1/realtime"
 STALLED_S = 30.0
-Hear = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
+SoundTranscriber = Callable[[str, RoutingHints, bytes], Awaitable[Transcript]]
 """Transcribes a sound, as a request of its own with this id and these hints. Raises CausewayError."""
 
 
-Overhear = Callable[[RoutingHints, bytes], Awaitable[str]]
+PartialTranscriber = Callable[[RoutingHints, bytes], Awaitable[str]]
 """Transcribes a sound that goes on; "" where other requests would wait for it. Never raises a CausewayError."""
 
 
@@ -101,8 +101,8 @@ class Sessions:
 
     Args:
         new_id: makes ids of decisions.
-        hear: of a box that understands speech; None: its sessions take no sound.
-        overhear: of a box that understands speech; None: nothing is told before a sound is committed.
+        transcribe: of a box that understands speech; None: its sessions take no sound.
+        transcribe_partial: of a box that understands speech; None: nothing is told before a sound is committed.
         detect: detects speech; None: its sessions detect no turns.
         max_sounds: of one conversation.
         speak: of a box that speaks; None: its sessions answer with text.
@@ -119,8 +119,8 @@ class Sessions:
         policies: PolicyStore,
         clock: Clock,
         new_id: Callable[[], str],
-        hear: Hear | None = None,
-        overhear: Overhear | None = None,
+        transcribe: SoundTranscriber | None = None,
+        transcribe_partial: PartialTranscriber | None = None,
         detect: Detect | None = None,
         max_sounds: int = 0,
         speak: Speak | None = None,
@@ -129,7 +129,7 @@ class Sessions:
         stalled_s: float = STALLED_S,
     ) -> None:
         self._config = config
-        max_audio_s = 0.0 if hear is None else config.max_audio_s
+        max_audio_s = 0.0 if transcribe is None else config.max_audio_s
         self._limits = SessionLimits(
             config.max_items,
             config.max_bytes,
@@ -138,11 +138,11 @@ class Sessions:
             max_sounds,
             speaks=speak is not None,
             voice=voice,
-            detects_turns=hear is not None and detect is not None,
-            partial_s=0.0 if overhear is None else config.partial_s,
+            detects_turns=transcribe is not None and detect is not None,
+            partial_s=0.0 if transcribe_partial is None else config.partial_s,
         )
-        self._overhear_sound = overhear
-        self._hear_sound = hear
+        self._partial_transcriber = transcribe_partial
+        self._sound_transcriber = transcribe
         self._detect = detect
         self._speak = speak
         self._service = service
@@ -270,8 +270,8 @@ class Sessions:
             self._tasks,
             partial(self._answer, traceparent),
             self._answered,
-            self._hear,
-            self._overhear,
+            self._transcribe_sound,
+            self._transcribe_partial,
             self._detect,
             stalled_s=self._stalled_s,
             now=self._clock.monotonic,
@@ -316,14 +316,14 @@ class Sessions:
             return None
         return partial(self._speak, voice=start.voice.name, speed=start.voice.speed)
 
-    async def _hear(self, live: LiveSession, sound: HearSound) -> Transcript:
+    async def _transcribe_sound(self, live: LiveSession, sound: TranscribeSound) -> Transcript:
         """Raises CausewayError."""
-        assert self._hear_sound is not None
-        return await self._hear_sound(self._new_id(), live.session.request_hints, base64.b64decode(sound.wav))
+        assert self._sound_transcriber is not None
+        return await self._sound_transcriber(self._new_id(), live.session.request_hints, base64.b64decode(sound.wav))
 
-    async def _overhear(self, live: LiveSession, partial: HearPartial) -> str:
-        assert self._overhear_sound is not None
-        return await self._overhear_sound(live.session.request_hints, partial.wav)
+    async def _transcribe_partial(self, live: LiveSession, partial: TranscribePartial) -> str:
+        assert self._partial_transcriber is not None
+        return await self._partial_transcriber(live.session.request_hints, partial.wav)
 
     def _answered(self, live: LiveSession) -> None:
         self._running -= 1

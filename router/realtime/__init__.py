@@ -16,7 +16,15 @@ are the same. Edge and gateway have sockets of their own; the events, the bounds
 """
 
 from .close_codes import CloseCode
-from .effects import CancelResponse, DetectSpeech, Effect, HearPartial, HearSound, SessionLimits, StartResponse
+from .effects import (
+    CancelResponse,
+    DetectSpeech,
+    Effect,
+    SessionLimits,
+    StartResponse,
+    TranscribePartial,
+    TranscribeSound,
+)
 from .event_log import EventLog, EventsLost, encode_refusal
 from .response import ResponseStream
 from .session import RealtimeSession
@@ -28,11 +36,11 @@ __all__ = [
     "Effect",
     "EventLog",
     "EventsLost",
-    "HearPartial",
-    "HearSound",
     "RealtimeSession",
     "ResponseStream",
     "SessionLimits",
     "StartResponse",
+    "TranscribePartial",
+    "TranscribeSound",
     "encode_refusal",
 ]

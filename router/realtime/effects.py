@@ -49,8 +49,8 @@ class CancelResponse(msgspec.Struct, frozen=True):
     """Stop answering; the client has been told."""
 
 
-class HearSound(msgspec.Struct, frozen=True):
-    """Transcribe a sound, and tell `RealtimeSession.heard` or `not_heard`.
+class TranscribeSound(msgspec.Struct, frozen=True):
+    """Transcribe a sound, and tell `RealtimeSession.transcribed` or `not_transcribed`.
 
     `index`: its place in the item's content; `wav`: a WAV file in base64.
     """
@@ -60,7 +60,7 @@ class HearSound(msgspec.Struct, frozen=True):
     wav: str
 
 
-class HearPartial(msgspec.Struct, frozen=True):
+class TranscribePartial(msgspec.Struct, frozen=True):
     """Transcribe a sound that goes on, unless other requests would wait for it. `wav`: a WAV file."""
 
     item_id: str
@@ -79,4 +79,4 @@ class DetectSpeech(msgspec.Struct, frozen=True):
     at: int
 
 
-Effect = StartResponse | CancelResponse | HearSound | DetectSpeech
+Effect = StartResponse | CancelResponse | TranscribeSound | DetectSpeech

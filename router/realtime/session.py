@@ -26,7 +26,16 @@ from ..openai.request_body import load, merge_hints, validate
 from ..openai.wire import WireRoutingHints
 from ..types import RoutingHints
 from .conversation import Conversation, ConversationItem, read_item, spoken_item
-from .effects import CancelResponse, DetectSpeech, Effect, HearPartial, HearSound, SessionLimits, StartResponse, Voice
+from .effects import (
+    CancelResponse,
+    DetectSpeech,
+    Effect,
+    SessionLimits,
+    StartResponse,
+    TranscribePartial,
+    TranscribeSound,
+    Voice,
+)
 from .event_log import EventLog, error_fields
 from .request import ANYTHING, build_request
 from .response import ResponseStream
@@ -160,7 +169,7 @@ class RealtimeSession:
         merge_hints(hints, self._settings.causeway)
         self.hints = hints
 
-    def heard(self, sound: HearSound, transcript: Transcript) -> None:
+    def transcribed(self, sound: TranscribeSound, transcript: Transcript) -> None:
         """Take the transcript of a sound."""
         item = self._conversation.get(sound.item_id) if sound.item_id in self._conversation else None
         if item is not None and sound.index in item.sounds:  # else it was deleted meanwhile, or is another one
@@ -170,18 +179,18 @@ class RealtimeSession:
         fields: JSONObject = {"transcript": transcript.text, "usage": usage}
         self._tell("completed", sound, fields)
 
-    def not_heard(self, sound: HearSound, error: CausewayError) -> None:
+    def not_transcribed(self, sound: TranscribeSound, error: CausewayError) -> None:
         """Take the error of a transcription. A response of this sound tries again."""
         self._tell("failed", sound, {"error": error_fields(error)})
 
-    def partial(self) -> HearPartial | None:
+    def partial(self) -> TranscribePartial | None:
         """Return the sound that goes on, if the client wants its transcript, and enough of it is new."""
         audio = self._settings.audio.input
         return None if audio is msgspec.UNSET or audio.transcription is None else self._spoken.partial()
 
-    def overheard(self, partial: HearPartial, transcript: str) -> None:
+    def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> None:
         """Take the transcript so far of a sound that goes on; the client gets the words that are certain."""
-        if delta := self._spoken.overheard(partial, transcript):
+        if delta := self._spoken.partly_transcribed(partial, transcript):
             place: JSONObject = {"item_id": partial.item_id, "content_index": 0}
             self._emit("conversation.item.input_audio_transcription.delta", {**place, "delta": delta})
 
@@ -216,8 +225,8 @@ class RealtimeSession:
     def _turn_ended(self, turn: TurnEnded) -> list[Effect]:
         """Raises InvalidRequest: the conversation is full, or the turn cannot be answered."""
         self._emit("input_audio_buffer.speech_stopped", {"audio_end_ms": turn.at_ms, "item_id": turn.item_id})
-        hear = self._add_sound(turn.item_id, turn.wav)
-        effects: list[Effect] = [] if hear is None else [hear]
+        transcribe = self._add_sound(turn.item_id, turn.wav)
+        effects: list[Effect] = [] if transcribe is None else [transcribe]
         settings = self._turn_detection
         if settings is not None and settings.create_response:
             try:
@@ -226,7 +235,7 @@ class RealtimeSession:
                 self.report(error)
         return effects
 
-    def _tell(self, outcome: str, sound: HearSound, fields: JSONObject) -> None:
+    def _tell(self, outcome: str, sound: TranscribeSound, fields: JSONObject) -> None:
         place: JSONObject = {"item_id": sound.item_id, "content_index": sound.index}
         self._emit(f"conversation.item.input_audio_transcription.{outcome}", {**place, **fields})
 
@@ -263,9 +272,9 @@ class RealtimeSession:
             case "input_audio_buffer.commit":
                 self._sound.check_open("type")
                 validate(document, ClientEvent)
-                hear = self._add_sound(*self._spoken.whole())
+                transcribe = self._add_sound(*self._spoken.whole())
                 self._spoken.clear()
-                return hear
+                return transcribe
             case _:
                 raise _unknown(kind)
         return None
@@ -309,13 +318,13 @@ class RealtimeSession:
     def _create_item(self, event: ItemCreate) -> None:
         self._insert(read_item(event.item, self._next_item_id(), self._sound), event.previous_item_id)
 
-    def _add_sound(self, item_id: str, wav: str) -> HearSound | None:
+    def _add_sound(self, item_id: str, wav: str) -> TranscribeSound | None:
         """(7) Raises ConversationFull."""
         self._insert(spoken_item(item_id, wav), None, committed=True)
         audio = self._settings.audio.input
         if audio is msgspec.UNSET or audio.transcription is None:
             return None
-        return HearSound(item_id, 0, wav)
+        return TranscribeSound(item_id, 0, wav)
 
     @property
     def _turn_detection(self) -> ServerVAD | None:

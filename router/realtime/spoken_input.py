@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from .effects import DetectSpeech, HearPartial
+from .effects import DetectSpeech, TranscribePartial
 from .sound import BYTES_PER_S, SoundBuffer
 from .turns import WINDOW_MS, TurnDetector
 from .wire import ServerVAD
@@ -98,7 +98,7 @@ class SpokenInput:
             self._sound.drop_to(self._judged_to - self._turns.windows_before * _WINDOW)
         return changes
 
-    def partial(self) -> HearPartial | None:
+    def partial(self) -> TranscribePartial | None:
         """Return the sound that goes on, if enough of it is new."""
         end = self._sound.end if self._turns is None else self._judged_to
         new = end - max(self._transcribed_to, self._sound.start)
@@ -106,9 +106,9 @@ class SpokenInput:
             return None
         self._transcribed_to = end
         self._item_id = self._item_id or self._next_item_id()
-        return HearPartial(self._item_id, self._sound.file(end))
+        return TranscribePartial(self._item_id, self._sound.file(end))
 
-    def overheard(self, partial: HearPartial, transcript: str) -> str:
+    def partly_transcribed(self, partial: TranscribePartial, transcript: str) -> str:
         """Take the transcript so far. Returns the words that are certain now and were not before."""
         return self._certain.take(transcript) if partial.item_id == self._item_id else ""
 

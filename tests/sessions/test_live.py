@@ -11,7 +11,7 @@ import anyio
 from edge_node.sessions.live import LiveSession
 from edge_node.sessions.socket import RealtimeSocket
 from router.openai.audio import Transcript
-from router.realtime import CloseCode, HearSound, RealtimeSession, SessionLimits, StartResponse
+from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse, TranscribeSound
 from router.types import RoutingHints
 
 
@@ -49,7 +49,7 @@ async def no_answer(live: LiveSession, start: StartResponse) -> None:
     """No response is started here."""
 
 
-async def no_words(live: LiveSession, sound: HearSound) -> Transcript:
+async def no_words(live: LiveSession, sound: TranscribeSound) -> Transcript:
     raise AssertionError("no sound is sent here")
 
 

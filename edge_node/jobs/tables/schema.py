@@ -73,7 +73,7 @@ QUERIES = (
     DUE_REPLIES,
     DUE_WEBHOOKS,
 )
-"""What is asked again and again: each is found by an index, however many jobs there are."""
+"""Queries that run often: each uses an index, however many jobs there are."""
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "

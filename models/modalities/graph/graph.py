@@ -217,7 +217,7 @@ class EncoderGraph:
             self._memory.keep(part.reader, part.sha256, read)
         return read
 
-    async def hear(
+    async def transcribe(
         self, request: TranscriptionRequest, deadline: float, tell: Tell | None = None, *, keep: bool = True
     ) -> tuple[Found, float, bool]:
         """Return the transcript of a sound, its length in seconds, and whether both were known already.

@@ -20,7 +20,7 @@ _SOURCE: Final = "/causeway/jobs"
 
 
 class JobNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a job. It has no content: the receiver fetches the job."""
+    """The fields of a webhook. None has content: the receiver fetches the job."""
 
     id: str  # the same in each attempt: the receiver's idempotency key
     job: str

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from router.realtime import DetectSpeech, HearPartial, SessionLimits
+from router.realtime import DetectSpeech, SessionLimits, TranscribePartial
 from router.realtime.spoken_input import StablePrefix
 
 from .test_session import Event, Talk, kinds
@@ -38,7 +38,7 @@ def talking(**settings: object) -> Talk:
     return talk
 
 
-def append(talk: Talk) -> HearPartial | None:
+def append(talk: Talk) -> TranscribePartial | None:
     talk.send("input_audio_buffer.append", audio=SECOND)
     return talk.session.partial()
 
@@ -50,8 +50,8 @@ def test_a_client_that_commits_by_itself_is_told_what_was_said_so_far_of_the_ite
     assert second is not None
     assert (len(first.wav), len(second.wav)) == (48_044, 96_044)
     assert talk.session.partial() is None  # nothing is new
-    talk.session.overheard(first, "turn on")
-    talk.session.overheard(second, "turn on the light")
+    talk.session.partly_transcribed(first, "turn on")
+    talk.session.partly_transcribed(second, "turn on the light")
     (delta,) = talk.read()
     assert (delta["type"], delta["delta"], delta["content_index"]) == (DELTA, "turn on", 0)
     committed = talk.send("input_audio_buffer.commit")
@@ -59,14 +59,14 @@ def test_a_client_that_commits_by_itself_is_told_what_was_said_so_far_of_the_ite
     third = append(talk)
     assert third is not None
     assert third.item_id != delta["item_id"]
-    talk.session.overheard(second, "turn on the light")  # it comes too late
+    talk.session.partly_transcribed(second, "turn on the light")  # it comes too late
     assert talk.read() == []
 
 
 def test_of_detected_turns_only_speech_is_transcribed_meanwhile() -> None:
     talk = talking(turn_detection={"type": "server_vad"})
 
-    def hear(probability: float) -> HearPartial | None:
+    def hear(probability: float) -> TranscribePartial | None:
         talk.send("input_audio_buffer.append", audio=SECOND)
         assert isinstance(talk.effect, DetectSpeech)
         talk.session.detected(talk.effect, [probability] * (len(talk.effect.pcm) // 1536), b"")
@@ -79,7 +79,7 @@ def test_of_detected_turns_only_speech_is_transcribed_meanwhile() -> None:
     assert partial.item_id == started["item_id"]
     assert len(partial.wav) == pytest.approx(1.3 * 48_000, abs=3 * 1536)
     assert hear(0.0) is None
-    talk.session.overheard(partial, "turn on")
+    talk.session.partly_transcribed(partial, "turn on")
     assert DELTA not in kinds(talk.read())
 
 

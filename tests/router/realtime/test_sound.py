@@ -10,7 +10,7 @@ import pytest
 from models.modalities.decoding.sound import decode_sound
 from router.errors import EncoderFailed, Shed
 from router.openai.audio import Transcript
-from router.realtime import HearSound, SessionLimits
+from router.realtime import SessionLimits, TranscribeSound
 from router.types import AudioPart, Chunk, TextPart, ToolCallDelta
 
 from .test_session import Event, Talk, error, kinds
@@ -81,8 +81,8 @@ def test_a_cleared_sound_is_gone(talk: Talk) -> None:
 def test_what_was_said_is_told_and_shown_in_the_item(talk: Talk) -> None:
     talk.send("session.update", session=TELL)
     item_id = commit(talk)[0]["item_id"]
-    assert isinstance(talk.effect, HearSound)
-    talk.session.heard(talk.effect, Transcript("lights on", "en", 0.5))
+    assert isinstance(talk.effect, TranscribeSound)
+    talk.session.transcribed(talk.effect, Transcript("lights on", "en", 0.5))
     (event,) = talk.read()
     assert event["type"] == "conversation.item.input_audio_transcription.completed"
     assert (event["item_id"], event["content_index"], event["transcript"]) == (item_id, 0, "lights on")
@@ -96,11 +96,11 @@ def test_an_item_may_be_deleted_before_it_is_known_what_was_said(talk: Talk) -> 
     talk.send("session.update", session=TELL)
     item_id = commit(talk)[0]["item_id"]
     effect = talk.effect
-    assert isinstance(effect, HearSound)
+    assert isinstance(effect, TranscribeSound)
     talk.send("conversation.item.delete", item_id=item_id)
     talk.say(id=item_id)
-    talk.session.heard(effect, Transcript("lights on", "en", 0.5))
-    talk.session.not_heard(effect, EncoderFailed("it was late"))
+    talk.session.transcribed(effect, Transcript("lights on", "en", 0.5))
+    talk.session.not_transcribed(effect, EncoderFailed("it was late"))
     events = talk.read()
     assert kinds(events) == [
         "conversation.item.input_audio_transcription.completed",

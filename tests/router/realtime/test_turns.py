@@ -10,7 +10,7 @@ import pytest
 from models.modalities.decoding.sound import decode_sound
 from models.modalities.process.messages import SPEECH_RATE, SPEECH_WINDOW
 from router.openai.audio import Transcript
-from router.realtime import CancelResponse, DetectSpeech, Effect, HearSound, SessionLimits, StartResponse
+from router.realtime import CancelResponse, DetectSpeech, Effect, SessionLimits, StartResponse, TranscribeSound
 from router.types import AudioPart, Chunk
 
 from .test_session import Event, Talk, error, kinds
@@ -42,7 +42,7 @@ def hear(talk: Talk, *probabilities: float) -> tuple[list[Event], list[Effect]]:
 
 
 def seconds(hear_sound: Effect) -> float:
-    assert isinstance(hear_sound, HearSound)
+    assert isinstance(hear_sound, TranscribeSound)
     return decode_sound(base64.b64decode(hear_sound.wav), 10.0).seconds
 
 
@@ -101,7 +101,7 @@ def test_speech_cancels_the_answer_unless_the_client_says_otherwise() -> None:
         else:
             assert (kinds(events), effects) == ([STARTED], [])
             events, (heard,) = hear(talk, *[0.1] * TURN)  # it is an item, and told; the running answer goes on
-            assert isinstance(heard, HearSound)
+            assert isinstance(heard, TranscribeSound)
             assert kinds(events) == [STOPPED, *ITEM, "error"]
             assert events[-1]["error"]["code"] == "conversation_already_has_active_response"
 
@@ -118,8 +118,8 @@ def test_a_turn_may_be_left_to_the_client_to_answer() -> None:
     talk = listening(create_response=False)
     events, (heard,) = hear(talk, 0.9, 0.9, *[0.1] * TURN)
     assert kinds(events) == [STARTED, STOPPED, *ITEM]
-    assert isinstance(heard, HearSound)
-    talk.session.heard(heard, Transcript("lights on", "en", 1.0, ()))
+    assert isinstance(heard, TranscribeSound)
+    talk.session.transcribed(heard, Transcript("lights on", "en", 1.0, ()))
     assert talk.read()[0]["item_id"] == events[0]["item_id"]
 
 
