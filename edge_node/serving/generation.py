@@ -59,6 +59,11 @@ _HANDOFF = "handoff"
 _CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
 
 
+# Of every request at first; they never change.
+_NOT_ASKED = CachePlan(bypass="refused before the cache was asked")
+_NO_ESTIMATES, _NO_USAGE = Estimates(), Usage()
+
+
 class Generation:
     """State of one answer in the making; written only by the task that runs it. Times are monotonic seconds."""
 
@@ -84,19 +89,19 @@ class Generation:
         self.deadline = deadline
         self.traceparent = traceparent  # of the client's request
         self.trace = trace
-        self.cache_plan = CachePlan(bypass="refused before the cache was asked")
+        self.cache_plan = _NOT_ASKED
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.semantic_question: ComparedText | None = None  # set if the semantic cache was searched
         self.semantic_scope = b""
         self.semantic_check: SemanticCheck | None = None  # the answer is made anew, to be compared with a cached one
-        self.estimates = Estimates()
+        self.estimates = _NO_ESTIMATES
         self.unrecorded = COSTLY  # those of the costly signals that were not computed
         self.decision: Decision | None = None
         self.sequence: AttemptSequence | None = None
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
         self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
         self.soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
-        self.usage = Usage()
+        self.usage = _NO_USAGE
         self.raw_confidence: Confidence | None = None  # as the engine reported it last, before it was calibrated
         self.shadow = ""  # the target that a shadow request asks after the answer
         self.committed = False  # a byte of the answer has been sent

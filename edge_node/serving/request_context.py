@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Status = Literal["ok", "error", "cancelled", "rejected"]
 
 
+_NO_USAGE = Usage()
+
+
 class RequestContext:
     """Created by the HTTP API for each request; `generation` is set by the service.
 
@@ -68,7 +71,7 @@ class RequestContext:
         self.head: AnswerHead | None = None
         self.error: CausewayError | None = None
         self.shared = False  # another request's generation answers
-        self._usage = Usage()
+        self._usage = _NO_USAGE
         self._finish_reason = ""
         self._hit: CacheHit | None = None  # what was replayed
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 import cel
@@ -285,7 +286,8 @@ COSTLY: tuple[str, ...] = (*OF_TEXT, *PART_SIGNALS)
 """The signals of `Estimates`: computed for a request only if the policy names them, or records keep all signals."""
 
 
-def concerned(signals: Iterable[str], kinds: Iterable[Modality]) -> tuple[str, ...]:
+@lru_cache(maxsize=256)
+def concerned(signals: tuple[str, ...], kinds: tuple[Modality, ...]) -> tuple[str, ...]:
     """Return those of the signals that a request with these kinds of content can have anything but a constant for."""
     return tuple([name for name in signals if PART_SIGNALS.get(name, "text") in kinds])
 
