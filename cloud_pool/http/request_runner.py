@@ -29,7 +29,7 @@ from .responses import BrokenStream, OnChunk, embedding_response
 _log = logging.getLogger("causeway.cloud.server")
 Delivered = TypeVar("Delivered", covariant=True)
 Respond = Callable[[OnChunk], Awaitable[Delivered]]
-"""Answers a client; calls `OnChunk` with each chunk that it sent."""
+"""Answers a client; calls `OnChunk` with each chunk before it is sent."""
 
 
 class Delivery(Protocol[Delivered]):
