@@ -57,8 +57,6 @@ _FLOAT_BYTES = 32
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
 _CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
-
-
 # Of every request at first; they never change.
 _NOT_ASKED = CachePlan(bypass="refused before the cache was asked")
 _NO_ESTIMATES, _NO_USAGE = Estimates(), Usage()
