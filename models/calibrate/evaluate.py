@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ..evaluate.calibration import calibration_error
 from ..evaluate.routing_curves import apgr
@@ -19,6 +20,9 @@ LEAST_ROWS = 20  # of a task, from which it is judged by itself
 _Z = 1.96
 
 PROMPT, RAW, BOTH, LENGTH = "edge.quality", "confidence", "edge.quality + confidence", "short prompts"
+
+
+Kept = NDArray[np.bool_]
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -73,14 +77,16 @@ class TaskReport(msgspec.Struct, frozen=True):
 class Operation(msgspec.Struct, frozen=True):
     """What a threshold does: quality of the pair relative to the large model's, and the share that it answers."""
 
-    below: float
     retained: Interval
     cloud: Interval
 
 
-def evaluate_pair(rows: Rows, unseen: Unseen, stage: int, seed: int) -> list[TaskReport]:
-    """Return the figures of all prompts together (first) and of each task; `stage` is the index of the handoff's."""
-    signals = signals_of(rows, unseen, stage)
+def evaluate_pair(rows: Rows, signals: Mapping[str, Array64], seed: int) -> list[TaskReport]:
+    """Return the figures of all prompts together (first) and of each task.
+
+    Args:
+        signals: as `signals_of` returns them.
+    """
     tasks = np.array([row.task for row in rows.answers])
     names = list(dict.fromkeys(tasks.tolist()))
     parts = {"all prompts": np.arange(len(rows)), **{name: np.flatnonzero(tasks == name) for name in names}}
@@ -89,9 +95,13 @@ def evaluate_pair(rows: Rows, unseen: Unseen, stage: int, seed: int) -> list[Tas
     return [_task_report(name, rows, signals, part, seed) for name, part in parts.items()]
 
 
-def signals_of(rows: Rows, unseen: Unseen, stage: int) -> dict[str, Array64]:
-    """Return every signal that is compared, [rows] each, higher favours the device."""
-    tokens = unseen.folds[0][1].stages[stage].tokens
+def signals_of(rows: Rows, unseen: Unseen, stage: int, tokens: int) -> dict[str, Array64]:
+    """Return every signal that is compared, [rows] each, higher favours the device.
+
+    Args:
+        stage: index of the handoff's stage.
+        tokens: the number of tokens that it waits for.
+    """
     scores = [row.confidences[min(tokens, len(row.confidences)) - 1].score for row in rows.answers]
     return {
         BOTH: unseen.stages[stage],
@@ -141,12 +151,11 @@ def choose_threshold(
     return float(probabilities[order[most - 1]])
 
 
-def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below: float, seed: int) -> Operation:
-    """Return what the target's threshold does on unseen rows; each fold's is chosen on the others.
+def kept_on_device(rows: Rows, unseen: Unseen, stage: int | None, target: Target) -> Kept:
+    """Return which rows the target's threshold leaves on the device; each fold's is chosen on the others.
 
     Args:
         stage: index of the handoff's stage; None: by `edge.quality` alone.
-        below: the threshold of the final fit, for the report.
     """
     kept = np.zeros(len(rows), bool)
     for held, fitted in unseen.folds:
@@ -154,6 +163,11 @@ def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below
         known = fitted.quality_unseen if stage is None else fitted.stages_unseen[stage]
         predicted = unseen.quality if stage is None else unseen.stages[stage]
         kept[held] = predicted[held] >= choose_threshold(known, seen.small, seen.large, target, seen.weights)
+    return kept
+
+
+def operate(rows: Rows, kept: Kept, seed: int) -> Operation:
+    """Return what it is worth to keep the rows on the device that `kept` [rows] names."""
     weights, quality = rows.weights, np.where(kept, rows.small, rows.large)
 
     def retained(part: Indices) -> float:
@@ -164,7 +178,6 @@ def operate(rows: Rows, unseen: Unseen, stage: int | None, target: Target, below
 
     whole, draws = np.arange(len(rows)), _resamples(np.arange(len(rows)), seed)
     return Operation(
-        below,
         _interval(retained(whole), [retained(part) for part in draws]),
         _interval(cloud(whole), [cloud(part) for part in draws]),
     )

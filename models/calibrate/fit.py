@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..signals.calibration import LinearLogit, log_odds
-from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairStage, handoff_inputs
+from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairParameters, PairStage, handoff_inputs
 from ..train.signals.optimizers import Array64, fit_logistic
 from .label import LabelledAnswer
 
@@ -89,7 +89,7 @@ class Unseen(msgspec.Struct, frozen=True):
 
     quality: Array64
     stages: tuple[Array64, ...]
-    folds: tuple[tuple[Indices, PairFit], ...]  # the rows predicted by each fit
+    folds: tuple[tuple[Indices, PairFit], ...] = ()  # the rows predicted by each fit; none: by published signals
 
 
 def fit_pair(rows: Rows, tokens: Sequence[int], seed: int) -> PairFit:
@@ -128,6 +128,13 @@ def predict_unseen(rows: Rows, tokens: Sequence[int], seed: int) -> Unseen:
             values[held] = predict(stage.logit, stage_inputs(part, stage.tokens, quality[held]))
         folds.append((held, fitted))
     return Unseen(quality, tuple(stages), tuple(folds))
+
+
+def predict_published(published: PairParameters, rows: Rows) -> Unseen:
+    """Predict rows with the signals of an artifact."""
+    quality = predict(published.quality, quality_inputs(published.kinds, rows.inputs))
+    stages = (predict(stage.logit, stage_inputs(rows, stage.tokens, quality)) for stage in published.stages)
+    return Unseen(quality, tuple(stages))
 
 
 def quality_inputs(kinds: KindMixture | None, inputs: Array64) -> Array64:

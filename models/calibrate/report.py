@@ -11,7 +11,7 @@ import numpy as np
 
 from ..evaluate.routing_curves import RoutingSample, mix
 from ..evaluate.routing_plots import picture
-from ..signals.pair import ModelIdentity
+from ..signals.pair import ModelIdentity, PairHandoff
 from ..train.signals.optimizers import Array64
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
@@ -21,19 +21,25 @@ _SIDE, _MARGIN, _BINS = 320, 40, 10
 _WIDTH = 120  # of a line of prose
 
 
+class FittedReport(msgspec.Struct, frozen=True):
+    """What a report says of a fit beside its figures."""
+
+    target: Target
+    prompt_below: float  # the threshold of `edge.quality` alone
+    prompt_alone: Operation
+
+
 class PairReport(msgspec.Struct, frozen=True):
     """Everything that a report says."""
 
     small: ModelIdentity
     large: ModelIdentity
-    tokens: int  # held back at most
-    hold_ms: int  # as long as the policy line allows
-    target: Target
     weighted: bool  # the tasks have other proportions among the answers than among the prompts
     tasks: Sequence[TaskReport]  # all prompts together first
     errors: Mapping[str, float]  # calibration error by signal
-    handoff: Operation
-    prompt_alone: Operation
+    handoff: PairHandoff | None  # None: published signals name none
+    operation: Operation | None  # of the handoff
+    fitted: FittedReport | None  # None: the signals were published before
 
     @property
     def nothing_to_route(self) -> bool:
@@ -49,10 +55,15 @@ class PairReport(msgspec.Struct, frozen=True):
 def markdown(report: PairReport) -> str:
     """Return the report."""
     whole = report.tasks[0]
+    source = (
+        "Every figure is from fits that did not see the prompt (cross-validation)"
+        if report.fitted
+        else "The signals were published before, and nothing is fitted on these prompts"
+    )
     intro = (
-        f"{whole.rows} prompts, answered by both. Every figure is from fits that did not see the prompt (cross-"
-        "validation); brackets are 95 % bootstrap intervals. APGR: share of the large model's advantage that is kept, "
-        "averaged over all shares of requests sent to it; random routing has 0.50."
+        f"{whole.rows} prompts, answered by both. {source}; brackets are 95 % bootstrap intervals. APGR: share of the "
+        "large model's advantage that is kept, averaged over all shares of requests sent to it; random routing has "
+        "0.50."
     )
     if report.weighted:
         intro += " Not all prompts are answered: where tasks count together each has its share of all prompts."
@@ -68,7 +79,7 @@ def markdown(report: PairReport) -> str:
         f"Calibration error: {PROMPT} {report.errors[PROMPT]:.3f}, {BOTH} {report.errors[BOTH]:.3f}.",
         "",
         *([_BY_KIND, ""] if report.by_kind_only else []),
-        *_advice(report),
+        *(_published(report) if report.fitted is None else _advice(report, report.fitted)),
     ]
     return "\n".join(lines) + "\n"
 
@@ -86,14 +97,14 @@ def write_report(folder: Path, report: PairReport, rows: Rows, signals: Mapping[
     (folder / "calibration.svg").write_text(reliability(signals[BOTH], rows.enough), encoding="utf-8")
 
 
-def policy_lines(report: PairReport) -> str:
+def policy_lines(handoff: PairHandoff) -> str:
     """Return the route to paste into a policy that has the targets `small` and `large`."""
+    below, within = f"{handoff.below:.3f}", f"{handoff.within_ms}ms"
     return (
         "routes:\n"
         "  - name: calibrated\n"
         "    use: [small, large]\n"
-        f"    handoff: {{after_tokens: {report.tokens}, below: {report.handoff.below:.3f}, "
-        f"within: {report.hold_ms}ms}}"
+        f"    handoff: {{after_tokens: {handoff.after_tokens}, below: {below}, within: {within}}}"
     )
 
 
@@ -133,41 +144,57 @@ def _interval(found: Interval | None) -> str:
     return "–" if found is None else f"{found.value:.3f} ({found.low:.2f} to {found.high:.2f})"
 
 
-def _advice(report: PairReport) -> list[str]:
+def _advice(report: PairReport, fitted: FittedReport) -> list[str]:
     if report.nothing_to_route:
         reason = report.tasks[0].verdict.split(": ")[-1]
         return [
             f"**Nothing to route on these prompts:** {reason}. No signal is published.",
             f"Send them to {report.large.name}, or keep them on the device for other reasons than quality.",
         ]
+    assert report.handoff is not None
     wanted = (
-        f"{report.target.cloud_share:.0%} of the requests in the cloud"
-        if report.target.cloud_share is not None
-        else f"{report.target.keep or 1.0:.0%} of the large model's quality"
+        f"{fitted.target.cloud_share:.0%} of the requests in the cloud"
+        if fitted.target.cloud_share is not None
+        else f"{fitted.target.keep or 1.0:.0%} of the large model's quality"
     )
     return [
         f"Target: {wanted}. On prompts that neither fit nor threshold saw:",
         "",
-        "| decided by | threshold | quality kept | in the cloud |",
-        "|---|---|---|---|",
-        _operation_line(f"handoff after {report.tokens} tokens", report.handoff),
-        _operation_line(f"{PROMPT} alone", report.prompt_alone),
+        *_handoff_table(report),
+        _operation_line(f"{PROMPT} alone", fitted.prompt_below, fitted.prompt_alone),
         "",
         "The line for the policy:",
         "",
         "```yaml",
-        policy_lines(report),
+        policy_lines(report.handoff),
         "```",
         "",
-        f"By the prompt alone: `when: edge.quality >= {report.prompt_alone.below:.3f}` on a route to the device.",
+        f"By the prompt alone: `when: edge.quality >= {fitted.prompt_below:.3f}` on a route to the device.",
     ]
 
 
-def _operation_line(name: str, operation: Operation) -> str:
+def _published(report: PairReport) -> list[str]:
+    if report.handoff is None:
+        return ["The signals name no handoff."]
+    return ["The handoff that belongs to the signals:", "", *_handoff_table(report)]
+
+
+def _handoff_table(report: PairReport) -> list[str]:
+    assert report.handoff is not None
+    assert report.operation is not None
+    name = f"handoff after {report.handoff.after_tokens} tokens"
+    return [
+        "| decided by | threshold | quality kept | in the cloud |",
+        "|---|---|---|---|",
+        _operation_line(name, report.handoff.below, report.operation),
+    ]
+
+
+def _operation_line(name: str, below: float, operation: Operation) -> str:
     kept, cloud = (
         f"{one.value:.1%} ({one.low:.1%} to {one.high:.1%})" for one in (operation.retained, operation.cloud)
     )
-    return f"| {name} | {operation.below:.3f} | {kept} | {cloud} |"
+    return f"| {name} | {below:.3f} | {kept} | {cloud} |"
 
 
 def _point(right: float, up: float) -> tuple[float, float]:

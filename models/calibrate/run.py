@@ -1,121 +1,39 @@
-"""One calibration, from prompts to a published artifact with its report."""
+"""One calibration, from answers to a published artifact with its report."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from router.errors import BackendError
-
 from ..catalog.artifact import Artifact, ArtifactError
 from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.lookup import find_signal
-from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, prompt_features
+from ..signals.pair import PairHandoff, PairParameters, find_pair, prompt_features
 from ..train.signals.optimizers import Array64
-from .answers import AnswerLog, Pair
-from .collect import Answerer, EngineAnswerer, collect
-from .endpoint import EndpointAnswerer
-from .evaluate import BOTH, PROMPT, Target, calibration_errors, choose_threshold, evaluate_pair, operate, signals_of
-from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_unseen
-from .judge import AnswerJudge
+from .answers import AnswerLog
+from .ask import LEAST_PROMPTS, Echo, Plan
+from .evaluate import (
+    BOTH,
+    PROMPT,
+    Operation,
+    calibration_errors,
+    choose_threshold,
+    evaluate_pair,
+    kept_on_device,
+    operate,
+    signals_of,
+)
+from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
-from .report import PairReport, markdown, write_report
+from .report import FittedReport, PairReport, markdown, write_report
 from .shadow import FILE, read_shadow_rows
 
 STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
-LEAST_PROMPTS = 50  # fewer tell nothing
-_PROGRESS = 25
-
-Echo = Callable[[str], None]
-
-
-class Endpoint(msgspec.Struct, frozen=True):
-    """An OpenAI endpoint, such as ``https://host/v1``."""
-
-    url: str
-    key: str = ""
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to calibrate, and how."""
-
-    small: Artifact
-    large: Artifact | str  # a name: the model is behind `endpoint`
-    endpoint: Endpoint | None = None
-    judge: tuple[str, Endpoint] | None = None  # model, and where it is
-    run: Path  # folder of the answers, and of the fitted signals
-    target: Target
-    hold_tokens: int
-    hold_ms: int
-    parallel: int
-    context_tokens: int
-    threads: int
-    seed: int
-
-    @property
-    def pair(self) -> Pair:
-        """The identity of both models."""
-        large = self.large
-        identity = ModelIdentity(large) if isinstance(large, str) else ModelIdentity(large.name, large.manifest.sha256)
-        return Pair(ModelIdentity(self.small.name, self.small.manifest.sha256), identity)
-
-
-def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, echo: Echo) -> None:
-    """Ask both models all prompts that `log` has no answers to.
-
-    Raises:
-        ArtifactError: a model is gone; what was answered is kept.
-    """
-
-    def progress(count: int) -> None:
-        if count % _PROGRESS == 0:
-            echo(f"{count} of {len(prompts)} prompts answered")
-
-    def engine(model: Artifact) -> EngineAnswerer:
-        return EngineAnswerer(model, context_tokens=plan.context_tokens, parallel=plan.parallel, threads=plan.threads)
-
-    async def ask() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            small = await stack.enter_async_context(engine(plan.small))
-            large: Answerer
-            if isinstance(plan.large, str):
-                assert plan.endpoint is not None
-                large = await stack.enter_async_context(
-                    EndpointAnswerer(plan.endpoint.url, plan.large, plan.endpoint.key)
-                )
-            else:
-                large = await stack.enter_async_context(engine(plan.large))
-            judge = None
-            if plan.judge is not None:
-                model, at = plan.judge
-                judge = AnswerJudge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
-            await collect(prompts, small, large, log, parallel=plan.parallel, judge=judge, progress=progress)
-
-    if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):
-        return
-    if len(prompts) < LEAST_PROMPTS:
-        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {LEAST_PROMPTS}")
-    try:
-        asyncio.run(ask())
-    except BackendError as error:
-        raise ArtifactError(f"{error.message}\n{_kept(prompts, log)}") from error
-    except KeyboardInterrupt:
-        echo(_kept(prompts, log))
-        raise
-
-
-def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
-    return (
-        f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
-        "Run the same command again to go on."
-    )
 
 
 def calibrate_pair(
@@ -130,12 +48,39 @@ def calibrate_pair(
         ArtifactError: too few prompts are answered.
     """
     encoder_artifact = find_signal("embedding", None, (to,))
-    encoder = SentenceEncoder(encoder_artifact.path)
-    answers = label(prompts, log.rows, encoder)
-    _check_count(len(answers), log.path)
-    rows = as_rows(answers, encoder, [prompt for prompt in prompts if prompt.id not in log.rows])
+    rows = _answered(prompts, log, encoder_artifact)
     tokens = sorted({*(count for count in STAGES if count < plan.hold_tokens), plan.hold_tokens})
     return _fit_and_publish(plan, rows, tokens, encoder_artifact, to, name, command, echo)
+
+
+def check_pair(
+    plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, dirs: Sequence[Path], echo: Echo
+) -> None:
+    """Measure the published signals of the pair on the answers in `log`; the report goes to the run's folder.
+
+    Args:
+        dirs: folders of artifacts that take precedence over the shipped ones.
+
+    Raises:
+        ArtifactError: nothing is published for these weights, or too few prompts are answered.
+    """
+    published = find_pair(plan.small, [plan.pair.large.name], dirs).parameters
+    rows = _answered(prompts, log, find_signal("embedding", None, dirs))
+    unseen, last = predict_published(published, rows), len(published.stages) - 1
+    signals = signals_of(rows, unseen, last, published.stages[last].tokens)
+    handoff = published.handoff
+    report = PairReport(
+        small=published.small,
+        large=published.large,
+        weighted=not np.allclose(rows.weights, 1.0),
+        tasks=evaluate_pair(rows, signals, plan.seed),
+        errors=calibration_errors(rows, unseen, last),
+        handoff=handoff,
+        operation=None if handoff is None else operate(rows, unseen.stages[last] >= handoff.below, plan.seed),
+        fitted=None,
+    )
+    write_report(plan.run, report, rows, signals)
+    echo(f"{markdown(report)}\nthe report is in {plan.run}")
 
 
 def calibrate_from_shadow(
@@ -161,6 +106,14 @@ def _check_count(count: int, path: Path) -> None:
         raise ArtifactError(f"{path}: {count} prompts are answered; {LEAST_PROMPTS} are the least to fit on")
 
 
+def _answered(prompts: Sequence[CalibrationPrompt], log: AnswerLog, encoder_artifact: Artifact) -> Rows:
+    """Raise ArtifactError if too few prompts are answered."""
+    encoder = SentenceEncoder(encoder_artifact.path)
+    answers = label(prompts, log.rows, encoder)
+    _check_count(len(answers), log.path)
+    return as_rows(answers, encoder, [prompt for prompt in prompts if prompt.id not in log.rows])
+
+
 def _fit_and_publish(
     plan: Plan,
     rows: Rows,
@@ -184,7 +137,7 @@ def _fit_and_publish(
         encoder_artifact.manifest.sha256,
         fitted.quality,
         fitted.stages,
-        PairHandoff(plan.hold_tokens, round(report.handoff.below, 3), plan.hold_ms),
+        report.handoff,
         fitted.kinds,
     )
     weights = plan.run / "signals.json"
@@ -219,24 +172,27 @@ def _measure(
     echo(f"fitting on {len(rows)} prompts, and {FOLDS} times on a part of them to measure")
     fitted = fit_pair(rows, tokens, plan.seed)
     unseen = predict_unseen(rows, tokens, plan.seed)
-    last = len(tokens) - 1
-    thresholds = [
-        choose_threshold(known, rows.small, rows.large, plan.target, rows.weights)
+    last, target = len(tokens) - 1, plan.target
+    signals = signals_of(rows, unseen, last, tokens[last])
+
+    def operation(stage: int | None) -> Operation:
+        return operate(rows, kept_on_device(rows, unseen, stage, target), plan.seed)
+
+    below, prompt_below = (
+        round(choose_threshold(known, rows.small, rows.large, target, rows.weights), 3)
         for known in (fitted.stages_unseen[last], fitted.quality_unseen)
-    ]
+    )
     report = PairReport(
         small=plan.pair.small,
         large=plan.pair.large,
-        tokens=plan.hold_tokens,
-        hold_ms=plan.hold_ms,
-        target=plan.target,
         weighted=not np.allclose(rows.weights, 1.0),
-        tasks=evaluate_pair(rows, unseen, last, plan.seed),
+        tasks=evaluate_pair(rows, signals, plan.seed),
         errors=calibration_errors(rows, unseen, last),
-        handoff=operate(rows, unseen, last, plan.target, thresholds[0], plan.seed),
-        prompt_alone=operate(rows, unseen, None, plan.target, thresholds[1], plan.seed),
+        handoff=PairHandoff(plan.hold_tokens, below, plan.hold_ms),
+        operation=operation(last),
+        fitted=FittedReport(target, prompt_below, operation(None)),
     )
-    return fitted, report, signals_of(rows, unseen, last)
+    return fitted, report, signals
 
 
 def _metadata(plan: Plan, report: PairReport, command: str) -> SignalMetadata:

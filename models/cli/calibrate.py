@@ -48,6 +48,7 @@ from .options import existing_file, existing_folder, folder, models_option, thre
     "--hold-ms", type=click.IntRange(1), default=1500, show_default=True, help="Most milliseconds that they are."
 )
 @click.option("--ask/--no-ask", default=True, help="--no-ask: use the answers that are there.")
+@click.option("--check", is_flag=True, help="Fit nothing: measure the signals that are published on these prompts.")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Prompts asked at a time.")
 @click.option("--context", type=click.IntRange(256), default=4096, show_default=True, help="Tokens of one sequence.")
 @click.option("--seed", type=int, default=1, show_default=True)
@@ -70,6 +71,7 @@ def calibrate(
     hold_tokens: int,
     hold_ms: int,
     ask: bool,
+    check: bool,
     parallel: int,
     context: int,
     seed: int,
@@ -80,12 +82,14 @@ def calibrate(
 
     Asks both models every prompt, compares the answers with the references or with each other, and publishes
     `edge.quality` and the confidence of a handoff as one artifact with a report. A killed run goes on. With
-    --from-shadow nothing is asked: the answers are those that a box compared under its policy's `shadow`.
+    --from-shadow nothing is asked: the answers are those that a box compared under its policy's `shadow`. With
+    --check the report is of signals that were published before, on prompts that their fit did not see.
     """
     from ..calibrate.answers import AnswerLog
+    from ..calibrate.ask import Endpoint, Plan, ask_pair
     from ..calibrate.evaluate import Target
     from ..calibrate.prompts import collection_order, read_prompts
-    from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_from_shadow, calibrate_pair
+    from ..calibrate.run import calibrate_from_shadow, calibrate_pair, check_pair
 
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")
@@ -93,6 +97,8 @@ def calibrate(
         raise click.UsageError("--judge and --judge-url belong together")
     if (state_dir is None) == (not files):
         raise click.UsageError("name either --prompts or --from-shadow")
+    if check and state_dir is not None:
+        raise click.UsageError("--check needs --prompts; a daemon watches its shadow answers by itself")
     if state_dir is None and run is None:
         raise click.UsageError("--prompts needs --run, a folder for the answers")
     dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")
@@ -119,6 +125,9 @@ def calibrate(
             log = stack.enter_context(AnswerLog(plan.run / "answers.jsonl", plan.pair))
             if ask:
                 ask_pair(plan, prompts, log, click.echo)
+            if check:
+                check_pair(plan, prompts, log, dirs, click.echo)
+                return
             published = calibrate_pair(plan, prompts, log, to, name, command, click.echo)
     if published is not None:
         click.echo(f"published {published.path}, for {small} beside {large}")

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from ..catalog import fit
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, model_name
+from ..publish.check import require_llama_cpp
 from ..publish.placing import Placing
 from ..pull import demo, packaged, plan
 from ..pull.demo import DemoModel
@@ -55,6 +56,7 @@ class _Pull:
         mmproj: _Beside | None = None,
     ) -> None:
         """Ask, fetch and add. Raises ArtifactError."""
+        require_llama_cpp()  # before the download: without it the file could not be added
         beside_bytes = 0 if mmproj is None else mmproj.file.size_bytes
         need = "not known before the download"
         if gguf is not None:

@@ -9,11 +9,13 @@ never ends takes the child, and the caller gets an ArtifactError.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -31,6 +33,7 @@ BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weig
 BASE_TIME_S = 60.0
 SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
+_INSTALL = "run `make setup`, or `pip install 'causeway[engine]'`"
 _KIND, _MODEL = 3, 4  # places of the arguments
 _SIDE = 96  # of the picture that is tried, in pixels
 
@@ -45,6 +48,12 @@ class CheckLimits(msgspec.Struct, frozen=True):
 class _Verdict(msgspec.Struct):
     gguf: GgufFile | None = None
     fault: str = ""
+
+
+def require_llama_cpp(find: Callable[[str], object] = importlib.util.find_spec) -> None:
+    """Raise ArtifactError where llama.cpp's bindings, which check every GGUF, are not installed."""
+    if find("llama_cpp") is None:
+        raise ArtifactError(f"a GGUF is checked by llama.cpp, which is missing: {_INSTALL}")
 
 
 def limits_for(size_bytes: int) -> CheckLimits:
@@ -194,6 +203,8 @@ def _main() -> None:
         verdict = _Verdict(fault=f"{file}: {error.message}" if isinstance(error, InvalidRequest) else error.message)
     except ArtifactError as error:
         verdict = _Verdict(fault=str(error))
+    except ImportError as error:
+        verdict = _Verdict(fault=f"{file}: cannot be checked without llama.cpp ({error}): {_INSTALL}")
     except MemoryError:
         verdict = _Verdict(fault=f"{file}: checking it needs more than {bound / GIB:.1f} GiB of memory: refused")
     with out:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("llama_cpp")
 
 from models.catalog.artifact import ArtifactError
-from models.publish.check import CheckLimits, check_gguf, limits_for
+from models.publish.check import CheckLimits, check_gguf, limits_for, require_llama_cpp
 
 from .gguf_files import SHIPPED, STRING, changed_copy, text
 
@@ -21,6 +21,19 @@ GIB = 2**30
 
 def test_a_sound_file_is_described() -> None:
     assert check_gguf(SHIPPED, 2048).architecture == "llama"
+
+
+def test_llama_cpp_that_is_missing_or_broken_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing: before a download. Its import fails: by the child, which does not blame the file or the memory."""
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError('libggml.so: no such file')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ArtifactError, match=r"without llama\.cpp \(libggml\.so: no such file\): run `make setup`"):
+        check_gguf(SHIPPED, 512)
+    with pytest.raises(ArtifactError, match="missing: run `make setup`"):
+        require_llama_cpp(find=lambda _: None)
+    require_llama_cpp()
 
 
 @pytest.mark.parametrize(

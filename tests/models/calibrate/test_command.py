@@ -114,10 +114,35 @@ def test_noise_is_reported_and_not_published(tmp_path: Path) -> None:
     assert not (tmp_path / "to" / "calibrated-assistant" / "manifest.json").exists()
 
 
+def test_published_signals_are_checked_on_prompts_that_their_fit_did_not_see(
+    calibrated: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """Nothing is fitted or published; the figures are of the new prompts, where the small model is always wrong."""
+    to, _ = calibrated
+    signals = (to / "calibrated-assistant" / "model.json").read_bytes()
+    others = [msgspec.structs.replace(one, prompt=f"{one.prompt} Please.") for one in ASKED]
+    with AnswerLog(tmp_path / "answers.jsonl", Pair(identity("assistant"), identity("assistant-large"))) as log:
+        for row in answered(others, seed=2).values():
+            log.append(msgspec.structs.replace(row, small=msgspec.structs.replace(row.small, text="no idea")))
+    command = ["calibrate", "--small", "assistant", "--large", "assistant-large", "--run", tmp_path, "--no-ask"]
+    command += ["--prompts", write_prompts(tmp_path / "others.jsonl", others), "--check"]
+    result = call(*command, "--to", to)
+    assert result.exit_code == 0, result.output
+    assert (to / "calibrated-assistant" / "model.json").read_bytes() == signals
+    report = (tmp_path / "report.md").read_text()
+    assert "nothing is fitted on these prompts" in report
+    assert "| all prompts | 160 | 0.0% |" in report
+    below = json.loads(signals)["handoff"]["below"]
+    assert f"| handoff after 24 tokens | {below:.3f} |" in report
+    assert "no pair with assistant is calibrated" in call(*command, "--to", tmp_path / "empty").output
+
+
 def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None:
     command = prepared(tmp_path, telling=True)
     assert "belong together" in call(*command, "--judge", "m").output
     assert "exclude each other" in call(*command, "--keep", "0.9", "--cloud-share", "0.1").output
+    shadow = ["calibrate", "--small", "assistant", "--large", "l", "--from-shadow", tmp_path, "--to", tmp_path]
+    assert "--check needs --prompts" in call(*shadow, "--check").output
     (tmp_path / "prompts.jsonl").write_text("garbage\n")
     assert f"{tmp_path}/prompts.jsonl:1: " in call(*command).output
 

@@ -15,7 +15,9 @@ from models.calibrate.evaluate import (
     calibration_errors,
     choose_threshold,
     evaluate_pair,
+    kept_on_device,
     operate,
+    signals_of,
 )
 from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
 from models.calibrate.label import label
@@ -24,6 +26,7 @@ from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
 from models.evaluate.routing_curves import apgr
 from models.signals.encoder import SentenceEncoder
+from models.train.signals.optimizers import Array64
 from router.types import Confidence
 from tests.models.calibrate.pairs import EASY, answered, prompts
 
@@ -49,9 +52,13 @@ def unseen(rows: Rows) -> Unseen:
     return predict_unseen(rows, STAGES, seed=1)
 
 
+def cross_validated(rows: Rows) -> dict[str, Array64]:
+    return signals_of(rows, predict_unseen(rows, STAGES, seed=1), 1, 8)
+
+
 def test_signals_that_tell_are_found_and_calibrated(rows: Rows, unseen: Unseen) -> None:
     """On unseen rows both are far better than random, confidence adds to the prompt, and probabilities are true."""
-    whole, *tasks = evaluate_pair(rows, unseen, 1, seed=1)
+    whole, *tasks = evaluate_pair(rows, signals_of(rows, unseen, 1, 8), seed=1)
     both, prompt = whole.recovered[BOTH], whole.recovered[PROMPT]
     assert both is not None
     assert prompt is not None
@@ -77,7 +84,7 @@ def test_the_kind_of_a_prompt_is_told_and_one_task_has_none(rows: Rows) -> None:
 @pytest.mark.parametrize("keep", [0.8, 0.95, 1.0])
 def test_the_threshold_meets_the_owner_s_target_on_unseen_rows(rows: Rows, unseen: Unseen, keep: float) -> None:
     """Within the interval; a smaller promise sends less to the cloud."""
-    operation = operate(rows, unseen, 1, Target(keep=keep), 0.5, seed=1)
+    operation = operate(rows, kept_on_device(rows, unseen, 1, Target(keep=keep)), seed=1)
     assert operation.retained.low <= keep + 0.02
     assert operation.retained.high >= keep
     assert operation.cloud.value < 1.0
@@ -87,7 +94,8 @@ def test_the_cloud_gets_the_share_that_the_owner_names(rows: Rows, unseen: Unsee
     """From the prompt alone only whole kinds can be told apart: half of these prompts are easy."""
     for stage, shares in ((1, (0.0, 0.3, 0.7, 1.0)), (None, (0.0, 0.5, 1.0))):
         for share in shares:
-            operation = operate(rows, unseen, stage, Target(cloud_share=share), 0.5, seed=1)
+            kept = kept_on_device(rows, unseen, stage, Target(cloud_share=share))
+            operation = operate(rows, kept, seed=1)
             assert operation.cloud.value == pytest.approx(share, abs=0.06)
 
 
@@ -95,7 +103,7 @@ def test_noise_is_not_routed(encoder: SentenceEncoder) -> None:
     """Where confidence and prompt say nothing the report says so."""
     asked = prompts(200)
     rows = as_rows(label(asked, answered(asked, seed=2, telling=False), encoder), encoder)
-    whole, *_ = evaluate_pair(rows, predict_unseen(rows, STAGES, seed=1), 1, seed=1)
+    whole, *_ = evaluate_pair(rows, cross_validated(rows), seed=1)
     assert whole.verdict == "nothing to route on these prompts: no signal is better than random"
 
 
@@ -123,12 +131,12 @@ def test_a_small_model_that_only_guesses_is_said(encoder: SentenceEncoder) -> No
     }
     asked = prompts(160)
     rows = as_rows(label([*asked, *quiz], {**answered(asked, seed=1), **guesses}, encoder), encoder)
-    whole, easy, _, guessed = evaluate_pair(rows, predict_unseen(rows, STAGES, seed=1), 1, seed=1)
+    whole, easy, _, guessed = evaluate_pair(rows, cross_validated(rows), seed=1)
     assert (whole.verdict, easy.name, guessed.name) == ("routable", EASY, "quiz")
     assert guessed.at_chance
     assert guessed.verdict == "nothing to route on these prompts: the small model is no better than chance (25%)"
     alone = rows[np.array([row.task == "quiz" for row in rows.answers]).nonzero()[0]]
-    (only,) = evaluate_pair(alone, predict_unseen(alone, STAGES, seed=1), 1, seed=1)
+    (only,) = evaluate_pair(alone, cross_validated(alone), seed=1)
     assert not only.routable
     assert only.verdict.endswith("the small model is no better than chance (25%)")
 
@@ -141,7 +149,7 @@ def test_a_large_model_that_is_no_better_leaves_nothing_to_route(encoder: Senten
     asked = prompts(60)
     rows = as_rows(label(asked, answered(asked, seed=3), encoder), encoder)
     same = Rows(rows.answers, rows.inputs, rows.small, rows.small)
-    whole, *_ = evaluate_pair(same, predict_unseen(same, STAGES, seed=1), 1, seed=1)
+    whole, *_ = evaluate_pair(same, cross_validated(same), seed=1)
     assert whole.recovered[BOTH] is None
     assert whole.verdict == "nothing to route: the large model is no better"
 

@@ -1,0 +1,108 @@
+"""What one calibration is of, and asking both of its models the prompts that have no answers yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from router.errors import BackendError
+
+from ..catalog.artifact import Artifact, ArtifactError
+from ..signals.pair import ModelIdentity
+from .answers import AnswerLog, Pair
+from .collect import Answerer, EngineAnswerer, collect
+from .endpoint import EndpointAnswerer
+from .evaluate import Target
+from .judge import AnswerJudge
+from .prompts import CalibrationPrompt
+
+LEAST_PROMPTS = 50  # fewer tell nothing
+_PROGRESS = 25
+
+Echo = Callable[[str], None]
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """An OpenAI endpoint, such as ``https://host/v1``."""
+
+    url: str
+    key: str = ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to calibrate, and how."""
+
+    small: Artifact
+    large: Artifact | str  # a name: the model is behind `endpoint`
+    endpoint: Endpoint | None = None
+    judge: tuple[str, Endpoint] | None = None  # model, and where it is
+    run: Path  # folder of the answers, and of the fitted signals
+    target: Target
+    hold_tokens: int
+    hold_ms: int
+    parallel: int
+    context_tokens: int
+    threads: int
+    seed: int
+
+    @property
+    def pair(self) -> Pair:
+        """The identity of both models."""
+        large = self.large
+        identity = ModelIdentity(large) if isinstance(large, str) else ModelIdentity(large.name, large.manifest.sha256)
+        return Pair(ModelIdentity(self.small.name, self.small.manifest.sha256), identity)
+
+
+def ask_pair(plan: Plan, prompts: Sequence[CalibrationPrompt], log: AnswerLog, echo: Echo) -> None:
+    """Ask both models all prompts that `log` has no answers to.
+
+    Raises:
+        ArtifactError: a model is gone; what was answered is kept.
+    """
+
+    def progress(count: int) -> None:
+        if count % _PROGRESS == 0:
+            echo(f"{count} of {len(prompts)} prompts answered")
+
+    def engine(model: Artifact) -> EngineAnswerer:
+        return EngineAnswerer(model, context_tokens=plan.context_tokens, parallel=plan.parallel, threads=plan.threads)
+
+    async def ask() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            small = await stack.enter_async_context(engine(plan.small))
+            large: Answerer
+            if isinstance(plan.large, str):
+                assert plan.endpoint is not None
+                large = await stack.enter_async_context(
+                    EndpointAnswerer(plan.endpoint.url, plan.large, plan.endpoint.key)
+                )
+            else:
+                large = await stack.enter_async_context(engine(plan.large))
+            judge = None
+            if plan.judge is not None:
+                model, at = plan.judge
+                judge = AnswerJudge(await stack.enter_async_context(EndpointAnswerer(at.url, model, at.key)))
+            await collect(prompts, small, large, log, parallel=plan.parallel, judge=judge, progress=progress)
+
+    if plan.judge is None and all(prompt.id in log.rows for prompt in prompts):
+        return
+    if len(prompts) < LEAST_PROMPTS:
+        echo(f"asking {len(prompts)} prompts, whose answers are kept; a fit needs at least {LEAST_PROMPTS}")
+    try:
+        asyncio.run(ask())
+    except BackendError as error:
+        raise ArtifactError(f"{error.message}\n{_kept(prompts, log)}") from error
+    except KeyboardInterrupt:
+        echo(_kept(prompts, log))
+        raise
+
+
+def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
+    return (
+        f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
+        "Run the same command again to go on."
+    )
