@@ -99,6 +99,8 @@ def calibrate(
         raise click.UsageError("name either --prompts or --from-shadow")
     if check and state_dir is not None:
         raise click.UsageError("--check needs --prompts; a daemon watches its shadow answers by itself")
+    if check and (keep is not None or cloud_share is not None):
+        raise click.UsageError("--check measures the published threshold: leave out --keep and --cloud-share")
     if state_dir is None and run is None:
         raise click.UsageError("--prompts needs --run, a folder for the answers")
     dirs, key = (to, *extra_dirs), os.environ.get(large_key_env, "")

@@ -142,6 +142,7 @@ def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None
     assert "belong together" in call(*command, "--judge", "m").output
     assert "exclude each other" in call(*command, "--keep", "0.9", "--cloud-share", "0.1").output
     shadow = ["calibrate", "--small", "assistant", "--large", "l", "--from-shadow", tmp_path, "--to", tmp_path]
+    assert "leave out --keep" in call(*command, "--check", "--keep", "0.9").output
     assert "--check needs --prompts" in call(*shadow, "--check").output
     (tmp_path / "prompts.jsonl").write_text("garbage\n")
     assert f"{tmp_path}/prompts.jsonl:1: " in call(*command).output
