@@ -156,6 +156,10 @@ class ModelRuntime:
             # Some jobs may have responses already: only the sender's thread may end the request.
             self._steps.put([Emission(job=jobs[0].id, error=error.code, detail=error.message)])
             return
+        if jobs[-1].id not in self._running:
+            # The request ended before the engine had all of its jobs: their cancels came before them.
+            for job in jobs:
+                self._engine.cancel(job.id)
         self._steps.put([])  # Wake the sender: from now on it checks for cancellation.
 
     def cancel(self, call_name: str) -> None:

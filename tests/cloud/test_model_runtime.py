@@ -12,7 +12,7 @@ from cloud_pool.triton_server.model_runtime import Emit, ModelRuntime, OnFailure
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters, decode
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import EngineOptions, EngineStats
+from models.llama_cpp.protocol import Emission, EngineOptions, EngineStats, Job
 from router.errors import CausewayError
 
 pytestmark = pytest.mark.engine
@@ -154,6 +154,47 @@ def test_refused_request_gets_one_error(bed: Bed, request_: ModelRequest, code: 
     assert responder.error.code == code
     assert bed.comes_to_rest()
     assert responder.late == 0
+
+
+class EarlyRefusal:
+    """An engine that refuses the first job of a request before it has got the others. `jobs`: those that it keeps."""
+
+    def __init__(self, emit: Emit, responder: RecordingResponder) -> None:
+        self._emit, self._responder = emit, responder
+        self.jobs: list[int] = []
+
+    def submit(self, job: Job) -> None:
+        if self._responder.ended.is_set():
+            self.jobs.append(job.id)
+            return
+        self._emit([Emission(job.id, error="queue_full", detail="8 jobs are waiting already")])
+        self._responder.wait()
+
+    def cancel(self, job_id: int) -> None:
+        if job_id in self.jobs:
+            self.jobs.remove(job_id)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(running=0, waiting=0, tokens_per_s=0.0, kv_used=0, kv_total=0, steps=0, rss_bytes=0)
+
+    def close(self) -> None:
+        pass
+
+
+def test_jobs_that_reach_the_engine_after_their_requests_end_are_cancelled() -> None:
+    """The caller's thread may be slower than the engine's refusal."""
+    responder, made = RecordingResponder(), list[EarlyRefusal]()
+
+    def start(emit: Emit, on_failure: OnFailure) -> EarlyRefusal:
+        made.append(EarlyRefusal(emit, responder))
+        return made[0]
+
+    runtime = ModelRuntime(start, report=lambda stats: None, broken=lambda: None)
+    runtime.submit(ModelRequest(prompt="a", parameters=SamplingParameters(n=3, max_tokens=1900)), responder)
+    assert responder.error is not None
+    assert responder.error.code == "queue_full"
+    assert not made[0].jobs
+    runtime.close()
 
 
 @pytest.mark.parametrize("n", [1, 3])
