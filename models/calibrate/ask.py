@@ -11,7 +11,7 @@ import msgspec
 
 from router.errors import BackendError
 
-from ..catalog.artifact import Artifact, ArtifactError
+from ..catalog.artifact import Artifact, ArtifactError, DataSource
 from ..signals.pair import ModelIdentity
 from .answers import AnswerLog, Pair
 from .collect import Answerer, EngineAnswerer, collect
@@ -41,6 +41,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint | None = None
     judge: tuple[str, Endpoint] | None = None  # model, and where it is
     run: Path  # folder of the answers, and of the fitted signals
+    sources: tuple[DataSource, ...] = ()  # what the manifest names: whose the prompts are
     target: Target
     hold_tokens: int
     hold_ms: int

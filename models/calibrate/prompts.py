@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
-from ..catalog.artifact import ArtifactError
+from ..catalog.artifact import ArtifactError, DataSource
 
 Metric = Literal["choice", "number", "text", "none"]
+Line = TypeVar("Line")
 
 LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
 _LONG_TOKENS = 64
@@ -71,6 +72,22 @@ def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
         PromptFileError: lines that are no prompts, with file, line and reason; or there is no prompt at all.
     """
     prompts: dict[str, CalibrationPrompt] = {}
+    for prompt in read_lines(files, _parse, '{"prompt": "..."}'):
+        prompts.setdefault(prompt.id, prompt)
+    return list(prompts.values())
+
+
+def read_lines(files: Sequence[Path], parse: Callable[[bytes], Line], example: str) -> list[Line]:
+    """Read JSON lines; blank ones are skipped.
+
+    Args:
+        parse: makes something of a line; raises ValueError or DecodeError.
+        example: a usable line, for the message.
+
+    Raises:
+        PromptFileError: lines that `parse` refuses, with file, line and reason; or there is no line at all.
+    """
+    found: list[Line] = []
     faults: list[str] = []
     for path in files:
         try:
@@ -81,20 +98,28 @@ def read_prompts(files: Sequence[Path]) -> list[CalibrationPrompt]:
             if not line.strip():
                 continue
             try:
-                prompt = _parse(line)
+                found.append(parse(line))
             except (ValueError, msgspec.DecodeError) as error:
                 faults.append(f"{path}:{number}: {error}")
-            else:
-                prompts.setdefault(prompt.id, prompt)
     if faults:
         rest = len(faults) - _BAD_LINES_SHOWN
         more = [f"and {rest} more lines"] if rest > 0 else []
         raise PromptFileError(
-            "\n".join([*faults[:_BAD_LINES_SHOWN], *more, 'Correct or delete these lines; each is {"prompt": "..."}.'])
+            "\n".join([*faults[:_BAD_LINES_SHOWN], *more, f"Correct or delete these lines; each is {example}."])
         )
-    if not prompts:
-        raise PromptFileError(f'{", ".join(map(str, files))}: no prompts; a line is {{"prompt": "..."}}')
-    return list(prompts.values())
+    if not found:
+        raise PromptFileError(f"{', '.join(map(str, files))}: there is no line; one is {example}")
+    return found
+
+
+def read_sources(path: Path) -> list[DataSource]:
+    """Read whose data a set of prompts is.
+
+    Raises:
+        PromptFileError: as `read_lines`.
+    """
+    decoder = msgspec.json.Decoder(DataSource)
+    return read_lines([path], decoder.decode, '{"name": "...", "licence": "...", "attribution": "..."}')
 
 
 def collection_order(prompts: Sequence[CalibrationPrompt], seed: int) -> list[CalibrationPrompt]:

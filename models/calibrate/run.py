@@ -210,5 +210,5 @@ def _metadata(plan: Plan, report: PairReport, command: str) -> SignalMetadata:
         note=f"Estimates the probability that {plan.pair.small.name} answers as well as {plan.pair.large.name}.",
         metrics=figures,
         seed=plan.seed,
-        data=(),
+        data=plan.sources,
     )

@@ -39,6 +39,11 @@ from .options import existing_file, existing_folder, folder, models_option, thre
 @click.option("--run", type=folder, help="Folder for the answers; a second call goes on with them.")
 @to_option
 @click.option("--name", help="Name of the artifact; default: calibrated-SMALL.")
+@click.option(
+    "--sources",
+    type=existing_file,
+    help='JSON lines: {"name": ..., "licence": ..., "attribution": ...}, the data that the manifest and the card name.',
+)
 @click.option("--keep", type=click.FloatRange(0, 1, min_open=True), help="Share of the large model's quality to keep.")
 @click.option("--cloud-share", type=click.FloatRange(0, 1), help="Share of the requests that may go to the cloud.")
 @click.option(
@@ -66,6 +71,7 @@ def calibrate(
     run: Path | None,
     to: Path,
     name: str | None,
+    sources: Path | None,
     keep: float | None,
     cloud_share: float | None,
     hold_tokens: int,
@@ -88,7 +94,7 @@ def calibrate(
     from ..calibrate.answers import AnswerLog
     from ..calibrate.ask import Endpoint, Plan, ask_pair
     from ..calibrate.evaluate import Target
-    from ..calibrate.prompts import collection_order, read_prompts
+    from ..calibrate.prompts import collection_order, read_prompts, read_sources
     from ..calibrate.run import calibrate_from_shadow, calibrate_pair, check_pair
 
     if keep is not None and cloud_share is not None:
@@ -111,6 +117,7 @@ def calibrate(
             large=_large(large, dirs, is_remote=large_url is not None, may_be_absent=state_dir is not None),
             endpoint=Endpoint(large_url, key) if large_url else None,
             judge=(judge, Endpoint(judge_url, key)) if judge and judge_url else None,
+            sources=tuple(read_sources(sources)) if sources else (),
             run=run or Path(stack.enter_context(tempfile.TemporaryDirectory())),
             target=Target(keep, cloud_share) if keep or cloud_share is not None else Target(keep=0.95),
             hold_tokens=hold_tokens,

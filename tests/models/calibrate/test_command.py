@@ -20,7 +20,7 @@ from models.calibrate.endpoint import EndpointAnswerer
 from models.calibrate.judge import AnswerJudge
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
-from models.catalog.artifact import ArtifactError, find_artifact
+from models.catalog.artifact import ArtifactError, DataSource, find_artifact
 from models.cli.commands import main
 from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, PairEstimator
@@ -31,6 +31,7 @@ from tests.models.calibrate.pairs import answered, prompts
 pytestmark = pytest.mark.slow
 
 ASKED = prompts(160)
+SOURCE = DataSource("Questions", "MIT", "Someone et al. 2020")
 
 
 def call(*arguments: object) -> Result:
@@ -60,7 +61,9 @@ def prepared(folder: Path, *, telling: bool) -> list[object]:
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A folder with a calibrated pair, and what the command printed."""
     folder = tmp_path_factory.mktemp("pair")
-    return folder / "to", call(*prepared(folder, telling=True), "--keep", "0.9")
+    sources = folder / "sources.jsonl"
+    sources.write_bytes(msgspec.json.encode(SOURCE))
+    return folder / "to", call(*prepared(folder, telling=True), "--keep", "0.9", "--sources", sources)
 
 
 def test_the_command_publishes_signals_with_report_and_policy_line(calibrated: tuple[Path, Result]) -> None:
@@ -74,6 +77,8 @@ def test_the_command_publishes_signals_with_report_and_policy_line(calibrated: t
     for page in ("README.md", "report.md"):
         assert "90% of the large model's quality" in (folder / page).read_text()
     signal = find_signal("pair", find_artifact("assistant"), (to,))
+    assert signal.manifest.data == (SOURCE,)
+    assert "Questions (MIT): Someone et al. 2020" in (folder / "README.md").read_text()
     estimator = PairEstimator.for_models(signal, find_artifact("assistant"), find_signal("embedding"))
     assert estimator.parameters.large == identity("assistant-large")
     easy, hard = (estimator.quality(one.question) for one in ASKED[:2])
@@ -144,6 +149,11 @@ def test_wrong_options_and_files_are_refused_in_one_line(tmp_path: Path) -> None
     shadow = ["calibrate", "--small", "assistant", "--large", "l", "--from-shadow", tmp_path, "--to", tmp_path]
     assert "leave out --keep" in call(*command, "--check", "--keep", "0.9").output
     assert "--check needs --prompts" in call(*shadow, "--check").output
+    (tmp_path / "sources.jsonl").write_text('{"name": "x"}\n')
+    assert (
+        "sources.jsonl:1: Object missing required field"
+        in call(*command, "--sources", tmp_path / "sources.jsonl").output
+    )
     (tmp_path / "prompts.jsonl").write_text("garbage\n")
     assert f"{tmp_path}/prompts.jsonl:1: " in call(*command).output
 

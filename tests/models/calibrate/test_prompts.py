@@ -38,7 +38,7 @@ def test_many_bad_lines_are_counted_and_an_empty_file_is_refused(tmp_path: Path)
     with pytest.raises(PromptFileError, match="and 95 more lines"):
         read_prompts([path])
     path.write_bytes(b"\n")
-    with pytest.raises(PromptFileError, match="no prompts"):
+    with pytest.raises(PromptFileError, match="there is no line; one is"):
         read_prompts([path])
     with pytest.raises(PromptFileError, match="No such file"):
         read_prompts([tmp_path / "missing.jsonl"])
