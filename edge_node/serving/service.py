@@ -287,8 +287,6 @@ class Service:
         try:
             if generation.cache_key is None:
                 await self._generate(generation, context)
-            elif (stored := self._stored_meanwhile(generation)) is not None:
-                await context.replay(stored)
             else:
                 await self._share(context, generation.cache_key)
         except CausewayError as error:
@@ -326,11 +324,6 @@ class Service:
         if found is None and not generation.on_device:
             found = await self._cache.lookup_disk(generation.cache_key, request)
         return found
-
-    def _stored_meanwhile(self, generation: Generation) -> CacheHit | None:
-        """Cache: what an identical request that was in progress stored while this one waited for the disk."""
-        stored = None if generation.cache_key is None else self._cache.lookup_memory(generation.cache_key)
-        return stored if stored is not None and _is_fresh(stored, generation.cache_plan) else None
 
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
         """Cache: a fresh answer to a question of the same client that means the same; `check_share` are made anew."""

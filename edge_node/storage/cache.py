@@ -144,7 +144,7 @@ class AnswerCache:
             self._disk_slow_until = self._clock.monotonic() + _SLOW_DISK_S
             return None
         if not rows:
-            return None
+            return self.lookup_memory(key)  # an identical request may have stored its answer meanwhile
         value, *stored_at = rows[0]
         age_s = self._age_s(tuple(stored_at))
         if age_s is None or not isinstance(value, bytes):

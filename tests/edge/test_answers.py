@@ -16,9 +16,8 @@ import pytest
 from edge_node.app import build
 from edge_node.clock import Clock
 from edge_node.config.schema import DecisionsConfig, KeyConfig, ServerConfig
-from edge_node.storage.cache import AnswerCache, CacheHit
 from router.errors import ContextLengthExceeded
-from router.types import BoxSetup, Estimates, Request, Usage
+from router.types import BoxSetup, Estimates, Usage
 from tests.waiting import until
 
 from .box import POLICY, Box, config, hasty, running
@@ -160,35 +159,6 @@ async def test_identical_requests_in_progress_share_one_generation(box: Box, str
     assert sorted(statuses) == ["coalesced"] * 9 + ["miss"]
     assert len({answer.headers["x-causeway-decision"] for answer in answers}) == 10
     assert box.parts.decisions.memory_count == 10
-    box.assert_nothing_leaks()
-
-
-async def test_an_answer_that_is_stored_during_the_look_up_on_disk_is_a_hit(
-    box: Box, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An identical request ended after this one had found nothing: neither a generation to join, nor a second one."""
-    look_up, stored = AnswerCache.lookup_disk, asyncio.Event()
-    waiting: list[bytes] = []
-
-    async def late(cache: AnswerCache, key: bytes, request: Request) -> CacheHit | None:
-        found = await look_up(cache, key, request)
-        if box.engine.calls:
-            waiting.append(key)
-            await stored.wait()
-        return found
-
-    monkeypatch.setattr(AnswerCache, "lookup_disk", late)
-    box.engine.gate = asyncio.Event()
-    first = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: box.engine.running == 1)
-    second = asyncio.ensure_future(box.ask(temperature=0))
-    await until(lambda: bool(waiting))
-    box.engine.gate.set()
-    assert (await first).headers["x-causeway-cache"] == "miss"
-    stored.set()
-    answer = await second
-    assert (answer.text, answer.headers["x-causeway-cache"]) == (EDGE, "hit")
-    assert len(box.engine.calls) == 1
     box.assert_nothing_leaks()
 
 

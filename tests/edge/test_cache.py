@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sqlite3
 import threading
@@ -118,6 +119,16 @@ async def test_after_a_reboot_the_age_comes_from_the_wall_clock(tmp_path: Path, 
     async with opened(tmp_path, manual) as cache:
         found = await cache.lookup_disk(key(1), REQUEST)
         assert (found and found.age_s) == age
+
+
+async def test_an_answer_that_is_stored_during_the_look_up_on_disk_is_found(tmp_path: Path) -> None:
+    """An identical request has ended meanwhile: there is no generation left to join."""
+    async with opened(tmp_path, ManualClock()) as cache:
+        look_up = asyncio.ensure_future(cache.lookup_disk(key(1), REQUEST))
+        await asyncio.sleep(0)  # it waits for the disk now
+        assert not look_up.done()
+        cache.put(key(1), answer(), durable=False)
+        assert await look_up is not None
 
 
 async def test_private_answers_never_reach_the_disk(tmp_path: Path) -> None:
