@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx.parser
 import pytest
 
 from models.semantic.vectors import CODED, GRAPH, Codes, Vector, VectorTable
+from tests.models.train.requirements import need_training_packages
 
 D, N = 256, CODED + 700
 
@@ -136,5 +136,9 @@ def test_a_few_vectors_have_no_codes() -> None:
     assert vectors.nearest(rows[2], 4, -1.0) == []
 
 
+@pytest.mark.slow  # `make quick` sets up no training packages
 def test_the_graph_is_the_one_that_its_text_describes() -> None:
+    need_training_packages()
+    import onnx.parser
+
     assert onnx.parser.parse_model(GRAPH_TEXT).SerializeToString() == GRAPH

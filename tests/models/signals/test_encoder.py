@@ -245,6 +245,7 @@ def test_other_files_are_refused(published: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "never.onnx").exists()
 
 
+@pytest.mark.slow  # `make quick` sets up no training packages
 def test_our_graphs_pass_the_onnx_checker(published: Path, tmp_path: Path) -> None:
     need_training_packages()
     import onnx
