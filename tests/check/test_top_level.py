@@ -10,7 +10,7 @@ import pytest
 
 from .sources import PACKAGES, ROOT
 
-FOLDERS = {*PACKAGES, "policies", "tests", ".ci"}
+FOLDERS = {*PACKAGES, "policies", "tests", "docs", "examples", "findings", ".ci", ".github"}
 FILES = {"pyproject.toml", "README.md", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LICENSE"}
 # Pieced together, so that this file is no hit itself.
 REGISTRIES = [
