@@ -31,6 +31,7 @@ from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .redis.config import RedisAddress
 from .redis.connect import ConnectionOptions, open_redis
+from .upstreams.triton.model_control import default_key_file
 
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation
 
@@ -50,7 +51,8 @@ def build_pools(
 ) -> Pools:
     """Build each tier's endpoints. `reloaded` gets the name of each model that was loaded again."""
     endpoints = EndpointMetrics(metrics.registry)
-    pools = Pools(config, tiers, TritonClients(tasks, reloaded), ejected=endpoints.ejected)
+    key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
+    pools = Pools(config, tiers, TritonClients(tasks, reloaded, key_file=key_file), ejected=endpoints.ejected)
     endpoints.watch(pools.by_tier)
     return pools
 

@@ -97,7 +97,7 @@ class Stack:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.grpc, self.http, self.metrics = free_port(), free_port(), free_port()
+        self.grpc, self.metrics = free_port(), free_port()
         self.gateway_port, self.edge_port = free_port(), free_port()
         self.tokens = folder / "tokens"
         self.tokens.write_text(f"test-device {TOKEN} priority=interactive critical=true\n")
@@ -113,7 +113,7 @@ class Stack:
 
     def start_triton(self, *flags: str) -> Process:
         command = [str(BIN / "causeway-cloud"), "triton", "--model", "assistant-large"]
-        command += ["--grpc-port", str(self.grpc), "--http-port", str(self.http), "--metrics-port", str(self.metrics)]
+        command += ["--grpc-port", str(self.grpc), "--metrics-port", str(self.metrics)]
         return self._start("triton", [*command, *flags])
 
     def start_gateway(self, *flags: str, config: str = "") -> Process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,16 +21,20 @@ _PREPARE_S = 3.0
 class TritonClients:
     """Owns the clients: one for each address, for as long as a pool lists it or a call runs there."""
 
-    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None]) -> None:
+    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:
         self._tasks = tasks
         self._reloaded = reloaded
+        self._key_file = key_file
         self._clients: dict[str, TritonClient] = {}
 
     def get(self, address: str) -> TritonClient:
         """Return the client of this address, created on first use."""
         client = self._clients.get(address)
         if client is None:
-            client = self._clients[address] = TritonClient(address, self._tasks, reloaded=self._reloaded)
+            client = self._clients[address] = TritonClient(
+                address, self._tasks, reloaded=self._reloaded, key_file=self._key_file
+            )
+            self._tasks.start_soon(client.check_model_control)
         return client
 
     async def retain(self, addresses: Iterable[str]) -> None:

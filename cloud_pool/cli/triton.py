@@ -25,6 +25,7 @@ from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher
 from ..triton_server.repository import ServedModel, write_repository
 from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
+from ..upstreams.triton.model_control import default_key_file, ensure_key
 from .process import refuse, until_stopped
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-triton"
@@ -38,10 +39,17 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of gRPC.")
 @click.option("--grpc-port", type=_PORT, default=8001, show_default=True, help="0: any free port.")
-@click.option("--http-port", type=_PORT, default=8000, show_default=True, help="0: any free port.")
 @click.option("--metrics-port", type=_PORT, default=8002, show_default=True, help="0: any free port.")
+@click.option("--metrics-host", default="127.0.0.1", show_default=True, help="Address of the metrics, over HTTP.")
+@click.option(
+    "--key-file",
+    type=_PATH,
+    default=default_key_file,
+    show_default="~/.local/state/causeway-triton/key",
+    help="Key of the model control, made if it is missing; gateways and workers read it as `triton_key_file`.",
+)
 @click.option(
     "--model",
     "models",
@@ -115,8 +123,9 @@ def _gpu_layers(ctx: click.Context, param: click.Parameter, value: Any) -> int |
 def triton(
     host: str,
     grpc_port: int,
-    http_port: int,
     metrics_port: int,
+    metrics_host: str,
+    key_file: Path,
     models: tuple[str, ...],
     model_dirs: tuple[Path, ...],
     environment: Path,
@@ -132,9 +141,10 @@ def triton(
     trace_endpoint: str,
     restart: bool,
 ) -> None:
-    """Keep a Triton server running. Prints `ready grpc=… http=… metrics=…` on stdout when its models are loaded."""
+    """Keep a Triton server running. Prints `ready grpc=… metrics=…` on stdout when its models are loaded."""
     try:
         triton_environment = find_environment(environment)
+        key = ensure_key(key_file)
         options = EngineOptions(
             model_path="", sequences=sequences, context_tokens=context_tokens, threads=threads, gpu_layers=gpu_layers
         )
@@ -145,7 +155,7 @@ def triton(
         )
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
-    ports = choose_ports(Ports(host, grpc_port, http_port, metrics_port))
+    ports = choose_ports(Ports(host, grpc_port, metrics_port, metrics_host))
     clear_orphans()
     prefix = memory_prefix(os.getpid())
     with tempfile.TemporaryDirectory(prefix="causeway-triton-") as folder:
@@ -159,6 +169,7 @@ def triton(
                 ports,
                 drain_s=drain_s,
                 prefix=prefix,
+                key=key,
                 trace_endpoint=trace_endpoint,
             ),
             triton_environment.environ(os.environ),
@@ -169,6 +180,7 @@ def triton(
             print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
             expected_children=len(names),
+            secret=key,
         )
         status = until_stopped(launcher.run)
     sys.exit(status)

@@ -132,6 +132,7 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         server=msgspec.structs.replace(config.server, token_file=absolute(config.server.token_file)),
         operator=msgspec.structs.replace(config.operator, token_file=absolute(config.operator.token_file)),
         tiers=tuple(msgspec.structs.replace(tier, template_file=absolute(tier.template_file)) for tier in config.tiers),
+        triton_key_file=absolute(config.triton_key_file),
         model_dirs=tuple(absolute(path) for path in config.model_dirs),
         identity=msgspec.structs.replace(
             config.identity,

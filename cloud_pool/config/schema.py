@@ -161,6 +161,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     operator: OperatorConfig = OperatorConfig()
     tiers: Annotated[tuple[TierConfig, ...], Meta(min_length=1)] = (TierConfig(),)
+    # key of Triton's model control, the --key-file of `causeway-cloud triton`; empty: the account's own,
+    # ~/.local/state/causeway-triton/key
+    triton_key_file: str = ""
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
     model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship

@@ -39,5 +39,6 @@ ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 CAUSEWAY_TRITON_ENV=/opt/causew
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp causeway
 USER 10001:10001
 EXPOSE 8001 8002
+# On loopback: give --host, and a --key-file that the gateways share, where they are elsewhere.
 ENTRYPOINT ["causeway-cloud"]
-CMD ["triton", "--host", "0.0.0.0", "--gpu-layers", "-1"]
+CMD ["triton", "--gpu-layers", "-1"]

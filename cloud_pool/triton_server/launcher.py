@@ -17,9 +17,18 @@ from collections.abc import Callable, Mapping
 
 import anyio
 import msgspec
+from anyio.abc import TaskGroup
 
+from ..upstreams.triton.connection import Connection
 from .log_filter import LogFilter
-from .server_process import Ports, count_living_children, end_with_parent, is_ready, remove_leftovers
+from .server_process import (
+    Ports,
+    count_living_children,
+    end_with_parent,
+    hide_in_command_line,
+    is_ready,
+    remove_leftovers,
+)
 
 POLL_S = 0.05
 FIRST_DELAY_S = 0.5
@@ -49,6 +58,7 @@ class Launcher:
         log: gets log lines.
         expected_children: processes of its own that a healthy server has; 0: unknown.
         stuck_s: see STUCK_S.
+        secret: part of `argv` that other accounts of this machine must not see while the server runs.
     """
 
     def __init__(
@@ -64,6 +74,7 @@ class Launcher:
         log: Callable[[str], None],
         expected_children: int = 0,
         stuck_s: float = STUCK_S,
+        secret: str = "",
     ) -> None:
         self._argv = argv
         self._environ = dict(environ)
@@ -75,6 +86,7 @@ class Launcher:
         self._log = log
         self._expected_children = expected_children
         self._stuck_s = stuck_s
+        self._secret = secret
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop`, or until the server cannot be kept running. Return the exit status for the command."""
@@ -121,7 +133,7 @@ class Launcher:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._forward_log, reading, read_out, lambda: bool(ready_at))
-                tasks.start_soon(self._watch, process, ready_at)
+                tasks.start_soon(self._watch, process, ready_at, tasks)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
                 remove_leftovers(process.pid, self._memory_prefix)  # A living stub would hold the log open.
@@ -150,13 +162,25 @@ class Launcher:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
 
-    async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float]) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float], tasks: TaskGroup) -> None:
         """Print the ready line once; kill a server that waits for a dead stub."""
+        connection = Connection(f"{self._ports.host}:{self._ports.grpc}", tasks)
+        try:
+            await self._watch_over(connection, process, ready_at)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await connection.close()
+
+    async def _watch_over(
+        self, connection: Connection, process: asyncio.subprocess.Process, ready_at: list[float]
+    ) -> None:
         healthy_at = time.monotonic()
         while time.monotonic() - healthy_at < self._stuck_s:
-            if await is_ready(self._ports):
+            if await is_ready(connection):
                 healthy_at = time.monotonic()
                 if not ready_at:
+                    if self._secret and not hide_in_command_line(process.pid, self._secret):
+                        self._log("other accounts of this machine can read the key of the model control (ps)")
                     ready_at.append(healthy_at)
                     self._print_ready(self._ports.line())
             elif (

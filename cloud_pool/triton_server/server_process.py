@@ -6,7 +6,6 @@ group and their memory carries our prefix, so both can be removed without touchi
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import os
@@ -14,34 +13,42 @@ import signal
 import socket
 from pathlib import Path
 
-import anyio
+import grpc
 import msgspec
 import psutil
+from tritonclient.grpc import service_pb2
 
+from ..upstreams.triton.connection import Connection
+from ..upstreams.triton.model_control import restriction
 from .environment import TritonEnvironment
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = "triton_python_backend_shm_region_causeway"
 _PR_SET_PDEATHSIG = 1
 _ALMOST_NEVER = 2**31 - 1
+_READY_S = 2.0
 
 
 class Ports(msgspec.Struct, frozen=True):
+    """Where the server listens. Its HTTP is off: gRPC has all of it that we use, and less that could be misused."""
+
     host: str = "127.0.0.1"
     grpc: int = 8001
-    http: int = 8000
     metrics: int = 8002
+    metrics_host: str = "127.0.0.1"
 
     def line(self) -> str:
         """Return the machine-readable line that is printed when all models are ready."""
-        return f"ready grpc={self.host}:{self.grpc} http={self.host}:{self.http} metrics={self.host}:{self.metrics}"
+        return f"ready grpc={self.host}:{self.grpc} metrics={self.metrics_host}:{self.metrics}"
 
 
 def choose_ports(ports: Ports) -> Ports:
     """Replace each 0 by a free port. Ports stay the same over restarts, so that clients can reconnect."""
     with contextlib.ExitStack() as held:
-        return Ports(
-            ports.host, *(port or _free_port(ports.host, held) for port in (ports.grpc, ports.http, ports.metrics))
+        return msgspec.structs.replace(
+            ports,
+            grpc=ports.grpc or _free_port(ports.host, held),
+            metrics=ports.metrics or _free_port(ports.metrics_host, held),
         )
 
 
@@ -60,6 +67,7 @@ def command(
     *,
     drain_s: float,
     prefix: str,
+    key: str,
     trace_endpoint: str = "",
 ) -> list[str]:
     """Return Triton's command line.
@@ -71,6 +79,7 @@ def command(
         ports: to listen on.
         drain_s: how long running requests may take after SIGTERM.
         prefix: of the shared memory regions, see `memory_prefix`.
+        key: of its model control.
         trace_endpoint: OpenTelemetry collector, for requests with a trace context; "": no traces.
     """
     return [
@@ -82,12 +91,12 @@ def command(
         "--disable-auto-complete-config",
         # Explicit: the gateway repairs a dead stub by unload and load.
         "--model-control-mode=explicit",
+        restriction(key),
+        "--allow-http=false",
         *(f"--load-model={name}" for name in names),
         f"--grpc-address={ports.host}",
         f"--grpc-port={ports.grpc}",
-        f"--http-address={ports.host}",
-        f"--http-port={ports.http}",
-        f"--metrics-address={ports.host}",
+        f"--metrics-address={ports.metrics_host}",
         f"--metrics-port={ports.metrics}",
         f"--exit-timeout-secs={max(1, round(drain_s))}",
         *(_tracing(trace_endpoint) if trace_endpoint else ()),
@@ -105,21 +114,32 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
     )
 
 
-async def is_ready(ports: Ports) -> bool:
+async def is_ready(connection: Connection) -> bool:
     """Ask Triton whether every model is ready; its ports open when they are loaded."""
     try:
-        reader, writer = await asyncio.open_connection(ports.host, ports.http)
-    except OSError:
+        answer = await connection.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
+    except grpc.aio.AioRpcError:
         return False
+    return bool(answer.ready)
+
+
+def hide_in_command_line(pid: int, secret: str) -> bool:
+    """Overwrite `secret` in the command line that every account of this machine can read (/proc/PID/cmdline).
+
+    Triton reads the key of its model control from its command line alone, and has done so once it is ready. Returns
+    whether the secret is hidden now; a kernel that forbids a parent to write its child's memory leaves it visible.
+    """
     try:
-        writer.write(f"GET /v2/health/ready HTTP/1.1\r\nHost: {ports.host}\r\nConnection: close\r\n\r\n".encode())
-        with anyio.move_on_after(2.0):
-            return b" 200 " in await reader.readline()
-        return False
+        begin, end = (int(field) for field in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[45:47])
+        with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(begin)
+            found = memory.read(end - begin).find(secret.encode())
+            if found >= 0:
+                memory.seek(begin + found)
+                memory.write(b"x" * len(secret))
     except OSError:
         return False
-    finally:
-        writer.close()
+    return True
 
 
 def count_living_children(pid: int) -> int:

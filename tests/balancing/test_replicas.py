@@ -37,7 +37,7 @@ QUICK = LoadBalancingConfig(slowness_decay_s=1.0)
 
 @pytest.fixture(scope="module")
 def replicas(triton_environment: Path) -> Iterator[tuple[Replica, Replica]]:
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
+    ports = ("--grpc-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
     commands = [Command("triton", *ports, CAUSEWAY_TRITON_ENV=str(triton_environment)) for _ in range(2)]
     try:
         first, second = (Replica(command) for command in commands)

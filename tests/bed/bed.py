@@ -54,8 +54,8 @@ class Replica:
         self.journal.touch()
         self._speed = folder / f"{self.name}.speed"
         self.set_speed(speed)
-        self.grpc, self.http, self.metrics = free_port(), free_port(), free_port()
-        ports = [str(port) for port in (self.grpc, self.http, self.metrics)]
+        self.grpc, self.metrics = free_port(), free_port()
+        ports = [str(port) for port in (self.grpc, self.metrics)]
         files = ["--journal", str(self.journal), "--speed", str(self._speed)]
         command = [sys.executable, "-m", "tests.bed.replica", tier, "--model", model, *files, "--ports", *ports]
         self.process = Process(self.name, command, folder / f"{self.name}.log", {"PYTHONPATH": str(ROOT)})

@@ -15,6 +15,7 @@ from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
+from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.protocol import EngineOptions
 
@@ -38,12 +39,12 @@ def main() -> None:
     parser.add_argument("--model", choices=("journaled", "paced"), default="paced")
     parser.add_argument("--journal", type=Path, required=True)
     parser.add_argument("--speed", type=Path, default=Path())
-    parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
+    parser.add_argument("--ports", type=int, nargs=2, required=True, help="gRPC, metrics")
     arguments = parser.parse_args()
     environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
     clear_orphans()
-    prefix = memory_prefix(os.getpid())
-    ports = Ports("127.0.0.1", *arguments.ports)
+    prefix, key = memory_prefix(os.getpid()), ensure_key(default_key_file())
+    ports = Ports(grpc=arguments.ports[0], metrics=arguments.ports[1])
     with tempfile.TemporaryDirectory(prefix="causeway-bed-") as folder:
         write_repository(Path(folder), (ServedModel(arguments.name, options(arguments.name)),))
         version = Path(folder) / arguments.name / "1"
@@ -56,7 +57,15 @@ def main() -> None:
         }
         (version / "bed.json").write_text(json.dumps(bed))
         launcher = Launcher(
-            command(environment, Path(folder), (arguments.name,), ports, drain_s=1.0, prefix=prefix),
+            command(
+                environment,
+                Path(folder),
+                (arguments.name,),
+                ports,
+                drain_s=1.0,
+                prefix=prefix,
+                key=key,
+            ),
             environment.environ(os.environ),
             ports,
             memory_prefix=prefix,

@@ -6,10 +6,10 @@ import asyncio
 import os
 import tempfile
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.cli.triton import ENVIRONMENT
 
@@ -17,10 +17,12 @@ from .bed import SPEED, Replica
 
 
 def is_ready(replica: Replica) -> bool:
-    try:
-        return urlopen(f"http://127.0.0.1:{replica.http}/v2/health/ready", timeout=2.0).status == 200
-    except (URLError, TimeoutError, ConnectionError):
-        return False
+    with grpc.insecure_channel(replica.address) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        try:
+            return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=2.0).ready)
+        except grpc.RpcError:
+            return False
 
 
 @pytest.mark.triton

@@ -328,7 +328,7 @@ async def _stream(
 @contextlib.contextmanager
 def _bed() -> Iterator[Bed]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+        ports = ("--grpc-port", "0", "--metrics-port", "0")
         triton, _ = stack.enter_context(_command("cloud_pool", "triton", *ports, "--model", MODEL))
         grpc = dict(field.split("=", 1) for field in triton.split())["grpc"]
         flags = ("--port", "0", "--triton", grpc, "--log", "warning")

@@ -70,12 +70,12 @@ class Pool:
 
     def __init__(self, command: Command) -> None:
         self.command = command
-        self.grpc = self.http = self.metrics = ""
+        self.grpc = self.metrics = ""
         self.wait_ready()
 
     def wait_ready(self) -> None:
         fields = self.command.ready()
-        self.grpc, self.http, self.metrics = fields["grpc"], fields["http"], fields["metrics"]
+        self.grpc, self.metrics = fields["grpc"], fields["metrics"]
 
     @property
     def server(self) -> psutil.Process:
@@ -109,7 +109,7 @@ def triton_environment() -> Path:
 
 @pytest.fixture(scope="session")
 def pool(triton_environment: Path) -> Iterator[Pool]:
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    ports = ("--grpc-port", "0", "--metrics-port", "0")
     # A short drain: requests that a killed model process left behind never end.
     limits = ("--threads", "1", "--drain-s", "1")
     command = Command("triton", *ports, *limits, CAUSEWAY_TRITON_ENV=str(triton_environment))

@@ -204,7 +204,7 @@ async def test_answers_that_outlast_the_drain_end_with_an_error(pool: Pool, tmp_
 
 
 async def test_sigterm_to_the_launcher_ends_server_and_stub(triton_environment: Path) -> None:
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    ports = ("--grpc-port", "0", "--metrics-port", "0")
     command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
     pool = Pool(command)
     server, stub = pool.server, pool.stub
@@ -215,7 +215,7 @@ async def test_sigterm_to_the_launcher_ends_server_and_stub(triton_environment: 
 
 
 async def test_killed_launcher_takes_the_server_with_it(triton_environment: Path) -> None:
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    ports = ("--grpc-port", "0", "--metrics-port", "0")
     command = Command("triton", *ports, "--threads", "1", CAUSEWAY_TRITON_ENV=str(triton_environment))
     pool = Pool(command)
     server, stub = pool.server, pool.stub

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator
 
 import aiohttp
+import grpc
 import openai
 import pytest
 import pytest_asyncio
@@ -18,6 +19,7 @@ from openai.types.chat import (
     ChatCompletionToolParam,
 )
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
@@ -357,21 +359,42 @@ async def test_misspelt_name_is_400(
 # --- Triton by itself ------------------------------------------------------------------------------------------------
 
 
-async def test_generate_endpoint_of_triton(pool: Pool) -> None:
-    """The model answers Triton's HTTP endpoint as the vLLM backend does, with parameters beside the text."""
-    body = {"text_input": "a", "parameters": {"stream": True, "temperature": 0, "max_tokens": 3, "ignore_eos": True}}
-    async with aiohttp.ClientSession() as session:
-        async with session.post(f"http://{pool.http}/v2/models/assistant-large/generate_stream", json=body) as reply:
-            events = [json.loads(line[6:]) async for line in reply.content if line.startswith(b"data: ")]
-        assert "".join(event["text_output"] for event in events)
-        body["parameters"] = {"max_tokens": 3}
-        async with session.post(f"http://{pool.http}/v2/models/assistant-large/generate", json=body) as reply:
-            # Without streaming the prompt comes first by default.
-            assert (await reply.json())["text_output"].startswith("a")
+async def infer(pool: Pool, inputs: dict[str, str | bool], parameters: dict[str, int] | None = None) -> tuple[str, str]:
+    """Send tensors to Triton itself. Returns the texts of its responses, and the error of the last one."""
+    message = service_pb2.ModelInferRequest(model_name="assistant-large")
+    for name, value in inputs.items():
+        tensor = message.inputs.add(name=name, datatype="BOOL" if isinstance(value, bool) else "BYTES", shape=(1,))
+        if isinstance(value, bool):
+            tensor.contents.bool_contents.append(value)
+        else:
+            tensor.contents.bytes_contents.append(value.encode())
+    for name, number in (parameters or {}).items():
+        message.parameters[name].int64_param = number
+    texts, error = [], ""
+    async with grpc.aio.insecure_channel(pool.grpc) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        async for response in stub.ModelStreamInfer(iter([message])):
+            error = response.error_message
+            outputs = response.infer_response.outputs
+            raw = dict(zip([one.name for one in outputs], response.infer_response.raw_output_contents, strict=True))
+            texts.append(raw.get("text_output", b"    ")[4:].decode())
+    return "".join(texts), error
+
+
+async def test_tensors_of_triton(pool: Pool) -> None:
+    """The model answers Triton's own calls as the vLLM backend does, with parameters beside the text."""
+    parameters = {"temperature": 0, "max_tokens": 3, "ignore_eos": 1}
+    text, error = await infer(pool, {"text_input": "a", "stream": True}, parameters)
+    assert text
+    assert not error
+    # Without streaming the prompt comes first by default.
+    text, error = await infer(pool, {"text_input": "a"}, {"max_tokens": 3})
+    assert text.startswith("a")
+    assert not error
 
 
 @pytest.mark.parametrize(
-    ("parameters", "message"),
+    ("inputs", "message"),
     [
         ({"stream": True, "exclude_input_in_output": False}, "invalid_value"),
         ({"sampling_parameters": '{"best_of": 2}'}, "best_of"),
@@ -379,22 +402,19 @@ async def test_generate_endpoint_of_triton(pool: Pool) -> None:
     ],
 )
 async def test_invalid_tensors_get_an_error_that_begins_with_its_code(
-    pool: Pool, parameters: dict[str, object], message: str
+    pool: Pool, inputs: dict[str, str | bool], message: str
 ) -> None:
-    body = {"text_input": "a", **parameters}
-    url = f"http://{pool.http}/v2/models/assistant-large/generate"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
-        assert reply.status in (400, 500)
-        assert message in (await reply.json())["error"]
+    text, error = await infer(pool, {"text_input": "a", **inputs})
+    assert not text
+    assert message in error
     await until(pool.is_idle)
 
 
 async def test_embedding_tensor(pool: Pool) -> None:
     """`embedding_request` is answered with a vector, as in the vLLM backend."""
-    body = {"embedding_request": json.dumps({"input": "hello"})}
-    url = f"http://{pool.http}/v2/models/assistant-large/generate"
-    async with aiohttp.ClientSession() as session, session.post(url, json=body) as reply:
-        vector = json.loads((await reply.json())["text_output"])
+    text, error = await infer(pool, {"embedding_request": json.dumps({"input": "hello"})})
+    assert not error
+    vector = json.loads(text)
     assert len(vector) > 8
     assert all(isinstance(number, float) for number in vector)
 

@@ -37,24 +37,29 @@ pytestmark = pytest.mark.slow
 SERVER = """
 import subprocess  # the child first: the launcher waits for it, and a busy machine imports slowly
 child = subprocess.Popen(["sleep", "600"])
-import http.server, pathlib, signal, sys
+import concurrent.futures, pathlib, signal, sys
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 port, region = int(sys.argv[1]), pathlib.Path(sys.argv[2])
 region.touch()
 def end(*_):
     child.kill(); region.unlink(); sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-status = 200
+ready = True
 def lose(*_):  # a stub that dies at its start: this server waits for it
-    global status
-    status = 503
+    global ready
+    ready = False
     child.kill()
 signal.signal(signal.SIGUSR1, lose)
-class Ready(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(status); self.end_headers()
-    def log_message(self, *_): pass
+class Ready(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def ServerReady(self, request, context):
+        return service_pb2.ServerReadyResponse(ready=ready)
 print("I1121 17:07:24.723972 9688 model_lifecycle.cc:472] \\"loading: m:1\\"", child.pid, flush=True)
-http.server.HTTPServer(("127.0.0.1", port), Ready).serve_forever()
+server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Ready(), server)
+server.add_insecure_port(f"127.0.0.1:{port}")
+server.start()
+server.wait_for_termination()
 """
 
 
@@ -70,15 +75,15 @@ class Bed:
         server: str = SERVER,
         stuck_s: float = STUCK_S,
     ) -> None:
-        self.ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
-        self.prefix = f"causeway-test-{os.getpid()}-{self.ports.http}_"
+        self.ports = choose_ports(Ports(grpc=0, metrics=0))
+        self.prefix = f"causeway-test-{os.getpid()}-{self.ports.grpc}_"
         self.region = SHARED_MEMORY / f"{self.prefix}region"
         script = folder / "server.py"
         script.write_text(server)
         self.ready_lines: list[str] = []
         self.logged: list[str] = []
         self.launcher = Launcher(
-            argv or [sys.executable, "-S", str(script), str(self.ports.http), str(self.region)],
+            argv or [sys.executable, str(script), str(self.ports.grpc), str(self.region)],
             os.environ,
             self.ports,
             memory_prefix=self.prefix,
@@ -92,7 +97,7 @@ class Bed:
         self.stop = asyncio.Event()
 
     def servers(self) -> list[psutil.Process]:
-        return [one for one in psutil.Process().children() if str(self.ports.http) in one.cmdline()]
+        return [one for one in psutil.Process().children() if str(self.ports.grpc) in one.cmdline()]
 
 
 @contextlib.asynccontextmanager
@@ -191,7 +196,7 @@ async def test_server_that_never_starts_its_stub_is_killed(tmp_path: Path) -> No
 
 @pytest.mark.slow
 async def test_slowly_loading_server_with_a_living_stub_is_not_killed(tmp_path: Path) -> None:
-    slow = SERVER.replace("status = 200", "status = 503", 1).replace("status = 503\n    child.kill()", "status = 200")
+    slow = SERVER.replace("ready = True", "ready = False", 1).replace("ready = False\n    child.kill()", "ready = True")
     bed = Bed(tmp_path, server=slow, stuck_s=3.0)
     async with running(bed):
         await until(bed.region.exists)
@@ -219,9 +224,9 @@ def test_shared_memory_of_dead_launchers_is_removed() -> None:
 
 
 def test_port_0_becomes_a_free_port_of_its_own() -> None:
-    ports = choose_ports(Ports(grpc=0, http=0, metrics=0))
-    assert len({ports.grpc, ports.http, ports.metrics} - {0}) == 3
-    assert choose_ports(Ports(grpc=5, http=6, metrics=7)) == Ports(grpc=5, http=6, metrics=7)
+    ports = choose_ports(Ports(grpc=0, metrics=0))
+    assert len({ports.grpc, ports.metrics} - {0}) == 2
+    assert choose_ports(Ports(grpc=5, metrics=7)) == Ports(grpc=5, metrics=7)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +290,7 @@ def test_environment_is_what_set_up_wrote(tmp_path: Path) -> None:
     assert environ["PATH"] == "/env/bin:/usr/bin"
     assert environ["LD_LIBRARY_PATH"] == f"{paths['lib']}:/x"
     assert "PYTHONPATH" not in environ
-    argv = command(environment, tmp_path, ("m",), Ports(), drain_s=3.0, prefix="p_")
+    argv = command(environment, tmp_path, ("m",), Ports(), drain_s=3.0, prefix="p_", key="k" * 16)
     assert "--load-model=m" in argv
     assert "--model-control-mode=explicit" in argv
 

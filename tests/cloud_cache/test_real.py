@@ -35,7 +35,7 @@ def ask(text: str, **changes: object) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def triton(triton_environment: Path) -> Iterator[Pool]:
     """A Triton of this module's own, which is killed in the end."""
-    ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
+    ports = ("--grpc-port", "0", "--metrics-port", "0")
     flags = (*ports, "--threads", "1", "--drain-s", "1", "--no-restart")
     command = Command("triton", *flags, CAUSEWAY_TRITON_ENV=str(triton_environment))
     try:

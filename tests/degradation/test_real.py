@@ -128,7 +128,7 @@ class Bed:
 
 @pytest.fixture(scope="module")
 def tritons(triton_environment: Path) -> Iterator[tuple[Pool, Pool]]:
-    flags = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
+    flags = ("--grpc-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
     commands = [Command("triton", *flags, CAUSEWAY_TRITON_ENV=str(triton_environment)) for _ in range(2)]
     try:
         yield Pool(commands[0]), Pool(commands[1])

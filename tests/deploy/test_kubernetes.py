@@ -19,6 +19,7 @@ from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.observability.metrics import Metrics
+from cloud_pool.upstreams.triton.model_control import restriction
 
 from .manifests import (
     FOLDER,
@@ -45,6 +46,7 @@ EVERY_BUILD = pytest.mark.parametrize("manifests", BUILDS.values(), ids=BUILDS)
 # What an operator makes beforehand, as the kustomizations say.
 GIVEN = {
     ("Secret", "causeway-redis"),
+    ("Secret", "causeway-triton"),
     ("Secret", "causeway-operators"),
     ("ConfigMap", "causeway-keys"),
     ("ConfigMap", "causeway-llama-template"),
@@ -263,6 +265,22 @@ def test_autoscalers_scale_existing_workloads_once(manifests: list[Manifest]) ->
         assert least <= replicas[name] <= most
     assert len(targets) == len(set(targets))
     assert {"gateway", "worker", "triton"} <= set(targets)
+
+
+@EVERY_BUILD
+def test_the_model_control_of_each_triton_needs_the_key_of_the_gateways(manifests: list[Manifest]) -> None:
+    """Loading a model is running code; gateways and workers reload one that died."""
+    for each in workloads(manifests):
+        spec = pod(each)
+        secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", ()) if "secret" in volume}
+        for container in spec["containers"]:
+            if container["name"] in ("gateway", "worker", "triton", "probe"):
+                assert "causeway-triton" in secrets
+            if container["name"] == "triton":
+                words = " ".join(container["args"])
+                ours = container["image"].startswith("causeway/")
+                assert ("--key-file=/etc/causeway-triton/key" in words) is ours
+                assert ("--allow-http=false" in words and restriction("$(TRITON_KEY)") in words) is not ours
 
 
 def test_autoscaling_metrics_are_exported() -> None:

@@ -24,6 +24,7 @@ from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
+from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
 from models.modalities.installed import ENCODERS
 from models.modalities.process.messages import PartLimits, WorkerSpec
 from router.types import Modality
@@ -46,7 +47,7 @@ class Replica:
         """Where this file is, no encoder hangs."""
         self.port = free_port()
         self.metrics_port = free_port()
-        ports = [str(port) for port in (self.port, free_port(), self.metrics_port)]
+        ports = [str(port) for port in (self.port, self.metrics_port)]
         argv = [sys.executable, "-m", "tests.dispatch.replica", name, "--journal", str(self.journal), "--ports", *ports]
         argv += ["--encoders"] if encoders else []
         argv += [] if restart else ["--no-restart"]
@@ -111,14 +112,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name")
     parser.add_argument("--journal", type=Path, required=True)
-    parser.add_argument("--ports", type=int, nargs=3, required=True, help="gRPC, HTTP, metrics")
+    parser.add_argument("--ports", type=int, nargs=2, required=True, help="gRPC, metrics")
     parser.add_argument("--no-restart", action="store_true")
     parser.add_argument("--encoders", action="store_true")
     arguments = parser.parse_args()
     environment = find_environment(Path(os.environ.get("CAUSEWAY_TRITON_ENV", ENVIRONMENT)))
     clear_orphans()
-    prefix = memory_prefix(os.getpid())
-    ports = Ports("127.0.0.1", *arguments.ports)
+    prefix, key = memory_prefix(os.getpid()), ensure_key(default_key_file())
+    ports = Ports(grpc=arguments.ports[0], metrics=arguments.ports[1])
     with tempfile.TemporaryDirectory(prefix="causeway-dispatch-") as folder:
         write_repository(Path(folder), arguments.name, arguments.journal.absolute())
         encoders = tuple(
@@ -128,7 +129,7 @@ def main() -> None:
             repository.write_repository(Path(folder), encoders)
         names = (*MODELS, *(model.name for model in encoders if arguments.encoders))
         launcher = Launcher(
-            command(environment, Path(folder), names, ports, drain_s=1.0, prefix=prefix),
+            command(environment, Path(folder), names, ports, drain_s=1.0, prefix=prefix, key=key),
             environment.environ(os.environ),
             ports,
             memory_prefix=prefix,

@@ -40,7 +40,7 @@ class Deployment:
         self.redis = RedisServer(folder)
         self.commands: list[Command] = []
         environment = os.environ.get("CAUSEWAY_TRITON_ENV", str(ROOT / ".venv-triton"))
-        ports = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
+        ports = ("--grpc-port", "0", "--metrics-port", "0", "--threads", "1", "--drain-s", "1")
         self.pool = Pool(self._begun(Command("triton", *ports, CAUSEWAY_TRITON_ENV=environment)))
 
     def start(self, *what: str) -> Command:

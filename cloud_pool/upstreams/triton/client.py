@@ -8,8 +8,8 @@ A Python model whose process (stub) died stays "ready", answers each new call wi
 progress hanging for ever. So the pool probes a model that is silent although it has work (`last_received_at`, `probe`).
 At the stub's error every call of the model is failed and the model is unloaded and loaded again by one of the gateways;
 the others see in the repository's index that a repair is under way, and wait. This does not repair a Triton without
-explicit model control, nor one that died with its stub: a stub killed while it holds the lock of the shared memory
-aborts the server (boost lock_exception, about one time in ten), which the launcher then starts again.
+explicit model control or with another key, nor one that died with its stub: a stub killed while it holds the lock of
+the shared memory aborts the server (boost lock_exception, about one time in ten), which the launcher then starts again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,28 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Literal
 
 import grpc
 from anyio.abc import TaskGroup
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, EngineUnavailable, Phase, StreamBroken
+from router.errors import (
+    CausewayError,
+    CloudUnreachable,
+    ConfigError,
+    DeadlineExceeded,
+    EngineUnavailable,
+    Phase,
+    StreamBroken,
+)
 
 from .cancellation import STOP_S, Canceller, RunningCall
 from .connection import Connection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .grpc_stream import CallCancelled, GrpcStream
+from .model_control import HEADER, is_refusal, read_key
 from .sampling_parameters import SamplingParameters
 from .tensors import Delta, InferenceRequest, read_delta, to_infer_request
 
@@ -60,6 +70,7 @@ class TritonClient:
         pauses_s: between attempts to load a model.
         chance: random number in [0, 1), to spread repairs by several gateways.
         stop_s: how long a model may take to stop a call.
+        key_file: holds the key of the server's model control.
     """
 
     def __init__(
@@ -72,12 +83,14 @@ class TritonClient:
         pauses_s: Sequence[float] = PAUSES_S,
         chance: Callable[[], float] = random.random,
         stop_s: float = STOP_S,
+        key_file: Path | None = None,
     ) -> None:
         self.address = address
         self._tasks = tasks
         self._clock = clock
         self._reloaded = reloaded
         self._pauses_s = pauses_s
+        self._key_file = key_file
         self._chance = chance
         self._connection = Connection(address, tasks)
         self._canceller = Canceller(self._connection, tasks, clock, stop_s)
@@ -196,6 +209,45 @@ class TritonClient:
         )
         self._tasks.start_soon(self._reload, model, embed)
 
+    async def check_model_control(self) -> None:
+        """Wait until the server answers, and warn if anyone may change what it serves, or if we may not."""
+        stub, request = self._connection.stub, service_pb2.RepositoryIndexRequest()
+        try:
+            await stub.RepositoryIndex(request, timeout=LOAD_S, wait_for_ready=True)
+            _log.warning(
+                "Triton at %s: its model control is open to every program that reaches its port, and loading a model "
+                "runs code. Start it with `causeway-cloud triton`, or with the option --grpc-restricted-protocol.",
+                self.address,
+            )
+        except grpc.aio.AioRpcError as error:
+            if is_refusal(error.details()):
+                await self._check_key(stub, request)
+        except grpc.aio.UsageError:
+            pass  # The client was closed before the server answered.
+
+    async def _check_key(
+        self, stub: service_pb2_grpc.GRPCInferenceServiceStub, request: service_pb2.RepositoryIndexRequest
+    ) -> None:
+        try:
+            await stub.RepositoryIndex(request, timeout=LOAD_S, metadata=self._key_metadata())
+        except grpc.aio.AioRpcError as error:
+            if is_refusal(error.details()):
+                _log.warning(
+                    "Triton at %s: refuses the key of its model control, so that a model whose process dies stays "
+                    "dead. Set triton_key_file to the file that was given to its launcher as --key-file.",
+                    self.address,
+                )
+
+    def _key_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call that needs the key. Read each time: the launcher may start after us."""
+        if self._key_file is None or not self._key_file.exists():
+            return ()
+        try:
+            return ((HEADER, read_key(self._key_file)),)
+        except ConfigError as error:
+            _log.error("%s", error.message)
+            return ()
+
     async def _reload(self, model: str, embed: bool) -> None:
         try:
             await asyncio.sleep(SPREAD_S * self._chance())
@@ -203,7 +255,7 @@ class TritonClient:
                 return
             _log.warning("%s: the process of %s died, loading the model again", self.address, model)
             unload = service_pb2.RepositoryModelUnloadRequest(model_name=model)
-            await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S)
+            await self._connection.stub.RepositoryModelUnload(unload, timeout=LOAD_S, metadata=self._key_metadata())
             await self._load(model)
             self._reloaded(model)
             _log.warning("%s: %s is loaded again", self.address, model)
@@ -249,7 +301,9 @@ class TritonClient:
     async def _state_of(self, model: str) -> str:
         """Return the model's state in the repository's index; "" if Triton has none. Raises AioRpcError."""
         try:
-            index = await self._connection.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=PROBE_S)
+            index = await self._connection.stub.RepositoryIndex(
+                service_pb2.RepositoryIndexRequest(), timeout=PROBE_S, metadata=self._key_metadata()
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return ""
@@ -265,7 +319,7 @@ class TritonClient:
         load = service_pb2.RepositoryModelLoadRequest(model_name=model)
         for pause_s in (*self._pauses_s, None):
             try:
-                await self._connection.stub.RepositoryModelLoad(load, timeout=LOAD_S)
+                await self._connection.stub.RepositoryModelLoad(load, timeout=LOAD_S, metadata=self._key_metadata())
                 return
             except grpc.aio.AioRpcError as error:
                 if pause_s is None or error.code() is grpc.StatusCode.UNAVAILABLE:

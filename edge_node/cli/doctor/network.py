@@ -18,6 +18,7 @@ from ...config.schema import CloudConfig, ServerConfig
 from .finding import Finding, fail, ok, warn
 
 _PROBE_TIMEOUT_S = 2.0
+_TRITON = "http://127.0.0.1:8000"  # where a Triton with its own defaults has its HTTP
 _SKEW_WARN_S = 30.0  # above, records of the box and the cloud cannot be compared by time
 _SKEW_FAIL_S = 300.0  # above, certificates and signatures begin to fail
 
@@ -102,6 +103,23 @@ def check_exposure(server: ServerConfig) -> Iterator[Finding]:
     if server.is_exposed:
         found = f"the daemon will listen on {server.host} and require no API key"
         yield warn("exposure", found, "set server.keys, or listen on 127.0.0.1")
+
+
+def check_triton(url: str = _TRITON) -> Iterator[Finding]:
+    """Warn of a Triton on this machine that lets every program change what it serves. Nothing where there is none.
+
+    Our launcher turns Triton's HTTP off; a Triton with its own defaults has it on this port, beside gRPC.
+    """
+    try:
+        with httpx.Client(timeout=_PROBE_TIMEOUT_S, trust_env=False) as client:
+            response = client.post(f"{url}/v2/repository/index", json={})
+            is_open = response.status_code == 200 and isinstance(response.json(), list)
+    except (httpx.HTTPError, ValueError):
+        return
+    if is_open:
+        found = f"the Triton at {url} takes model control from every program, and loading a model runs code"
+        advice = "start it with `causeway-cloud triton`, or with --allow-http=false and --grpc-restricted-protocol"
+        yield warn("triton", found, advice)
 
 
 def check_cloud(cloud: CloudConfig, unix_time: Callable[[], float] = time.time) -> Iterator[Finding]:

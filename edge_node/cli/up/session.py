@@ -134,7 +134,7 @@ class _UpSession:
         causeway_cloud = self._options.programs["causeway-cloud"]
         models = self._options.models
         folders = _each("--model-dir", models.model_dirs)
-        ports = ("--grpc-port", grpc.rpartition(":")[2], "--http-port", "0", "--metrics-port", "0")
+        ports = ("--grpc-port", grpc.rpartition(":")[2], "--metrics-port", "0")
         triton = await self._start(
             "triton", causeway_cloud, "triton", *ports, *folders, *_each("--model", models.cloud)
         )

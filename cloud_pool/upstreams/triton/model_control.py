@@ -1,0 +1,82 @@
+"""The key of Triton's model control: a caller without it can change nothing that Triton serves.
+
+Triton's port answers every caller. Loading a model with files of the caller's own is running code there, so the calls
+that change or reveal what is served take a key in their metadata: our launcher gives it to Triton, and gateways and
+workers send it. Inference, health and metadata need no key. See "Limit Endpoint Access" in Triton's
+docs/customization_guide/inference_protocols.md.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from router.errors import ConfigError
+
+RESTRICTED = ("model-repository", "model-config", "shared-memory", "statistics", "trace", "logging")
+_NAME = "causeway"
+HEADER = f"triton-grpc-protocol-{_NAME}"
+_REFUSED = "protocol is restricted"
+_MIN_LENGTH = 16
+
+
+def default_key_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the account's own key file, ``~/.local/state/causeway-triton/key``, or below $XDG_STATE_HOME."""
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/"), ".local", "state"))
+    return Path(state, "causeway-triton", "key")
+
+
+def ensure_key(path: Path) -> str:
+    """Return the key in `path`; make a random one if there is no file.
+
+    Raises:
+        ConfigError: The file cannot be made or read, or other accounts can read it.
+    """
+    if path.exists():
+        return read_key(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:  # another launcher was faster
+        return read_key(path)
+    except OSError as error:
+        raise ConfigError(
+            f"The key of Triton's model control cannot be made: {error.strerror}. Name a file with --key-file.",
+            where=str(path),
+        ) from error
+    key = secrets.token_urlsafe(32)
+    with os.fdopen(file, "w") as opened:
+        opened.write(f"{key}\n")
+    return key
+
+
+def read_key(path: Path) -> str:
+    """Return the key in `path`. Raises ConfigError."""
+    try:
+        with path.open(encoding="ascii") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            key = opened.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The key of Triton's model control cannot be read: {error}.", where=str(path)) from error
+    if mode & stat.S_IROTH:
+        raise ConfigError("Every account can read the key of Triton's model control: chmod o= it.", where=str(path))
+    if len(key) < _MIN_LENGTH or any(char in key for char in " \n:="):
+        raise ConfigError(
+            f"A key of Triton's model control has at least {_MIN_LENGTH} characters, and no space, `:` or `=`."
+            " Delete the file: `causeway-cloud triton` makes another one.",
+            where=str(path),
+        )
+    return key
+
+
+def restriction(key: str) -> str:
+    """Return the command-line option that has Triton ask for `key`."""
+    return f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{_NAME}={key}"
+
+
+def is_refusal(details: str | None) -> bool:
+    """Return whether an error's text says that a call lacked the right key; its status is UNAVAILABLE."""
+    return _REFUSED in (details or "").lower()
