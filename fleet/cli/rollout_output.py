@@ -85,11 +85,11 @@ def rollout_line(rollout: RolloutStatus) -> str:
 
 
 def state_text(rollout: RolloutStatus) -> str:
-    """The state, with the stage that the rollout is in or is paused in; after the last stage comes the soak."""
+    """The state, with the check or stage that it is in or is paused in; after the last stage comes the soak."""
     stages = len(rollout.stages)
     where = f"stage {rollout.stage + 1} of {stages}" if rollout.stage < stages else "soak"
     if rollout.state == "paused":
-        return f"{where} paused"
+        return f"{where if rollout.began else 'replay'} paused"
     return where if rollout.state == "stage" else rollout.state
 
 

@@ -43,10 +43,17 @@ _SHOWN = 20  # rollouts in the overview
 @click.option("--cohort", "only", multiple=True, help="Only this cohort. Repeatable; default: every changed one.")
 @click.option("--bundle", default="", help="A signed bundle, such as an earlier one, instead of the newest.")
 @click.option("--allow-leaving", is_flag=True, help="Recorded requests may leave the device; needs an approver.")
+@click.option("--without-replay", is_flag=True, help="Go on without records to replay; needs an approver.")
 @yes_option
 @connected
 def apply(
-    client: FleetClient, folder: Path, only: tuple[str, ...], bundle: str, allow_leaving: bool, yes: bool
+    client: FleetClient,
+    folder: Path,
+    only: tuple[str, ...],
+    bundle: str,
+    allow_leaving: bool,
+    without_replay: bool,
+    yes: bool,
 ) -> None:
     """Roll the signed bundles of FOLDER out: print what will change on how many boxes, ask, and begin.
 
@@ -85,7 +92,12 @@ def apply(
         return
     ask(f"Begin {counted(len(chosen), 'rollout')} at {status.name}?", yes=yes)
     for cohort, wanted in chosen.items():
-        request = {"cohort": cohort, "to_bundle": wanted, "allow_leaving": allow_leaving}
+        request = {
+            "cohort": cohort,
+            "to_bundle": wanted,
+            "allow_leaving": allow_leaving,
+            "without_replay": without_replay,
+        }
         begun = client.post("/v1/rollouts", RolloutStatus, request)
         click.echo(f"{cohort}: rollout {begun.id} has begun; `causeway-fleet status {begun.id}` shows it")
 

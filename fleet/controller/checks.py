@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from router.checks.cases import read_cases, run_cases
 from router.checks.replay.replay import replay
 from router.errors import PolicyError
@@ -12,10 +14,18 @@ from router.policy.adapters import with_adapters
 from router.policy.compiled import Policy, check_policy
 
 from ..repository.records import RecordReader, record_files
+from ..rollout.rollout import Rollout
 from .publisher import Publisher
 
 RECORDS = "records"
 """Folder of the fleet: records/COHORT/*.jsonl, from `causeway-edge decisions export`."""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The result of a check: the problems that reject a bundle, or why nothing is proven ("": it passes)."""
+
+    problems: tuple[str, ...] = ()
+    unproven: str = ""
 
 
 def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
@@ -41,27 +51,42 @@ def lint_bundle(publisher: Publisher, cohort: str, bundle: str) -> list[str]:
     ]  # (3)
 
 
-def replay_bundle(publisher: Publisher, fleet: Path, cohort: str, bundle: str) -> list[str]:
-    """Return the requests of `records/COHORT` that stayed on the device and would, or may, leave it. No records: none.
+def replay_bundle(publisher: Publisher, fleet: Path, rollout: Rollout) -> Check:
+    """Replay the requests of `records/COHORT` under the new bundle's policy.
+
+    1. A request that stayed on the device and would, or may, leave it is a problem.
+    2. Without a request to replay the policy is unproven, unless it is the policy that the devices run already.
 
     Raises:
         OSError: A file cannot be read.
     """
-    folder = fleet / RECORDS / cohort
-    manifest = publisher.manifest(bundle)
-    if manifest is None or not folder.is_dir() or not any(folder.iterdir()):
-        return []
+    manifest = publisher.manifest(rollout.to_bundle)
+    if manifest is None:
+        return Check((f"bundle {rollout.to_bundle} is not signed by the role artifacts",))
     policy, problems = _policy(publisher.blob(manifest.policy.sha256), manifest.adapters)
     if policy is None:
-        return problems
-    reader = RecordReader(record_files((str(folder),)))
+        return Check(tuple(problems))
+    try:
+        reader = RecordReader(record_files((str(fleet / RECORDS / rollout.cohort),)))
+    except FileNotFoundError:
+        reader = RecordReader(())
     report = replay(reader, policy)
-    if not report.leaving:
-        return []
-    first = report.leaving[0]
-    example = f"{first.id} ({first.before} -> {first.after}, rule {first.rule or 'none'})"
-    count = f"{len(report.leaving)} of {report.requests} recorded requests"
-    return [f"{count} stayed on the device and would or may leave it, such as {example}"]
+    if report.leaving:  # (1)
+        first = report.leaving[0]
+        example = f"{first.id} ({first.before} -> {first.after}, rule {first.rule or 'none'})"
+        count = f"{len(report.leaving)} of {report.requests} recorded requests"
+        return Check((f"{count} stayed on the device and would or may leave it, such as {example}",))
+    before = None if rollout.from_bundle is None else publisher.manifest(rollout.from_bundle)
+    is_known = before is not None and (before.policy, before.adapters) == (manifest.policy, manifest.adapters)
+    return Check() if report.requests or is_known else Check(unproven=_no_records(rollout.cohort, reader))  # (2)
+
+
+def _no_records(cohort: str, reader: RecordReader) -> str:
+    unread = f" ({reader.bad_count} lines there cannot be read)" if reader.bad_count else ""
+    return (
+        f"no recorded requests of {cohort} to replay{unread}: devices upload none. Put the output of `causeway-edge "
+        f"decisions export` into {RECORDS}/{cohort}/*.jsonl and resume, or accept the rollout without a replay"
+    )
 
 
 def _policy(path: Path, adapters: Mapping[str, Sequence[str]]) -> tuple[Policy | None, list[str]]:

@@ -39,7 +39,7 @@ from ..store.rollouts import (
     working_rollouts,
 )
 from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
-from .checks import lint_bundle, replay_bundle
+from .checks import Check, lint_bundle, replay_bundle
 from .observed import BoxView, Situation, ahead_count
 from .plans import Plans, newest_begun
 from .publisher import Publisher
@@ -203,8 +203,8 @@ class Controller:
         """Make one step of a rollout; return whether one was due."""
         rollout = record.rollout
         if rollout.state in CHECKED:
-            problems = await self._check(record)
-            done = Step(checked(rollout, problems, await self._situation(rollout), now))
+            check = await self._check(record)
+            done = Step(checked(rollout, check, await self._situation(rollout), now))
         elif rollout.state is S.REVERTING and has_begun(rollout) and not surveys:
             return False
         else:
@@ -215,13 +215,15 @@ class Controller:
         await self._write(record, done, now)
         return True
 
-    async def _check(self, record: RolloutRecord) -> list[str]:
+    async def _check(self, record: RolloutRecord) -> Check:
         rollout = record.rollout
         if rollout.state is S.LINT:
-            return await to_thread.run_sync(lint_bundle, self._publisher, rollout.cohort, rollout.to_bundle)
+            found = await to_thread.run_sync(lint_bundle, self._publisher, rollout.cohort, rollout.to_bundle)
+            return Check(tuple(found))
         if record.allow_leaving:
-            return []
-        return await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout.cohort, rollout.to_bundle)
+            return Check()
+        check = await to_thread.run_sync(replay_bundle, self._publisher, self._folder, rollout)
+        return msgspec.structs.replace(check, unproven="") if record.without_replay else check
 
     async def _situation(self, rollout: Rollout) -> Situation:
         async with self._store.read() as connection:

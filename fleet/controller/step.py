@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from router.bundle.rollout import RolloutPlan
@@ -12,6 +10,7 @@ from ..rollout.life import RolloutEvent, RolloutState
 from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
 from ..rollout.settings import RolloutSettings
 from ..rollout.verdict import Verdict
+from .checks import Check
 from .observed import Situation, least_share, observe, still_to_revert
 
 S, E = RolloutState, RolloutEvent
@@ -26,11 +25,14 @@ class Step(msgspec.Struct, frozen=True):
     verdict: Verdict | None = None
 
 
-def checked(rollout: Rollout, problems: Sequence[str], boxes: Situation, now: float) -> Rollout:
-    """Return the rollout after LINT or REPLAY: in the next state, or rejected with the first problems."""
+def checked(rollout: Rollout, check: Check, boxes: Situation, now: float) -> Rollout:
+    """Return the rollout after LINT or REPLAY: in the next state, rejected with the first problems, or paused."""
+    problems = check.problems
     if problems:
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         return apply(rollout, E.CHECK_FAILED, now, reason="; ".join(problems[:3]) + more)
+    if check.unproven:
+        return apply(rollout, E.PAUSE, now, reason=check.unproven)
     least = least_share(rollout.salt, boxes.boxes, now - rollout.settings.silence_s)
     return apply(rollout, E.CHECK_PASSED, now, least_share=least)
 

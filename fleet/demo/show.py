@@ -181,7 +181,7 @@ class Show:
         """Sign a policy, roll it out and watch until it ends as `expected`."""
         write_policy(self._fleet, policy)
         await asyncio.to_thread(self._sign)
-        self._say((await self._command("apply", str(self._fleet), "--yes")).rstrip())
+        self._say((await self._command("apply", str(self._fleet), "--without-replay", "--yes")).rstrip())
         found: dict[str, Any] = (await self._get(f"/v1/rollouts?cohort={COHORT}"))[0]
         began, shown = time.monotonic(), ""
         while True:

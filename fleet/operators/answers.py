@@ -21,11 +21,16 @@ Reason = Annotated[str, Meta(max_length=500)]
 
 
 class NewRollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`allow_leaving`: needs the role approver; requests may leave the device that stayed on it in the records."""
+    """A rollout to begin. Both permissions need the role approver.
+
+    `allow_leaving`: requests may leave the device that stayed on it in the records. `without_replay`: there may be no
+    records to replay.
+    """
 
     cohort: Name
     to_bundle: Sha256
     allow_leaving: bool = False
+    without_replay: bool = False
 
 
 class OperatorReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -80,7 +80,7 @@ async def begin_rollout(
         folder: The fleet's folder, with `fleet.yaml`.
         publisher: The published folder.
         operator: The author of the rollout.
-        request: Cohort, bundle and `allow_leaving`.
+        request: Cohort, bundle, `allow_leaving` and `without_replay`.
         now: Unix seconds.
 
     Raises:
@@ -88,10 +88,11 @@ async def begin_rollout(
         InvalidRequest: The bundle is another cohort's.
         NotFound: `fleet.yaml` has no such cohort.
         WrongState: (2), or the boxes run the bundle already.
-        PermissionDenied: `allow_leaving` needs an approver.
+        PermissionDenied: `allow_leaving` and `without_replay` need an approver.
     """
-    if request.allow_leaving and not operator.may("approver"):
-        raise PermissionDenied("allow_leaving needs the role approver")
+    if (request.allow_leaving or request.without_replay) and not operator.may("approver"):
+        key = "allow_leaving" if request.allow_leaving else "without_replay"
+        raise PermissionDenied(f"{key} needs the role approver")
     manifest = await to_thread.run_sync(publisher.manifest, request.to_bundle)
     if manifest is None:  # (1)
         advice = f"sign it with `causeway-fleet sign`, and copy the folder `published` to {folder}"
@@ -116,6 +117,7 @@ async def begin_rollout(
             created=now,
             updated=now,
             allow_leaving=request.allow_leaving,
+            without_replay=request.without_replay,
             acknowledged=await _unknown_to_us(connection, request.cohort, now),
         )
         await insert_rollout(connection, record)

@@ -25,9 +25,9 @@ class RolloutEvent(StrEnum):
     STAGE_PASSED = "stage_passed"
     LAST_STAGE_PASSED = "last_stage_passed"
     SOAK_PASSED = "soak_passed"
-    PAUSE = "pause"  # an operator, an inconclusive verdict, or a stage that waits for approval
+    PAUSE = "pause"  # an operator, an inconclusive verdict, a stage that waits for approval, a replay without records
     RESUME = "resume"
-    ACCEPT = "accept"  # an approver takes an inconclusive stage for passed
+    ACCEPT = "accept"  # an approver takes an inconclusive stage, or a replay without records, for passed
     ABORT = "abort"  # an operator, or a verdict of fail
     REVERT = "revert"
     ALL_REVERTED = "all_reverted"
@@ -57,10 +57,11 @@ LIFE: dict[RolloutState, dict[RolloutEvent, RolloutState]] = {
     S.DRAFT: {E.SUBMIT: S.LINT, E.ABORT: S.ABORTED},
     # A failing check returns the rollout to its author: no box has seen it.
     S.LINT: {E.CHECK_PASSED: S.REPLAY, E.CHECK_FAILED: S.DRAFT, E.ABORT: S.ABORTED},
-    S.REPLAY: {E.CHECK_PASSED: S.STAGE, E.CHECK_FAILED: S.DRAFT, E.ABORT: S.ABORTED},
+    # Without records nothing is proven, and nothing is the author's fault: PAUSED until there are some, or an approver.
+    S.REPLAY: {E.CHECK_PASSED: S.STAGE, E.CHECK_FAILED: S.DRAFT, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.STAGE: {E.STAGE_PASSED: S.STAGE, E.LAST_STAGE_PASSED: S.SOAK, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
     S.SOAK: {E.SOAK_PASSED: S.DONE, E.PAUSE: S.PAUSED, E.ABORT: S.ABORTED},
-    # RESUME returns to the state that was paused (STAGE or SOAK); ACCEPT goes where that state's pass would have gone.
+    # RESUME returns to the state that was paused (REPLAY, STAGE or SOAK); ACCEPT goes where its pass would have gone.
     # ABORT also by the verdict: the boxes of a paused stage still run the bundle, so they are still judged.
     S.PAUSED: {E.RESUME: S.STAGE, E.ACCEPT: S.STAGE, E.ABORT: S.ABORTED},
     # The decision is recorded before its first effect, so that a controller that dies in between reverts after restart.

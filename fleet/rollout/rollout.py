@@ -24,7 +24,7 @@ class Rollout(msgspec.Struct, frozen=True):
         entered: When it began or was resumed; the stage's `most_s` counts from here.
         looks: Looks made at this stage.
         looked: When the last of them was made, else when the stage began.
-        paused_in: STAGE or SOAK, to which RESUME returns.
+        paused_in: REPLAY, STAGE or SOAK, to which RESUME returns.
         reason: Why the state was entered, for people.
     """
 
@@ -81,9 +81,9 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
 
 
 def passed(rollout: Rollout) -> RolloutEvent:
-    """Return the event by which the present stage or the soak passes."""
-    if rollout.state is S.SOAK:
-        return E.SOAK_PASSED
+    """Return the event by which the replay, the present stage or the soak passes."""
+    if rollout.state in (S.REPLAY, S.SOAK):
+        return E.CHECK_PASSED if rollout.state is S.REPLAY else E.SOAK_PASSED
     return E.LAST_STAGE_PASSED if rollout.stage + 1 == len(rollout.settings.stages) else E.STAGE_PASSED
 
 
@@ -91,9 +91,10 @@ def look_due(rollout: Rollout, now: float) -> bool:
     """Whether to judge the rollout now: at `first_look_s`, and then at twice the time of the look before.
 
     Each look judges what happened since the look before, on boxes that ran their bundle all that time: canary and
-    control have then been watched equally long over the same minutes, without which they could not be compared.
+    control have then been watched equally long over the same minutes, without which they could not be compared. A
+    rollout that is paused in its replay has reached no box.
     """
-    return rollout.state in RUNNING and now >= next_look(rollout)
+    return rollout.state in RUNNING and rollout.began > 0 and now >= next_look(rollout)
 
 
 def next_look(rollout: Rollout) -> float:

@@ -38,6 +38,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
         author: The operator who began it, or `controller`.
         created: Unix seconds, like `updated`.
         allow_leaving: An approver accepts that requests leave the device that stayed on it in the records.
+        without_replay: An approver accepts that there are no records to replay.
         acknowledged: Rollout ids and codes that boxes reported, this store does not have, and an operator has accepted.
     """
 
@@ -47,6 +48,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     created: float
     updated: float
     allow_leaving: bool = False
+    without_replay: bool = False
     acknowledged: frozenset[str] = frozenset()
 
 
@@ -68,7 +70,7 @@ class ReportedPlan(msgspec.Struct, frozen=True):
 
 
 _COLUMNS = [rollouts.c[name] for name in ("body_json", "version", "author", "created", "updated", "allow_leaving")]
-_COLUMNS += [rollouts.c.acknowledged_json]
+_COLUMNS += [rollouts.c.without_replay, rollouts.c.acknowledged_json]
 _NEWEST = (rollouts.c.created.desc(), rollouts.c.id)
 
 
@@ -168,13 +170,12 @@ def _values(record: RolloutRecord) -> dict[str, Any]:
         "version": record.version,
         "updated": record.updated,
         "allow_leaving": record.allow_leaving,
+        "without_replay": record.without_replay,
         "acknowledged_json": msgspec.json.encode(sorted(record.acknowledged)).decode(),
     }
 
 
-def _record(
-    body: str, version: int, author: str, created: float, updated: float, allow_leaving: bool, acknowledged: str
-) -> RolloutRecord:
-    rollout = msgspec.json.decode(body, type=Rollout)
-    known = msgspec.json.decode(acknowledged, type=frozenset[str])
-    return RolloutRecord(rollout, version, author, created, updated, allow_leaving, known)
+def _record(body: str, *columns: Any) -> RolloutRecord:
+    """Return the record of a row of `_COLUMNS`."""
+    record = RolloutRecord(msgspec.json.decode(body, type=Rollout), *columns)
+    return msgspec.structs.replace(record, acknowledged=msgspec.json.decode(columns[-1], type=frozenset[str]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, false
 
 from router.bundle.protocol import LATENCY_BOUNDS_S
 
@@ -132,6 +132,7 @@ rollouts = Table(
     Column("version", Integer, nullable=False),  # grows with each change; two writers cannot both change one version
     Column("author", String(256), nullable=False),
     Column("allow_leaving", Boolean, nullable=False),  # requests may leave the device that stayed on it before
+    Column("without_replay", Boolean, nullable=False, server_default=false()),  # there may be no records to replay
     Column("acknowledged_json", Text, nullable=False),  # what boxes knew more than this store, after a restored backup
     Column("created", Float, nullable=False),
     Column("updated", Float, nullable=False),

@@ -96,13 +96,16 @@ class Bed:
                     now=self.now,
                 )
 
-    async def begin(self, store: Store, rollout: str, to_bundle: str, from_bundle: str | None) -> None:
+    async def begin(
+        self, store: Store, rollout: str, to_bundle: str, from_bundle: str | None, *, without_replay: bool = True
+    ) -> None:
         """Store a submitted rollout, as the operators' interface does."""
         doc = read_fleet_folder(self.signed.path).cohorts["kiosk"].rollout
         made = Rollout(rollout, "kiosk", to_bundle, from_bundle, f"salt-{rollout}", rollout_settings(doc))
         submitted = apply(made, RolloutEvent.SUBMIT, self.now)
         async with store.write() as connection:
-            await insert_rollout(connection, RolloutRecord(submitted, 1, "anna", self.now, self.now))
+            record = RolloutRecord(submitted, 1, "anna", self.now, self.now, without_replay=without_replay)
+            await insert_rollout(connection, record)
 
     async def decide(self, store: Store, rollout: str, event: RolloutEvent) -> None:
         record = await self.record(store, rollout)

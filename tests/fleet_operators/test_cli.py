@@ -39,6 +39,9 @@ def test_apply_says_what_will_change_and_asks(process: Process) -> None:
     begun = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     name = re.search(r"rollout (r-\S+) has begun", begun)
     assert name is not None
+    until(lambda: re.search(" replay paused, 0 %: no recorded requests of kiosk", process.done("status", name[1])))
+    assert "the role approver" in process.run("accept", "kiosk", as_="olga").output
+    process.done("accept", "kiosk")
     until(lambda: re.search(" stage 1 of 2,", process.done("status", name[1])))
     again = process.done("apply", folder, "--cohort", "kiosk", "--yes")
     assert again == f"kiosk: {name[1]} is under way already (stage 1 of 2)\n"

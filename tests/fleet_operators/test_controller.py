@@ -23,6 +23,7 @@ from fleet.store.generations import read_generations
 from fleet.store.leadership import Still
 from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.rollout import WHOLE
+from router.types import Outcome
 from tests.fleet.repository.fleets import edit
 from tests.fleet.test_replay import CLOUD, records
 from tests.fleet.test_replay import write as write_records
@@ -229,6 +230,70 @@ async def test_a_policy_that_sends_recorded_private_requests_away_stops_before_a
         if not allow:
             assert "5 of 5 recorded requests stayed on the device and would or may leave it" in ended.reason
             assert bed.publisher().published() == {}
+
+
+@pytest.mark.parametrize("files", ["no folder", "no files", "no lines", "unreadable", "undecided"])
+async def test_a_replay_without_records_pauses_and_goes_on_when_they_are_there(bed: Bed, files: str) -> None:
+    """Nothing is published meanwhile. With records the same policy passes."""
+    folder = bed.signed.path / "records" / "kiosk"
+    _write_useless_records(folder, files)
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None, without_replay=False)
+        await bed.turn(store, controller, 3)
+        paused = await bed.rollout(store, "r1")
+        assert (paused.state, paused.began) == ("paused", 0.0)
+        assert "no recorded requests of kiosk to replay" in paused.reason
+        assert ("1 lines there cannot be read" in paused.reason) == (files == "unreadable")
+        assert bed.publisher().published() == {}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_records(folder / "box-2.jsonl", records())
+        await bed.decide(store, "r1", RolloutEvent.RESUME)
+        await bed.turn(store, controller)
+        assert (await bed.rollout(store, "r1")).state == "stage"
+
+
+def _write_useless_records(folder: Path, files: str) -> None:
+    if files == "no folder":
+        return
+    folder.mkdir(parents=True)
+    if files == "no files":
+        (folder / "README.md").write_text("records come here")
+    elif files in ("no lines", "unreadable"):
+        (folder / "box-1.jsonl").write_text("" if files == "no lines" else "not a record\n")
+    else:
+        outcome = Outcome("rejected", 429, "none", error="rate_limit_exceeded")
+        write_records(folder / "box-1.jsonl", [msgspec.structs.replace(records()[0], decision=None, outcome=outcome)])
+
+
+async def test_the_policy_that_the_devices_run_needs_no_replay(bed: Bed) -> None:
+    """A bundle that changes only a setting, or the bundle before, waits for no records."""
+    first = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 2)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", first, None)
+        await bed.until(store, controller, "r1", "done")
+        edit(bed.signed.path / "fleet.yaml", "engine.threads: 4", "engine.threads: 3")
+        await bed.begin(store, "r2", bed.release(), first, without_replay=False)
+        await bed.turn(store, controller)
+        assert (await bed.rollout(store, "r2")).state == "stage"
+
+
+async def test_records_that_are_there_are_replayed_also_without_replay(bed: Bed) -> None:
+    """The permission is for a fleet without records, not for a policy that sends requests away."""
+    folder = bed.signed.path
+    (folder / "policies" / "kiosk.yaml").write_text(PUBLIC)
+    (folder / "policies" / "cases" / "kiosk.yaml").write_text(CASES)
+    (folder / "records" / "kiosk").mkdir(parents=True)
+    write_records(folder / "records" / "kiosk" / "box-1.jsonl", records())
+    bundle = bed.release()
+    async with bed.store() as store:
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None, without_replay=True)
+        assert "would or may leave" in (await bed.until(store, controller, "r1", "draft")).reason
 
 
 async def test_a_clock_that_jumps_back_stops_nothing_and_undoes_nothing(bed: Bed) -> None:

@@ -132,7 +132,7 @@ async def rollout(process: Process, path: Path, *, accepts: bool, kills: int = 0
 
     `accepts`: an approver accepts stages that a busy machine left without a verdict. A paused rollout is still judged.
     """
-    await asyncio.to_thread(process.done, "apply", str(path), "--cohort", "kiosk", "--yes")
+    await asyncio.to_thread(process.done, "apply", str(path), "--cohort", "kiosk", "--without-replay", "--yes")
     for turn in range(600):
         if turn % 5 == 4 and kills:
             await asyncio.to_thread(process.kill)

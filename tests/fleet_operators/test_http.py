@@ -130,6 +130,7 @@ async def test_every_change_is_in_the_audit_log_with_its_author(server: Server) 
         ({"cohort": "others", "to_bundle": "KIOSK"}, "invalid_value"),
         ({"cohort": "kiosk"}, "invalid_value"),
         ({"cohort": "kiosk", "to_bundle": "KIOSK", "allow_leaving": True}, "permission_denied"),
+        ({"cohort": "kiosk", "to_bundle": "KIOSK", "without_replay": True}, "permission_denied"),
     ],
 )
 async def test_a_rollout_that_cannot_be_is_refused(server: Server, body: dict[str, object], code: str) -> None:
@@ -145,7 +146,7 @@ async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) 
     for box in boxes:
         await box.report()
         await box.count(sample(None))
-    made = await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle}, as_="olga")
+    made = await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle, "without_replay": True})
     again = await server.ask("POST", "/v1/rollouts", {"cohort": "kiosk", "to_bundle": bundle})
     assert (again.status, again.code) == (409, "wrong_state")
     path = f"/v1/rollouts/{made['id']}"
@@ -169,6 +170,24 @@ async def test_a_rollout_is_paused_resumed_accepted_and_aborted(server: Server) 
     assert actions[-3:] == ["rollout.abort", "rollout.reverting", "rollout.reverted"]
     assert (await server.ask("GET", "/v1/rollouts/none", as_="vera")).code == "not_found"
     assert [one["id"] for one in await server.get("/v1/rollouts?cohort=kiosk")] == [made["id"]]
+
+
+async def test_without_records_a_rollout_waits_until_an_approver_accepts_it(server: Server) -> None:
+    """The reason says where records belong; an operator can let the replay be tried again, and nothing more."""
+    made = await server.post("/v1/rollouts", {"cohort": "kiosk", "to_bundle": newest(server)}, as_="olga")
+    path = f"/v1/rollouts/{made['id']}"
+    while (await server.get(path))["state"] != "paused":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    detail = await server.get(path)
+    assert (detail["began"], detail["share"], detail["looks"]) == (0.0, 0, [])
+    assert "no recorded requests of kiosk to replay" in detail["reason"]
+    assert "records/kiosk/*.jsonl" in detail["reason"]
+    assert (await server.ask("POST", f"{path}/accept", {}, as_="olga")).code == "permission_denied"
+    await server.post(f"{path}/resume", as_="olga")
+    while (await server.get(path))["state"] != "paused":  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    accepted = await server.post(f"{path}/accept", {"reason": "the first one"}, as_="april")
+    assert (accepted["state"], accepted["stage"]) == ("stage", 0)
 
 
 async def test_policies_side_by_side(server: Server) -> None:

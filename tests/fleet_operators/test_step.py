@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from fleet.controller.checks import Check
 from fleet.controller.observed import BoxView, Situation, ahead_count, least_share, observe
 from fleet.controller.step import adopted, caught_up, checked, has_begun, needs_boxes, paused_behind, step
 from fleet.rollout.boxes import MaintenanceWindow
@@ -135,13 +136,13 @@ def test_a_stage_holds_at_least_one_box_that_takes_part() -> None:
     for event in (E.SUBMIT, E.CHECK_PASSED):
         rollout = apply(rollout, event, START)
     boxes = [BoxView("off", 0.0, OLD), BoxView("held", NOW, OLD, left_out=True), BoxView("on", NOW, OLD)]
-    begun = checked(rollout, (), Situation(tuple(boxes)), NOW)
+    begun = checked(rollout, Check(), Situation(tuple(boxes)), NOW)
     assert begun.share == position("salt", "on") + 1 == least_share("salt", boxes, NOW)
 
 
 def test_a_failed_check_goes_back_to_its_author() -> None:
     rollout = apply(Rollout("r1", "kiosk", NEW, OLD, "salt", SETTINGS), E.SUBMIT, START)
-    failed = checked(rollout, ["one", "two", "three", "four"], Situation(), NOW)
+    failed = checked(rollout, Check(("one", "two", "three", "four")), Situation(), NOW)
     assert (failed.state, failed.reason) == (S.DRAFT, "one; two; three (and 1 more)")
 
 

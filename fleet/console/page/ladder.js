@@ -8,7 +8,7 @@ const BEFORE = ["draft", "lint", "replay"];
 /** Return the steps from the checks to the soak; the present one is marked. */
 export function ladder(rollout) {
   const steps = ["checks", ...rollout.stages.map(shareText), "soak"];
-  const at = BEFORE.includes(rollout.state) ? 0 : rollout.state === "done" ? steps.length : rollout.stage + 1;
+  const at = BEFORE.includes(rollout.state) || !rollout.began ? 0 : rollout.state === "done" ? steps.length : rollout.stage + 1;
   const stopped = ["aborted", "reverting", "reverted"].includes(rollout.state);
   return make(
     "ol",

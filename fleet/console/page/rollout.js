@@ -17,13 +17,13 @@ const ACTIONS = [
     role: "operator",
     text: "No further box changes. Boxes that run the new bundle keep it and are still judged.",
   },
-  { name: "resume", label: "Resume", states: ["paused"], role: "operator", text: "The stage goes on; its time counts from now." },
+  { name: "resume", label: "Resume", states: ["paused"], role: "operator", text: "The stage goes on; its time counts from now. A replay that had no records is tried again." },
   {
     name: "accept",
     label: "Accept",
     states: ["paused"],
     role: "approver",
-    text: "This stage counts as passed, whatever its verdict. The next stage begins now.",
+    text: "This stage, or the replay that had no records, counts as passed. The next stage begins now.",
   },
   {
     name: "abort",

@@ -113,7 +113,7 @@ class FleetBed:
 
     async def roll_out(self, bundle: str) -> dict[str, Any]:
         """Begin a rollout and watch it to its end; `aborted` is when the verdict was seen, monotonic."""
-        found = await self.api("POST", "/v1/rollouts", {"cohort": COHORT, "to_bundle": bundle})
+        found = await self.api("POST", "/v1/rollouts", {"cohort": COHORT, "to_bundle": bundle, "without_replay": True})
         ends, shown, aborted, began = time.monotonic() + TIMEOUT_S, "", 0.0, time.monotonic()
         while True:
             found = await self.api("GET", f"/v1/rollouts/{found['id']}")

@@ -64,7 +64,7 @@ def test_any_order_of_events_keeps_the_promises(events: list[RolloutEvent]) -> N
         except IllegalTransition:
             continue
         assert following.share >= current.share or following.state is S.ABORTED
-        assert (following.share > 0) == (following.state in (*RUNNING, S.DONE))
+        assert (following.share > 0) == (following.began > 0 and following.state in (*RUNNING, S.DONE))
         current = following
     if current.state is S.ABORTED:
         assert apply(apply(current, E.REVERT, 6.0), E.ALL_REVERTED, 7.0).state is S.REVERTED
@@ -131,6 +131,16 @@ def test_an_inconclusive_stage_is_paused_at_its_end() -> None:
     current = apply(current, E.RESUME, 90_000.0)
     assert (current.state, current.looks, current.share) == (S.STAGE, 1, 1_000)
     assert expire(current, 90_001.0).state is S.STAGE
+
+
+def test_a_pause_in_the_replay_returns_to_the_replay_and_is_never_judged() -> None:
+    """No box has the bundle yet: there is nothing to look at, also after the time of a first look."""
+    paused = apply(rollout(E.SUBMIT, E.CHECK_PASSED), E.PAUSE, 2.0)
+    assert not look_due(paused, 1e9)
+    assert apply(paused, E.RESUME, 3.0).state is S.REPLAY
+    accepted = apply(paused, E.ACCEPT, 3.0)
+    assert (accepted.state, accepted.stage, accepted.share) == (S.STAGE, 0, 1_000)
+    assert apply(apply(paused, E.ABORT, 3.0), E.REVERT, 4.0).state is S.REVERTING
 
 
 def test_a_pause_in_the_soak_returns_to_the_soak() -> None:

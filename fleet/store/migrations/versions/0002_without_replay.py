@@ -1,0 +1,11 @@
+"""Rollouts that may go on although there are no records to replay."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade() -> None:
+    op.add_column("rollouts", sa.Column("without_replay", sa.Boolean(), nullable=False, server_default=sa.false()))
