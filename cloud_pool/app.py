@@ -186,7 +186,12 @@ def build(
     serving = build_serving(config, tiers, pools, settings, metrics, find_stale=find_stale, client=accounts.redis)
     caching_service = CachingService(cache, serving.service.answer)
     reload_listeners.listeners.append(serving.warmer.loaded)
-    readiness = Readiness(pools.by_tier, config.server.readiness_cache_s)
+    readiness = Readiness(
+        pools.by_tier,
+        config.server.readiness_cache_s,
+        blocked=lambda: accounts.not_ready,
+        problems=lambda: accounts.problems,
+    )
     tracing = build_tracing(config, "causeway-gateway")
     bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
     bodies.check_largest(config.server.max_body_bytes)

@@ -31,6 +31,7 @@ from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .redis.config import RedisAddress
 from .redis.connect import ConnectionOptions, open_redis
+from .redis.eviction import EvictionCheck
 from .upstreams.triton.model_control import default_key_file
 
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation
@@ -82,12 +83,14 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
     accounting = TenantAccounting(config.tenants, limiter, usage)
     audit = AuditLog(config.audit_file)
+    eviction = EvictionCheck(client)
     tenants = TenantMetrics(metrics.registry)
     tenants.watch(
         local_checks=lambda: limiter.local_checks,
         stale_accepts=lambda: revocations.stale_accepts,
         revocations_restored=lambda: revocations.restored,
         usage_lost=lambda: usage.lost,
+        redis_evicts=lambda: float(bool(eviction.fault)),
         audit_lost=lambda: audit.lost,
         key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
         fleet_unreachable=lambda: float(fleet is not None and bool(fleet.last_error)),
@@ -103,7 +106,18 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         region=region,
     )
     ledger = Ledger(accounting, audit, tenants)
-    return Accounts(authenticator, operators, ledger, accounting, audit, revocations, client, fleet)
+    return Accounts(
+        authenticator,
+        operators,
+        ledger,
+        accounting,
+        audit,
+        revocations,
+        client,
+        eviction,
+        signed=config.identity.signed,
+        fleet=fleet,
+    )
 
 
 def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:

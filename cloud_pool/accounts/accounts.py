@@ -11,6 +11,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from redis.exceptions import RedisError
 
+from ..redis.eviction import EvictionCheck
 from ..redis.layout import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
@@ -33,7 +34,21 @@ class Accounts(msgspec.Struct, frozen=True):
     audit: AuditLog
     revocations: RevocationList
     redis: redis.asyncio.Redis | None
+    eviction: EvictionCheck
+    signed: bool  # whether signed tokens are accepted
     fleet: FleetTrust | None = None
+
+    @property
+    def not_ready(self) -> str:
+        """Why callers cannot be judged, so that this process is not ready; "" if they can."""
+        if self.signed and not self.revocations.has_copy:
+            return "The list of revoked tokens has never been read, so signed tokens are refused."
+        return ""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What an operator has to mend."""
+        return tuple(problem for problem in (self.not_ready, self.eviction.fault) if problem)
 
     async def prepare(self) -> None:
         """Read keys and revocations before the first request. An unavailable source delays this by at most 3 s.
@@ -49,12 +64,14 @@ class Accounts(msgspec.Struct, frozen=True):
                 with suppress(RedisError, OSError):
                     await ensure_accounts_layout(self.redis)
             await self.revocations.refresh()
+            await self.eviction.check()
 
     def start(self, tasks: TaskGroup) -> None:
         """Start the audit thread, and the background tasks in `tasks`."""
         self.audit.start()
         tasks.start_soon(self.revocations.watch)
         tasks.start_soon(self.accounting.watch)
+        tasks.start_soon(self.eviction.watch)
         if self.fleet is not None:
             tasks.start_soon(self.fleet.watch)
 

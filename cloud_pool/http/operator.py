@@ -1,7 +1,7 @@
 """The operators' own address: metrics, readiness in detail, and calls that change this process.
 
     GET  /metrics   Prometheus
-    GET  /readyz    as the public one, with each tier's and endpoint's state, and why jobs are refused
+    GET  /readyz    as the public one, with each tier's and endpoint's state, why jobs are refused, and problems
     POST /reload    read the endpoints of the configuration again, as SIGHUP does
     POST /drain     accept no more requests; running ones end. The process stays until it is stopped.
     /dlq            dead letters, where the process accepts jobs (`jobs.http.dead_letter_api`)
@@ -112,12 +112,18 @@ class OperatorRoutes:
         assert self._readiness is not None
         draining = self._is_draining()
         checked = {} if draining else await self._readiness.check()
-        ready = any(tier.ready for tier in checked.values())
+        ready = not draining and await self._readiness.ready()
         tiers = {
             name: {"ready": tier.ready, "error": tier.error, "endpoints": tier.endpoints}
             for name, tier in checked.items()
         }
-        found = {"ready": ready, "draining": draining, "tiers": tiers, "jobs_refused": self._jobs_refused()}
+        found = {
+            "ready": ready,
+            "draining": draining,
+            "tiers": tiers,
+            "jobs_refused": self._jobs_refused(),
+            "problems": self._readiness.problems,
+        }
         return _json(found, 200 if ready else 503)
 
     async def _post_reload(self) -> web.Response:

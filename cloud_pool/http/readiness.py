@@ -33,25 +33,40 @@ class TierReadiness(msgspec.Struct, frozen=True):
 
 
 class Readiness:
-    """Caches the last result for `cache_s`; concurrent checks share one. `pools` is by the tier's name."""
+    """Caches the last result for `cache_s`; concurrent checks share one.
+
+    Args:
+        pools: by the tier's name.
+        blocked: why the gateway cannot answer whatever its tiers can; "" if it can. It is asked each time.
+        problems: what an operator has to mend, though the gateway may answer.
+        clock: monotonic time, s.
+    """
 
     def __init__(
         self,
         pools: Mapping[str, Pool],
         cache_s: float,
         *,
+        blocked: Callable[[], str] = lambda: "",
+        problems: Callable[[], tuple[str, ...]] = lambda: (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
+        self._blocked = blocked
+        self._problems = problems
         self._cache_s = cache_s
         self._clock = clock
         self._lock = asyncio.Lock()
         self._checked_at: float | None = None
         self._tiers: dict[str, TierReadiness] = {}
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._problems()
+
     async def ready(self) -> bool:
-        """Return whether an inference succeeds on at least one endpoint."""
-        return any(tier.ready for tier in (await self.check()).values())
+        """Return whether an inference succeeds on at least one endpoint, and nothing else blocks the gateway."""
+        return not self._blocked() and any(tier.ready for tier in (await self.check()).values())
 
     async def check(self) -> Mapping[str, TierReadiness]:
         async with self._lock:

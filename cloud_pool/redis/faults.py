@@ -22,9 +22,14 @@ def remember_address(client: redis.asyncio.Redis, address: str) -> None:
     _addresses[client] = address
 
 
+def address_of(client: redis.asyncio.Redis) -> str:
+    """Return a client's address without a password; "" if it is not known."""
+    return _addresses.get(client, "")
+
+
 def client_fault(error: Exception, client: redis.asyncio.Redis | None) -> str:
     """Describe what a call of `client` raised, as `redis_fault`."""
-    return redis_fault(error, "" if client is None else _addresses.get(client, ""))
+    return redis_fault(error, "" if client is None else address_of(client))
 
 
 def redis_fault(error: Exception, address: str) -> str:

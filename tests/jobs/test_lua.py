@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import cloud_pool
-from cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT
+from cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
 from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
 from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
@@ -20,7 +20,6 @@ from cloud_pool.streams.effects import STREAM_SCRIPTS
 from .redis_server import RedisServer
 
 ACCOUNT_SCRIPTS = {
-    "restore_revocations": RESTORE_REVOCATIONS_SCRIPT,
     "take": TAKE_SCRIPT,
     "settle": SETTLE_SCRIPT,
     "restore": RESTORE_SCRIPT,
@@ -29,7 +28,8 @@ ACCOUNT_SCRIPTS = {
 }
 HEARTBEAT = load_script("cloud_pool.admission", "heartbeat")
 WITHOUT_SHEBANG = {**CACHE_SCRIPTS, **ACCOUNT_SCRIPTS, "heartbeat": HEARTBEAT}
-WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS}
+REVOCATION_SCRIPTS = {"revoke": REVOKE_SCRIPT, "restore_revocations": RESTORE_REVOCATIONS_SCRIPT}
+WITH_SHEBANG = {**JOB_SCRIPTS, **STREAM_SCRIPTS, **REVOCATION_SCRIPTS}
 LUA_FILES = sorted(Path(str(files(cloud_pool))).rglob("*.lua"))
 
 

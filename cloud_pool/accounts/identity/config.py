@@ -39,10 +39,11 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity`: the signed tokens that the gateway accepts.
 
     `when_revocations_stale`: what a signed token gets while the copy of the revocations is older than
-    `revocations_max_age_s`, that of Redis or that of the fleet.
+    `revocations_max_age_s`, that of Redis or that of the fleet. Without any copy it gets 503 in both cases, and the
+    gateway is not ready.
 
-    allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.
     deny    503 identity_unavailable: no revoked token is accepted, but no other signed token is either.
+    allow   The last copy stays in use, and each such token is counted: an unavailable Redis does not lock out devices.
     """
 
     key_file: str = ""  # JWKS; "": no signed tokens but those of `fleet.url`
@@ -56,8 +57,8 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revocations_refresh_s: Annotated[float, Meta(gt=0)] = 2.0  # how often Redis is read
     revocations_max_age_s: Annotated[float, Meta(gt=0)] = 60.0  # an older copy of the revocations is stale
     revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
-    # `allow`: use the stale copy and count it; `deny`: 503 for every signed token
-    when_revocations_stale: WhenRevocationsStale = "allow"
+    # `deny`: 503 for every signed token; `allow`: use the stale copy and count it
+    when_revocations_stale: WhenRevocationsStale = "deny"
     fleet: FleetConfig = FleetConfig()
 
     @property

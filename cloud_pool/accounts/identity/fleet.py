@@ -35,6 +35,7 @@ from .revocation import RevocationSnapshot
 
 KEYS_PATH, REVOCATIONS_PATH = "/.well-known/jwks.json", "/v1/revocations"
 _READ_S = 10.0
+_KEEP_S = 15.0  # an unchanged copy on disk is written again after that time, so that a start finds it fresh
 _MAX_KEYS_BYTES = 256 * 1024
 _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
 _log = logging.getLogger("causeway.cloud.identity")
@@ -45,6 +46,7 @@ class _Copy(msgspec.Struct, frozen=True):
 
     keys: Jwks
     revocations: RevocationSnapshot = RevocationSnapshot()
+    read_at: float = 0.0  # unix time, s; 0 in a copy of an older version
 
 
 class FleetTrust:
@@ -76,7 +78,8 @@ class FleetTrust:
         self._session: aiohttp.ClientSession | None = None
         self._etags: dict[str, str] = {}
         self._jwks: Jwks | None = None
-        self._written: _Copy | None = None
+        self._written: tuple[Jwks, RevocationSnapshot] | None = None
+        self._kept_at = float("-inf")
         self.keys: Mapping[str, Ed25519PublicKey] = {}
         self.revision = 0
         self.revocations = RevocationSnapshot()
@@ -106,6 +109,11 @@ class FleetTrust:
         self.last_error = ""
         self.read_at = self._clock()
         await self._keep_copy()
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether keys and revocations were ever read, by this process or by the one that wrote `copy_file`."""
+        return self._jwks is not None
 
     async def close(self) -> None:
         if self._session is not None:
@@ -167,20 +175,21 @@ class FleetTrust:
             _log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
             return
         self.revocations = copy.revocations
-        self._written = copy
+        self.read_at = self._clock() - max(0.0, self._wall_clock() - copy.read_at)
 
     async def _keep_copy(self) -> None:
         if not self._config.copy_file or self._jwks is None:
             return
-        copy = _Copy(self._jwks, self.revocations)
-        if copy == self._written:
+        content, now = (self._jwks, self.revocations), self._clock()
+        if content == self._written and now - self._kept_at < _KEEP_S:
             return
+        copy = _Copy(*content, self._wall_clock())
         try:
             await to_thread.run_sync(_write, Path(self._config.copy_file), msgspec.json.encode(copy))
         except OSError as error:
             _log.warning("%s: the copy of the fleet's keys cannot be written: %s", self._config.copy_file, error)
             return
-        self._written = copy
+        self._written, self._kept_at = content, now
 
 
 def _tls_context(config: FleetConfig) -> ssl.SSLContext | bool:

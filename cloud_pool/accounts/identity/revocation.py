@@ -7,7 +7,7 @@
     causeway:{revoked}:devices   hash: `tenant/device` -> unix time; tokens that were issued until then are refused,
                                  and forgotten once they have all expired
 
-The braces keep the keys in one slot of a cluster, since transactions change several.
+The braces keep the keys in one slot of a cluster, since scripts change several.
 The copy is read again every `revocations_refresh_s` if version, nonce or epoch have changed. Two histories never look
 the same: where a promoted replica lacks a change, the next change gives the same version and another nonce.
 
@@ -15,6 +15,9 @@ Revocations are never withdrawn. A Redis that is behind what this process has se
 promoted or its data is lost, hides nothing: the copy stays in force, and this process writes what Redis lacks back
 into it, under the next epoch, for processes that have no copy. A revocation is lost only if Redis loses it before any
 gateway has read it. While Redis is unavailable the copy stays as it is (see `IdentityConfig.when_revocations_stale`).
+
+A Redis whose memory is full serves all of this: it refuses every command of a transaction, so the list is read outside
+of one, position first, and scripts that may use more memory write it.
 """
 
 from __future__ import annotations
@@ -44,9 +47,11 @@ NONCE_KEY = "causeway:{revoked}:nonce"
 TOKENS_KEY = "causeway:{revoked}:tokens"
 DEVICES_KEY = "causeway:{revoked}:devices"
 REVOCATION_RETENTION_S = 600.0  # after a token's expiry: more than the largest `clock_skew_s`
+REVOKE_SCRIPT: Final = load_script(f"{__package__}.lua", "revoke")
 RESTORE_REVOCATIONS_SCRIPT: Final = load_script(f"{__package__}.lua", "restore_revocations")
 _DEVICE_RETENTION_S = MAX_TOKEN_LIFETIME_S + REVOCATION_RETENTION_S
 _READ_S = 10.0
+_KEEP_SHARE = 0.25  # of `revocations_max_age_s`: an unchanged copy on disk is written again after that time
 _log = logging.getLogger("causeway.cloud.identity")
 
 
@@ -99,13 +104,26 @@ class RevocationSnapshot(msgspec.Struct, frozen=True):
         return RevocationSnapshot(*max(self.position, other.position), tokens, devices)
 
 
+class _RevocationCopy(RevocationSnapshot, frozen=True):
+    """The copy on disk. `read_at` is unix time, s; 0 in a copy of an older version."""
+
+    read_at: float = 0.0
+
+
 class FleetRevocations(Protocol):
-    """The revocations of a fleet's control plane; `read_at` is monotonic, s."""
+    """The revocations of a fleet's control plane."""
 
     @property
     def revocations(self) -> RevocationSnapshot: ...
     @property
-    def read_at(self) -> float: ...
+    def read_at(self) -> float:
+        """When they were read, monotonic s."""
+        ...
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether they were ever read, by this process or by the one that wrote its copy on disk."""
+        ...
 
 
 class RevocationList:
@@ -136,21 +154,31 @@ class RevocationList:
         self._clock = clock
         self._wall_clock = wall_clock
         self._file = Path(config.revocations_file) if config.revocations_file else None
-        self._read_at = float("-inf") if client is not None else float("inf")
-        self.current = self._read_copy()
+        copy = self._read_copy()
+        self._has_copy = client is None or copy is not None
+        self._kept_at = float("-inf")
+        self.current: RevocationSnapshot = copy or RevocationSnapshot()
+        self._read_at = float("inf") if client is None else clock() - self._age_s(copy)
         self._read_marks: list[object] | None = None
         self._restore_fails = False
         self.stale_accepts = 0
         self.restored = 0
         self.last_error = ""
 
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a copy of every list, however old. Without one each signed token is refused."""
+        return self._has_copy and (self._fleet is None or self._fleet.has_copy)
+
     def check(self, owner: str, token_id: str, issued: float) -> None:
         """Check a signed token, of a request or of the request that submitted a job. `issued`: unix, s.
 
         Raises:
             AuthenticationFailed: the token or its device is revoked
-            IdentityUnavailable: the copy is too old (`when_revocations_stale: deny`)
+            IdentityUnavailable: there is no copy, or it is too old (`when_revocations_stale: deny`)
         """
+        if not self.has_copy:
+            raise IdentityUnavailable("the list of revoked tokens has never been read", retry_after_s=5.0)
         read_at = self._read_at if self._fleet is None else min(self._read_at, self._fleet.read_at)
         if self._clock() - read_at > self._config.revocations_max_age_s:
             if self._config.when_revocations_stale == "deny":
@@ -182,16 +210,18 @@ class RevocationList:
         if self.last_error:
             _log.info("the list of revoked tokens is read again")
         self.last_error = ""
-        self._read_at = self._clock()
+        self._read_at, self._has_copy = self._clock(), True
+        await self._keep_copy()
 
     async def _read(self, client: redis.asyncio.Redis) -> None:
-        async with client.pipeline(transaction=True) as pipe:
+        async with client.pipeline(transaction=False) as pipe:
             marks = await _get_marks(pipe).execute()
             if marks == self._read_marks:
                 return
-            _get_marks(pipe).zrange(TOKENS_KEY, 0, -1, withscores=True)
+            # The list may be newer than the marks, never older: the next refresh then reads it again.
+            pipe.zrange(TOKENS_KEY, 0, -1, withscores=True)
             pipe.hgetall(DEVICES_KEY)
-            *marks, tokens, devices = await pipe.execute()
+            tokens, devices = await pipe.execute()
         epoch, version, _ = marks
         snapshot = RevocationSnapshot(
             int(epoch or 0),
@@ -201,7 +231,7 @@ class RevocationList:
         )
         now = self._wall_clock()
         self.current = self.current.merged_with(snapshot, now)
-        await to_thread.run_sync(self._write_copy)
+        self._kept_at = float("-inf")
         missing = self.current.without(snapshot, now)
         if missing.tokens or missing.devices:
             await self._restore(client, missing)
@@ -226,32 +256,39 @@ class RevocationList:
         self._restore_fails = False
         self.restored += count
 
-    def _read_copy(self) -> RevocationSnapshot:
+    def _read_copy(self) -> _RevocationCopy | None:
         if self._file is None or not self._file.exists():
-            return RevocationSnapshot()
+            return None
         try:
-            return msgspec.json.decode(self._file.read_bytes(), type=RevocationSnapshot)
+            return msgspec.json.decode(self._file.read_bytes(), type=_RevocationCopy)
         except (OSError, msgspec.DecodeError) as error:
             _log.warning("%s: the copy of the revocations cannot be read: %s", self._file, error)
-            return RevocationSnapshot()
+            return None
 
-    def _write_copy(self) -> None:
-        if self._file is None:
-            return
-        temporary = self._file.with_name(f".{self._file.name}.{secrets.token_hex(4)}")
-        try:
-            temporary.write_bytes(msgspec.json.encode(self.current))
-            temporary.replace(self._file)
-        except OSError as error:
-            _log.warning("%s: the copy of the revocations cannot be written: %s", self._file, error)
+    def _age_s(self, copy: _RevocationCopy | None) -> float:
+        return float("inf") if copy is None else max(0.0, self._wall_clock() - copy.read_at)
+
+    async def _keep_copy(self) -> None:
+        """Write the copy to disk if it has changed, or so that a start while Redis is away finds it fresh."""
+        if self._file is not None and self._clock() - self._kept_at >= self._config.revocations_max_age_s * _KEEP_SHARE:
+            self._kept_at = self._clock()
+            current = self.current
+            copy = _RevocationCopy(current.epoch, current.version, current.tokens, current.devices, self._wall_clock())
+            await to_thread.run_sync(_write_copy, self._file, copy)
+
+
+def _write_copy(path: Path, copy: _RevocationCopy) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        temporary.write_bytes(msgspec.json.encode(copy))
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("%s: the copy of the revocations cannot be written: %s", path, error)
 
 
 async def revoke_token(client: redis.asyncio.Redis, jti: str, expiry: float, now: float) -> None:
     """Revoke a token and forget those that expired long ago. Times are unix, s. Raises RedisError."""
-    async with client.pipeline(transaction=True) as pipe:
-        pipe.zadd(TOKENS_KEY, {jti: expiry})
-        pipe.zremrangebyscore(TOKENS_KEY, "-inf", now - REVOCATION_RETENTION_S)
-        await _commit(pipe)
+    await _revoke(client, "token", jti, expiry, now - REVOCATION_RETENTION_S)
 
 
 async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> None:
@@ -259,28 +296,24 @@ async def revoke_device(client: redis.asyncio.Redis, owner: str, now: float) -> 
 
     Devices whose tokens have all expired are forgotten. Raises RedisError.
     """
-    devices = await client.hgetall(DEVICES_KEY)
-    over = [name for name, revoked_at in devices.items() if float(revoked_at) < now - _DEVICE_RETENTION_S]
-    async with client.pipeline(transaction=True) as pipe:
-        if over:
-            pipe.hdel(DEVICES_KEY, *over)
-        pipe.hset(DEVICES_KEY, owner, str(now))
-        await _commit(pipe)
+    await _revoke(client, "device", owner, now, now - _DEVICE_RETENTION_S)
 
 
 async def is_replicated(client: redis.asyncio.Redis, replicas: int, timeout_s: float) -> bool:
     """Wait until so many replicas have every revocation that was written so far. Raises RedisError."""
+    keys = (VERSION_KEY, NONCE_KEY, TOKENS_KEY, DEVICES_KEY)
     async with client.pipeline(transaction=False) as pipe:
-        pipe.set(NONCE_KEY, secrets.token_hex(8))  # WAIT counts writes of its own connection and all before them
+        # WAIT counts writes of its own connection and all before them.
+        pipe.eval(REVOKE_SCRIPT, len(keys), *keys, secrets.token_hex(8))
         pipe.wait(replicas, int(timeout_s * 1000))
         _, confirmed = await pipe.execute()
     return int(confirmed) >= replicas
 
 
-async def _commit(pipe: redis.asyncio.client.Pipeline) -> None:
-    pipe.incr(VERSION_KEY)
-    pipe.set(NONCE_KEY, secrets.token_hex(8))
-    await pipe.execute()
+async def _revoke(client: redis.asyncio.Redis, kind: str, name: str, at: float, forget_before: float) -> None:
+    keys = (VERSION_KEY, NONCE_KEY, TOKENS_KEY, DEVICES_KEY)
+    arguments = (secrets.token_hex(8), kind, name, str(at), str(forget_before))
+    await client.eval(REVOKE_SCRIPT, len(keys), *keys, *arguments)
 
 
 def _get_marks(pipe: redis.asyncio.client.Pipeline) -> redis.asyncio.client.Pipeline:

@@ -54,6 +54,7 @@ class TenantMetrics:
         revocations_restored: ReadValue,
         usage_lost: ReadValue,
         audit_lost: ReadValue,
+        redis_evicts: ReadValue,
         key_file_stale: ReadValue,
         fleet_unreachable: ReadValue,
     ) -> None:
@@ -78,6 +79,11 @@ class TenantMetrics:
             ("causeway_cloud_audit_records_lost", "Audit records that were not written.", audit_lost),
         ):
             self._registry.register(_ReadCounter(name, text, read))
+        Gauge(
+            "causeway_cloud_redis_evicts",
+            "1 while the Redis of budgets, usage and revocations may evict keys.",
+            registry=self._registry,
+        ).set_function(redis_evicts)
         Gauge(
             "causeway_cloud_key_file_stale",
             "1 while the last change of the key file is invalid and therefore not in use.",

@@ -8,10 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 import redis.asyncio
+from redis.exceptions import OutOfMemoryError
 
 from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.accounts.identity.revocation import DEVICES_KEY, RevocationList, revoke_device, revoke_token
+from cloud_pool.accounts.identity.revocation import (
+    DEVICES_KEY,
+    RevocationList,
+    is_replicated,
+    revoke_device,
+    revoke_token,
+)
 from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, IdentityUnavailable
 from tests.redis_server import RedisServer, unreachable_redis
@@ -127,18 +134,78 @@ async def test_a_stale_copy_is_used_or_refused(empty_redis: RedisServer) -> None
 
 
 async def test_the_copy_on_disk_is_used_at_the_start(tmp_path: Path) -> None:
-    """Without a copy, deny refuses; a broken copy is ignored."""
-    closed = RevocationList(IdentityConfig(when_revocations_stale="deny"), unreachable_redis())
-    await closed.refresh()
-    with pytest.raises(IdentityUnavailable):
-        check(closed)
+    """It is as old as the last refresh of the process that wrote it. One of an older version does not say: stale."""
     copy = tmp_path / "revoked.json"
-    copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}}')
-    started = RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis())
+    config = IdentityConfig(revocations_file=str(copy))
+
+    def started(read_at: float | None, config: IdentityConfig = config) -> RevocationList:
+        known = "" if read_at is None else f', "read_at": {read_at}'
+        copy.write_text('{"version": 3, "tokens": {"token-1": 1e12}, "devices": {}' + known + "}")
+        return RevocationList(config, unreachable_redis(), wall_clock=lambda: NOW)
+
     with pytest.raises(AuthenticationFailed, match="revoked"):
-        check(started)
-    copy.write_text("{")
-    check(RevocationList(IdentityConfig(revocations_file=str(copy)), unreachable_redis()))
+        check(started(NOW - 59))
+    check(started(NOW - 59), jti="token-2")
+    for read_at in (NOW - 61, None):
+        with pytest.raises(IdentityUnavailable):
+            check(started(read_at), jti="token-2")
+        lenient = started(read_at, msgspec.structs.replace(config, when_revocations_stale="allow"))
+        check(lenient, jti="token-2")
+        assert (lenient.has_copy, lenient.stale_accepts) == (True, 1)
+
+
+@pytest.mark.parametrize("when", ["allow", "deny"])
+@pytest.mark.parametrize("content", [None, "{"], ids=["none", "broken"])
+async def test_without_any_copy_signed_tokens_are_refused(tmp_path: Path, when: str, content: str | None) -> None:
+    copy = tmp_path / "revoked.json"
+    if content is not None:
+        copy.write_text(content)
+    settings = {"revocations_file": str(copy), "when_revocations_stale": when}
+    revoked = RevocationList(msgspec.convert(settings, IdentityConfig), unreachable_redis())
+    await revoked.refresh()
+    assert not revoked.has_copy
+    with pytest.raises(IdentityUnavailable):
+        check(revoked)
+
+
+async def test_an_unchanged_copy_on_disk_stays_fresh(empty_redis: RedisServer, tmp_path: Path) -> None:
+    """A gateway that restarts while Redis is away has a copy as old as its last refresh, not as the last revocation."""
+    now = Clock()
+    config = IdentityConfig(revocations_file=str(tmp_path / "revoked.json"))
+    async with redis.asyncio.Redis.from_url(empty_redis.url) as client:
+        gateway = RevocationList(config, client, clock=now, wall_clock=lambda: NOW + now.now)
+        for now.now in (0.0, 40.0, 80.0):
+            await gateway.refresh()
+    check(RevocationList(config, unreachable_redis(), wall_clock=lambda: NOW + 90.0))
+
+
+async def test_a_full_redis_serves_the_revocations(tmp_path: Path) -> None:
+    """It refuses each command of a transaction: a gateway that starts now must read the list all the same, and an
+    operator must be able to add to it."""
+    full = RedisServer(tmp_path, "--maxmemory-policy", "noeviction")
+    try:
+        async with redis.asyncio.Redis.from_url(full.url) as client:
+            await revoke_token(client, "token-1", NOW + 3600, NOW)
+            await client.config_set("maxmemory", "1")
+            with pytest.raises(OutOfMemoryError):
+                await client.set("something", "else")
+            started = RevocationList(IdentityConfig(), client, wall_clock=lambda: NOW)
+            await started.refresh()
+            with pytest.raises(AuthenticationFailed, match="revoked"):
+                check(started)
+            check(started, jti="token-2")
+            await revoke_token(client, "token-2", NOW + 3600, NOW)
+            await revoke_device(client, "acme/kiosk-18", NOW)
+            assert await is_replicated(client, 0, 1.0)
+            await started.refresh()
+            with pytest.raises(AuthenticationFailed, match="revoked"):
+                check(started, jti="token-2")
+            assert set(started.current.devices) == {"acme/kiosk-18"}
+            await client.flushall()  # and what it loses is written back
+            await started.refresh()
+            assert started.restored == 3
+    finally:
+        full.kill()
 
 
 async def test_the_copy_on_disk_is_updated(empty_redis: RedisServer, tmp_path: Path) -> None:

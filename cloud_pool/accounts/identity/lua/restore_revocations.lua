@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Write revocations that Redis has lost back into it, after what its last reader had seen.
 -- KEYS: epoch, version, nonce, tokens, devices
 -- ARGV: epoch and version of the last snapshot, new nonce, number of tokens, then id, expiry (unix, s) of each token,
