@@ -6,6 +6,7 @@ parts of `max_sequences`.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -88,6 +89,7 @@ def _inference_request(context: RequestContext, prompt: InferencePrompt) -> Infe
         parameters=SamplingParameters(),
         embed=True,
         deadline=context.deadline,
+        caller=hashlib.blake2b(context.tenant.encode(), digest_size=8).hexdigest() if context.tenant else "",
         request_id=context.id,
         traceparent=context.traceparent,
         trace=context.trace,

@@ -33,6 +33,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     embed: bool = False
     deadline_s: float | None = None  # time left
     call_name: str = ""  # the name by which it can be cancelled
+    caller: str = ""  # see `Job.caller`
 
 
 class ModelResponse(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ def jobs_of(request: ModelRequest, ids: itertools.count[int]) -> list[Job]:
             ignore_eos=parameters.ignore_eos,
             deadline_s=request.deadline_s,
             embed=request.embed,
+            caller=request.caller,
             refusal="skip",  # there is no stronger model to defer to
         )
         for index in range(parameters.n)

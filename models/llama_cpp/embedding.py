@@ -1,11 +1,13 @@
 """Embeddings: the mean of the last hidden states, scaled to length 1.
 
-Embeddings use a llama.cpp context of their own, created by the first request for one.
+Embeddings use llama.cpp contexts of their own, each created by the first text for it: one in which many short texts
+share a batch, and one with room for a text as long as the model's context, which is decoded in chunks.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import time
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,80 +18,191 @@ from .native import bindings
 from .native.context import Context
 from .native.weights import Weights
 from .protocol import Emission
+from .scheduling.embedding_queue import EmbeddingQueue
 from .scheduling.sequence import Sequence
+from .scheduling.throughput import Throughput
 
-_CHUNK = 64  # tokens per step: running answers wait for it
+_BATCH = 256  # tokens of a step at most
+_SHORT_TOKENS = 512  # of a text that shares batches with others
+_SHORT_CELLS = 4096
+_SHORT_TEXTS = 64  # in progress together
+_LONG_TEXTS = 8  # as far as the context has room for them together
 
 
 class Embedder:
-    """Embeds one text at a time, one chunk per step of the engine."""
+    """Embeds texts of many requests together; one step of the engine decodes one batch."""
 
-    def __init__(self, weights: Weights, context_tokens: int, threads: int) -> None:
-        self._weights = weights
-        self._context_tokens = context_tokens
-        self._threads = threads
-        self._context: Context | None = None
-        self.waiting: deque[Sequence] = deque()  # the first one is in progress
-        self._decoded = 0  # tokens of the first one
-        self._sum: NDArray[np.float64] = np.zeros(weights.embedding_dimensions)
+    def __init__(
+        self, weights: Weights, context_tokens: int, threads: int, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Embed with the loaded model.
 
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, in progress or not."""
-        if self.waiting[0] is sequence:
-            self._reset()
-        self.waiting.remove(sequence)
+        Args:
+            weights: the model.
+            context_tokens: tokens of its longest text.
+            threads: threads of one decode.
+            clock: seconds; fair shares are counted in its time.
+        """
+        short_tokens = min(_SHORT_TOKENS, context_tokens)
+        self.waiting = EmbeddingQueue(short_tokens)
+        self.steps = 0
+        self._clock = clock
+        self._short = _TextBatch(weights, max(short_tokens, min(_SHORT_CELLS, context_tokens)), _SHORT_TEXTS, threads)
+        self._long = _TextBatch(weights, context_tokens, _LONG_TEXTS, threads)
 
-    def step(self, out: list[Emission]) -> None:
-        """Decode one chunk of the first text; append its embedding to `out` when it is complete."""
-        sequence = self.waiting[0]
+    def remove(self, text: Sequence) -> None:
+        """Remove a text, in progress or not."""
+        self._short.remove(text)
+        self._long.remove(text)
+        self.waiting.remove(text)
+
+    def step(self, out: list[Emission], decoding: int) -> None:
+        """Decode one batch; append the embeddings that it completes to `out`.
+
+        Args:
+            out: receives emissions.
+            decoding: answers in progress, each of which waits for this step.
+        """
+        for long, texts in self.waiting.turns():
+            batch = self._long if long else self._short
+            if batch.fill(texts, decoding):
+                self._decode(batch, out)
+                return
+
+    def close(self) -> None:
+        self._short.close()
+        self._long.close()
+
+    def _decode(self, batch: _TextBatch, out: list[Emission]) -> None:
+        started = self._clock()
         try:
-            complete = self._decode_chunk(sequence)
+            complete = batch.decode()
         except EngineUnavailable as error:
-            self.remove(sequence)
-            out.append(sequence.fail(error.code, error.message))
+            for text in batch.texts:
+                self.remove(text)
+                out.append(text.fail(error.code, error.message))
             return
-        if complete:
-            tokens = len(sequence.prompt)
-            mean = self._sum / tokens
-            self.remove(sequence)
-            vector = mean / max(float(np.linalg.norm(mean)), 1e-12)
-            out.append(
-                Emission(sequence.id, finish_reason="stop", prompt_tokens=tokens, embedding=tuple(vector.tolist()))
-            )
+        finally:
+            self.steps += 1
+        step_s = self._clock() - started
+        batch.throughput.record(step_s, 0, 0, batch.rows)
+        for text, rows in batch.shares:
+            self.waiting.charge(text, step_s * rows / batch.rows)
+        for text, total in complete:
+            self.remove(text)
+            mean = total / len(text.prompt)
+            vector = tuple((mean / max(float(np.linalg.norm(mean)), 1e-12)).tolist())
+            out.append(Emission(text.id, finish_reason="stop", prompt_tokens=len(text.prompt), embedding=vector))
+
+
+class _Progress:
+    """How far a text is. `slot`: its sequence id in the context; `total`: float64 [dimensions], of decoded tokens."""
+
+    __slots__ = ("decoded", "slot", "total")
+
+    def __init__(self, slot: int, dimensions: int) -> None:
+        self.slot = slot
+        self.decoded = 0
+        self.total: NDArray[np.float64] = np.zeros(dimensions)
+
+
+class _TextBatch:
+    """A llama.cpp context, the texts in it, and its next batch. A batch holds texts of one adapter.
+
+    `shares`: the texts of the batch, with their rows; `rows`: of all together.
+    """
+
+    def __init__(self, weights: Weights, cells: int, texts: int, threads: int) -> None:
+        self.throughput = Throughput(_BATCH)
+        self.shares: list[tuple[Sequence, int]] = []
+        self.rows = 0
+        self._weights = weights
+        self._cells = self._free_cells = cells
+        self._max_texts = texts
+        self._slots = list(range(texts))
+        self._threads = threads
+        self._running: dict[Sequence, _Progress] = {}
+        self._context: Context | None = None
+
+    @property
+    def texts(self) -> list[Sequence]:
+        """Those of the batch."""
+        return [text for text, _ in self.shares]
+
+    def fill(self, texts: Iterable[Sequence], decoding: int) -> int:
+        """Write the next batch of these texts, in their order; return its rows. `decoding`: see `Embedder.step`."""
+        self.shares, self.rows = [], 0
+        context = self._open_context()
+        budget = self.throughput.prefill_budget(decoding)
+        for text in texts:
+            if self.rows == budget:
+                break
+            if self.shares and text.adapter is not self.shares[0][0].adapter:
+                continue
+            if (progress := self._running.get(text) or self._admit(text)) is None:
+                continue
+            start, row = progress.decoded, self.rows
+            count = min(budget - row, len(text.prompt) - start)
+            end = row + count
+            context.token[row:end] = text.prompt[start : start + count]
+            context.position[row:end] = range(start, start + count)
+            context.sequence[row:end] = progress.slot
+            self.shares.append((text, count))
+            self.rows = end
+        return self.rows
+
+    def decode(self) -> list[tuple[Sequence, NDArray[np.float64]]]:
+        """Decode the batch; return the texts that it completes, and the sums of their hidden states.
+
+        Raises:
+            EngineUnavailable: llama_decode failed.
+        """
+        context = self._open_context()
+        context.needs_output[: self.rows] = 1
+        context.use_adapter(self.shares[0][0].adapter)
+        if code := context.decode(self.rows):
+            raise EngineUnavailable(f"llama_decode failed with {code} while embedding; {bindings.last_errors()}")
+        states = context.rows(self.rows)
+        complete: list[tuple[Sequence, NDArray[np.float64]]] = []
+        row = 0
+        for text, count in self.shares:
+            progress = self._running[text]
+            progress.total += states[row : row + count].sum(axis=0, dtype=np.float64)
+            progress.decoded += count
+            row += count
+            if progress.decoded == len(text.prompt):
+                complete.append((text, progress.total))
+        return complete
+
+    def remove(self, text: Sequence) -> None:
+        """Free a text's cells; without effect on one that has none here."""
+        progress = self._running.pop(text, None)
+        if progress is not None and self._context is not None:
+            bindings.sequence_remove(self._context.memory, progress.slot, -1, -1)
+            self._slots.append(progress.slot)
+            self._free_cells += len(text.prompt)
 
     def close(self) -> None:
         if self._context is not None:
             self._context.close()
 
-    def _decode_chunk(self, sequence: Sequence) -> bool:
-        context = self._open_context()
-        start = self._decoded
-        count = min(_CHUNK, len(sequence.prompt) - start)
-        context.use_adapter(sequence.adapter)
-        context.token[:count] = sequence.prompt[start : start + count]
-        context.position[:count] = range(start, start + count)
-        context.needs_output[:count] = 1
-        if code := context.decode(count):
-            raise EngineUnavailable(f"llama_decode failed with {code} while embedding; {bindings.last_errors()}")
-        self._sum += context.rows(count).sum(axis=0, dtype=np.float64)
-        self._decoded += count
-        return self._decoded == len(sequence.prompt)
+    def _admit(self, text: Sequence) -> _Progress | None:
+        """Give a text the cells of all of its tokens; None if there are too few now."""
+        if not self._slots or len(text.prompt) > self._free_cells:
+            return None
+        self._free_cells -= len(text.prompt)
+        progress = self._running[text] = _Progress(self._slots.pop(), self._weights.embedding_dimensions)
+        return progress
 
     def _open_context(self) -> Context:
         if self._context is None:
             self._context = Context(
                 self._weights,
-                kv_tokens=self._context_tokens,
-                sequences=1,
-                batch_tokens=_CHUNK,
-                outputs=_CHUNK,
+                kv_tokens=self._cells,
+                sequences=self._max_texts,
+                batch_tokens=_BATCH,
+                outputs=_BATCH,
                 threads=self._threads,
                 embeddings=True,
             )
         return self._context
-
-    def _reset(self) -> None:
-        if self._context is not None:
-            bindings.sequence_remove(self._context.memory, -1, -1, -1)
-        self._decoded = 0
-        self._sum[:] = 0

@@ -120,7 +120,7 @@ class Engine:
             tokens_per_s=core.throughput.tokens_per_s,
             kv_used=core.kv_cache.used,
             kv_total=core.kv_cache.total,
-            steps=core.steps,
+            steps=core.steps + core.embedder.steps,
             rss_bytes=int(psutil.Process().memory_info().rss),
         )
 
@@ -218,7 +218,7 @@ class Engine:
             if busy:
                 core.step(out)
             if embedder.waiting:
-                embedder.step(out)
+                embedder.step(out, scheduler.running)
                 busy = True
             if out:
                 self._emit(out)
@@ -238,7 +238,8 @@ class Engine:
                 item.close()
                 out.append(item.fail("queue_full", f"{self._options.queue} jobs are waiting already"))
             else:
-                (core.embedder.waiting if item.job.embed else core.scheduler.waiting).append(item)
+                queue = core.embedder.waiting if item.job.embed else core.scheduler.waiting
+                queue.append(item)
                 self._next_deadline = min(self._next_deadline, item.deadline)
 
     def _cancel(self, job_id: int, out: list[Emission]) -> None:

@@ -119,6 +119,8 @@ class PromptEncoder:
             tokens = self._vocabulary.encode(prompt.text, special=prompt.parse_special, soft=soft)
         else:
             tokens = self._vocabulary.validate(prompt.tokens)
+        if prompt.suffix is not None:
+            tokens = self._vocabulary.frame_middle(tokens, prompt.suffix)
         if not len(tokens):
             raise InvalidRequest("the prompt is empty", param="messages" if prompt.messages else "prompt")
         if soft:

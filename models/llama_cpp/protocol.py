@@ -127,6 +127,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: tuple[Tool, ...] = ()
     text: str | None = None
     parse_special: bool = False
+    suffix: str | None = None  # of `text` or `tokens`: the answer fills in what stands between them and this text
     answer_start: str = ""  # of `messages`: the beginning of the answer, which the model continues
     tokens: tuple[int, ...] = ()
     soft: tuple[SoftTokens, ...] = ()
@@ -158,6 +159,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ignore_eos: bool = False
     deadline_s: float | None = None  # time left at submission
     embed: bool = False  # return the pooled embedding instead of text
+    caller: str = ""  # callers get equal shares of the time that embeddings take
     echo: bool = False
     # The model's refusal token, which is never text: `end` ends the answer (another target will answer), `skip` lets
     # the model continue after it with its best guess (there is no other target).
@@ -194,5 +196,5 @@ class EngineStats(msgspec.Struct, frozen=True):
     tokens_per_s: float  # all sequences, over the last second of work
     kv_used: int  # tokens
     kv_total: int
-    steps: int
+    steps: int  # batches decoded so far, those of embeddings among them
     rss_bytes: int

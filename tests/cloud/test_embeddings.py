@@ -80,7 +80,12 @@ def tier(*can: TierAbility) -> Tier:
 
 
 async def embed(
-    triton: TritonClient, request: Request, admission: AdmissionController, *, embedding_tier: Tier | None = None
+    triton: TritonClient,
+    request: Request,
+    admission: AdmissionController,
+    *,
+    embedding_tier: Tier | None = None,
+    tenant: str = "",
 ) -> Embeddings:
     chosen = embedding_tier or tier()
     pool = Endpoints("stock", "vllm_embed", [parse_endpoint_address("t:1")], lambda _: triton)
@@ -88,7 +93,9 @@ async def embed(
     config = DegradationConfig(tiers=("stock", "other"))
     signals = {name: TierSignals(pool, admission) for name in ("stock", "other")}
     service = Service({"stock": runtime, "other": runtime}, TierFallback(config, signals))
-    context = RequestContext(id="r", request=request, tier=chosen, deadline=time.monotonic() + PATIENCE_S)
+    context = RequestContext(
+        id="r", request=request, tier=chosen, deadline=time.monotonic() + PATIENCE_S, tenant=tenant
+    )
     head, embeddings = await service.embed(context)
     assert head.tier == "stock"
     return embeddings
@@ -105,6 +112,16 @@ async def test_vectors_are_in_the_order_of_the_inputs_and_their_tokens_add_up() 
     assert embeddings.usage.prompt_tokens == 15
     assert [embedding_input(request) for request in fake.requests] == ["one", "two", [3, 4]]
     assert admission.running == 0
+
+
+async def test_the_model_learns_which_texts_are_one_caller_s_and_not_its_name() -> None:
+    async with bed(stock) as (fake, triton):
+        for tenant in ("acme", "acme", "other"):
+            await embed(triton, TEXTS, AdmissionController(1, 0), tenant=tenant)
+    callers = [request.parameters["causeway_caller"].string_param for request in fake.requests]
+    assert len(set(callers[:6])) == 1
+    assert len(set(callers)) == 2
+    assert not {"acme", "other"} & set(callers)
 
 
 @pytest.mark.parametrize("permits", [1, 4])

@@ -70,7 +70,7 @@ def test_a_text_being_embedded_can_be_cancelled(rig: Rig) -> None:
     whole = rig.run("turn " * 200, embed=True).end.embedding
     jobs = rig.between_steps(lambda: [rig.start("hello " * 200, embed=True), rig.start("turn " * 200, embed=True)])
     rig.engine.cancel(jobs[0])
-    assert rig.answer(jobs[1]).end.embedding == pytest.approx(whole, abs=1e-6)
+    assert rig.answer(jobs[1]).end.embedding == pytest.approx(whole, abs=1e-3)  # batches of other sizes round otherwise
     assert rig.answer(jobs[0]).end.error in ("client_gone", "")  # it may have been read already
 
 

@@ -40,6 +40,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     embed: bool = False  # make the prompt's vector, as JSON in the answer's text, instead of an answer
     part: EncodePart | None = None  # read this instead of the prompt
     deadline: float  # monotonic, s
+    caller: str = ""  # callers share the time of embeddings in our own model; a digest, as Triton's logs may name it
     request_id: str = ""
     traceparent: str = ""
     trace: Trace | None = None  # of the client's request
@@ -76,6 +77,8 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
     # Read by our own model; a stock backend ignores them and is stopped by the call's deadline.
     message.parameters["causeway_deadline_ms"].int64_param = max(1, round(1000.0 * left_s))
     message.parameters["causeway_call"].string_param = call
+    if request.caller:
+        message.parameters["causeway_caller"].string_param = request.caller
     return message
 
 

@@ -31,6 +31,7 @@ from .supervisor import State, Supervisor
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
+_TEXTS_AT_ONCE = 32  # texts of one request in the child: they share its batches
 _LOAD_S = 60.0  # to count a prompt; the caller waits for less
 
 
@@ -203,12 +204,19 @@ class EngineBackend:
         deadline_s = _time_left_s(call)
         adapter = call.target.adapter
         jobs = [
-            Job(id=next(self._ids), prompt=prompt, adapter=adapter, embed=True, deadline_s=deadline_s)
+            Job(
+                id=next(self._ids),
+                prompt=prompt,
+                adapter=adapter,
+                embed=True,
+                deadline_s=deadline_s,
+                caller=call.request.hints.client,
+            )
             for prompt in self._prompts(call.request)
         ]
         vectors: dict[int, tuple[float, ...]] = {}
         tokens = 0
-        with _EmissionQueue(process, jobs, call.deadline, self._at_once) as queue:
+        with _EmissionQueue(process, jobs, call.deadline, _TEXTS_AT_ONCE) as queue:
             while len(vectors) < len(jobs):
                 for emission in await queue.get():
                     if emission.error:
@@ -390,8 +398,11 @@ class _EmissionQueue:
 
 def _check_supported(request: Request) -> None:
     """Raises UnsupportedFeature."""
-    if request.suffix is not None:
-        raise UnsupportedFeature("`suffix`: this model does not fill in the middle. Remove it.", param="suffix")
+    if request.echo and request.suffix is not None:
+        raise UnsupportedFeature(
+            "`echo` with `suffix`: An answer that fills in the middle does not begin with its prompt. Remove one.",
+            param="echo",
+        )
     if request.echo and request.logprobs is not None:
         raise UnsupportedFeature(
             "`echo` with `logprobs`: this model gives none for the prompt. Remove one.", param="echo"
@@ -403,7 +414,10 @@ def _prompts(request: Request, thinking: Thinking) -> list[Prompt]:
         tools = () if request.tool_choice.mode == "none" else request.tools
         answer_start = closed_thought(thinking) if thinking and not thinks(request, thinking) else ""
         return [Prompt(messages=request.messages, tools=tools, answer_start=answer_start)]
-    return [Prompt(text=one) if isinstance(one, str) else Prompt(tokens=one) for one in request.prompts]
+    return [
+        Prompt(text=one, suffix=request.suffix) if isinstance(one, str) else Prompt(tokens=one, suffix=request.suffix)
+        for one in request.prompts
+    ]
 
 
 def _seeded(sampling: Sampling, choice: int) -> Sampling:

@@ -10,7 +10,7 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import EngineUnavailable, InvalidRequest
+from router.errors import EngineUnavailable, InvalidRequest, UnsupportedFeature
 from router.reasoning import CLOSE, OPEN
 from router.tool_calls.parser import TEXT_MARKS
 
@@ -19,6 +19,8 @@ from . import bindings
 
 _PIECE_BYTES = 1 << 16  # buffer for one token's text
 _CONTROL = native.LLAMA_TOKEN_ATTR_CONTROL | native.LLAMA_TOKEN_ATTR_UNKNOWN
+# Before the text, before the suffix, before the answer: the order in which every family with such tokens was trained.
+_MIDDLE_TOKENS = (native.llama_vocab_fim_pre, native.llama_vocab_fim_suf, native.llama_vocab_fim_mid)
 _TEXT_MARKS = TEXT_MARKS | {OPEN, CLOSE}  # control tokens whose text the parsers in `router` read
 
 Tokens = NDArray[np.int32]
@@ -66,6 +68,8 @@ class Vocabulary:
         ]
         self.guard = "".join(sorted({text[0] for text in self._control_texts}))
         self.bos = int(native.llama_vocab_bos(self.pointer))
+        middle = [int(token(self.pointer)) for token in _MIDDLE_TOKENS]
+        self._middle_tokens = middle if min(middle) >= 0 else None
         self._adds_bos = bool(native.llama_vocab_get_add_bos(self.pointer)) and self.bos >= 0
 
     def name(self, token: int) -> str:
@@ -94,6 +98,26 @@ class Vocabulary:
         if self._adds_bos and not (tokens and len(tokens[0]) and tokens[0][0] == self.bos):
             tokens.insert(0, np.array([self.bos], np.int32))
         return np.concatenate(tokens) if tokens else np.zeros(0, np.int32)
+
+    def frame_middle(self, before: Tokens, suffix: str) -> Tokens:
+        """Frame a prompt so that the model's answer stands between it and `suffix`.
+
+        Args:
+            before: the prompt's tokens.
+            suffix: text behind the answer.
+
+        Raises:
+            UnsupportedFeature: the model has no tokens for that.
+        """
+        if self._middle_tokens is None:
+            raise UnsupportedFeature(
+                "`suffix`: This model has no tokens for filling in the middle. Remove it.", param="suffix"
+            )
+        start = int(self._adds_bos and len(before) > 0 and before[0] == self.bos)
+        prefix, suffix_mark, middle = self._middle_tokens
+        after = self._tokenize(suffix, special=False)
+        parts = (before[:start], [prefix], before[start:], [suffix_mark], after, [middle])
+        return np.concatenate(parts).astype(np.int32)
 
     def validate(self, tokens: Sequence[int]) -> Tokens:
         """Check a caller's token ids.

@@ -38,6 +38,7 @@ class Parameters(msgspec.Struct, frozen=True):
 
     causeway_deadline_ms: int | None = None
     causeway_call: str = ""
+    causeway_caller: str = ""
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True):
@@ -138,6 +139,7 @@ def model_request_of(request: Any) -> ModelRequest:
             outputs=outputs_of(request),
             deadline_s=deadline_s,
             call_name=parameters.causeway_call,
+            caller=parameters.causeway_caller,
         )
     prompt, token_ids = text_of(request, "text_input"), token_ids_of(request)
     if prompt is None and not token_ids:
