@@ -27,7 +27,7 @@ from .grpc_api.assembly import build_grpc
 from .http.body_memory import BodyMemory
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
-from .http.listener import Listener
+from .http.listener import Listener, allowed_connections
 from .http.operator import OperatorRoutes, operator_listener
 from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
@@ -193,7 +193,9 @@ def build(
         problems=lambda: accounts.problems,
     )
     tracing = build_tracing(config, "causeway-gateway")
-    bodies = BodyMemory(config.server.max_body_memory_bytes, metrics.registry)
+    bodies = BodyMemory(
+        config.server.max_body_memory_bytes, metrics.registry, allowed_connections(config.server.max_connections)
+    )
     bodies.check_largest(config.server.max_body_bytes)
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
     inline_files = None if jobs is None else jobs.files.inline

@@ -46,8 +46,11 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
     token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
-    # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant may have half; beyond: 503, or 429
+    # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 503, 429
     max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
+    # open connections, fewer where the kernel allows the process few files; idle ones make room, and one tenant's
+    # requests have half of them at most
+    max_connections: Positive = 4096
     read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
     drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
     default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
@@ -130,7 +133,8 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Live sessions over WebSocket."""
 
-    max_sessions: Positive = 1024  # live sessions of this gateway; one more is 429, unless a cut one gives way
+    # live sessions of this gateway, of one tenant at most half; beyond: 429, unless one that was cut gives way
+    max_sessions: Positive = 1024
     max_items: Annotated[int, Meta(ge=2)] = 256  # items of a session's conversation; the oldest ones give way
     # size of a session's conversation; a client's event may have twice as much
     max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
@@ -148,7 +152,7 @@ class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"  # address of the gRPC service; any other than loopback needs tokens, as `server.host`
     port: Port | None = None  # its TCP port; 0: any free port, which the ready line names; not set: no gRPC service
-    max_calls: Positive = 1024  # calls in progress; one more is RESOURCE_EXHAUSTED
+    max_calls: Positive = 1024  # calls in progress, of one tenant at most half; beyond: RESOURCE_EXHAUSTED
 
 
 class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
 from ..accounts.identity.principal import Principal
@@ -47,7 +48,7 @@ class GenerateCalls:
         admission: authenticates callers and admits requests.
         runner: answers them.
         bodies: bounds the input in memory.
-        max_calls: more calls at once are refused.
+        max_calls: calls in progress of all tenants; each has its share of them.
         read_timeout_s: for the whole input of a call.
         stalled_s: a client that reads nothing for so long counts as gone.
     """
@@ -65,7 +66,7 @@ class GenerateCalls:
         self._admission = admission
         self._runner = runner
         self._bodies = bodies
-        self._max_calls = max_calls
+        self._shares = FairShare(max_calls)
         self._read_timeout_s = read_timeout_s
         self._stalled_s = stalled_s
         self._idle = asyncio.Event()
@@ -106,6 +107,7 @@ class GenerateCalls:
             return CausewayError("The gateway failed.")
         finally:
             self._bodies.release(call)
+            self._shares.release(id(call))
             self.active -= 1
             if not self.active:
                 self._idle.set()
@@ -127,8 +129,12 @@ class GenerateCalls:
         self, headers: dict[str, str], chunks: AsyncIterable[Any], call: Any, arrived_at: float, entry: LedgerEntry
     ) -> RequestContext:
         principal = self._admission.caller(headers.get("authorization", ""), entry)  # (1)
-        if self.active > self._max_calls:
-            raise QueueFull(f"{self._max_calls} calls are in progress (grpc.max_calls)", retry_after_s=_RETRY_S)
+        if not self._shares.hold(id(call), principal.caller):
+            raise QueueFull(
+                f"Your tenant has {self._shares.held_by(principal.caller)} calls in progress, its share of "
+                f"{self._shares.capacity} (grpc.max_calls).",
+                retry_after_s=_RETRY_S,
+            )
         inbound = _with_deadline(read_headers(headers, entry.id), call.time_remaining())
         collected = await self._collect(chunks, principal, call)
         body, parse = collected.body()
@@ -146,7 +152,7 @@ class GenerateCalls:
                     if size > most:
                         raise BodyTooLarge(f"The input is larger than {most} bytes. Send a smaller one.")
                     if size > FREE_BYTES:
-                        self._bodies.hold(call, principal.tenant, size)
+                        self._bodies.hold(call, principal.caller, size)
                     collected.add(chunk)
                 # (3) A cancelled call looks like the end of its input first: its cancellation arrives here.
                 await asyncio.sleep(0)

@@ -56,7 +56,8 @@ def has_response_begun(request: web.BaseRequest) -> bool:
 
 
 async def send_continue(request: web.BaseRequest) -> None:
-    """Send `100 Continue`, and reset `output_size`: the response itself has not begun. The low-level server leaves this
-    to its handler; aiohttp's web application does the same in its default expect handler."""
-    await request.writer.write(_CONTINUE)
-    request.writer.output_size = 0
+    """Send `100 Continue` to a client that waits for it, and reset `output_size`: the response itself has not begun.
+    The low-level server leaves this to its handler; aiohttp's web application does the same in its default one."""
+    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+        await request.writer.write(_CONTINUE)
+        request.writer.output_size = 0

@@ -1,29 +1,40 @@
-"""Bound of the request bodies, and of the sounds of live sessions, that are in memory at once.
+"""What the requests in progress hold at once: their connections, and the memory of their bodies and sounds of sessions.
 
-A body counts until its request ends, since the parsed request holds most of it. Bodies of up to FREE_BYTES do not
-count: the number of connections bounds these, and a flood of large bodies does not keep small requests out. A chunked
-body, whose size is unknown, counts as FREE_BYTES at least.
+Each is a pool with a share for each caller (`router.trackers.fair_share`). A body counts until its request ends, since
+the parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds these,
+and a flood of large bodies does not keep small requests out. A chunked body, whose size is unknown, counts as
+FREE_BYTES at least.
 """
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge
 
-from router.errors import ConfigError, RateLimited, Shed
+from router.errors import ConfigError, QueueFull, RateLimited, Shed
+from router.trackers.fair_share import FairShare
 
 FREE_BYTES = 64 * 1024
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+DEFAULT_MAX_REQUESTS = 4096
 _RETRY_AFTER_S = 1.0
 
 
 class BodyMemory:
-    """Counts bodies. One tenant's have half of the memory at most."""
+    """Counts requests in progress, and the bytes of large bodies.
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES, registry: CollectorRegistry | None = None) -> None:
+    Args:
+        max_requests: connections that may have a request in progress.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        registry: CollectorRegistry | None = None,
+        max_requests: int = DEFAULT_MAX_REQUESTS,
+    ) -> None:
         self.max_bytes = max_bytes
-        self.held_bytes = 0
-        self._by_tenant: dict[str, int] = {}
-        self._by_request: dict[int, tuple[str, int]] = {}
+        self._bytes = FairShare(max_bytes)
+        self._requests = FairShare(max_requests)
         if registry is not None:
             gauge = Gauge(
                 "causeway_cloud_body_bytes",
@@ -31,6 +42,15 @@ class BodyMemory:
                 registry=registry,
             )
             gauge.set_function(lambda: self.held_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes.held
+
+    @property
+    def requests(self) -> int:
+        """Requests in progress."""
+        return self._requests.held
 
     def check_largest(self, largest: int) -> None:
         """Raises ConfigError if a tenant's share could never hold a body of `largest` bytes."""
@@ -40,38 +60,40 @@ class BodyMemory:
                 where="server.max_body_memory_bytes",
             )
 
-    def hold(self, request: object, tenant: str, size: int) -> None:
+    def enter(self, request: object, caller: str) -> None:
+        """Count a request in progress; `release` ends that. Raises QueueFull: its caller has its share of them."""
+        if not self._requests.hold(id(request), caller):
+            raise QueueFull(
+                f"Your tenant has {self._requests.held_by(caller)} requests in progress here, its share of "
+                f"{self._requests.capacity} connections. Wait until some end.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+
+    def hold(self, request: object, caller: str, size: int) -> None:
         """Count `size` bytes for a request, in place of what it had; `release` ends that.
 
         Raises:
-            RateLimited: its tenant's bodies would have more than half of the memory.
+            RateLimited: its caller's bodies would have more than its share of the memory.
             Shed: all bodies would have more than the memory.
         """
-        before = self._by_request.get(id(request), ("", 0))[1]
-        mine = self._by_tenant.get(tenant, 0) + size - before
-        if mine > self.max_bytes // 2:
+        pool = self._bytes
+        if pool.hold(id(request), caller, size):
+            return
+        if pool.held_by(caller):
             raise RateLimited(
-                f"Your tenant's request bodies and sounds would have {mine} bytes at once, and may have "
-                f"{self.max_bytes // 2} (half of server.max_body_memory_bytes). Send fewer large requests at a time.",
+                f"Your tenant's request bodies and sounds have {pool.held_by(caller)} bytes at once, and with {size} "
+                f"more they would exceed its share of {self.max_bytes} (server.max_body_memory_bytes). Send fewer "
+                "large requests at a time.",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        if self.held_bytes + size - before > self.max_bytes:
-            raise Shed(
-                f"The request bodies in progress have {self.held_bytes} of {self.max_bytes} bytes "
-                "(server.max_body_memory_bytes): this one has no room now.",
-                retry_after_s=_RETRY_AFTER_S,
-            )
-        self.held_bytes += size - before
-        self._by_tenant[tenant] = mine
-        self._by_request[id(request)] = tenant, size
+        raise Shed(
+            f"The request bodies in progress have {pool.held} of {self.max_bytes} bytes "
+            "(server.max_body_memory_bytes): this one has no room now.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
     def release(self, request: object) -> None:
         """Stop to count a request that has ended, if it was counted."""
-        if not self._by_request:
-            return
-        tenant, size = self._by_request.pop(id(request), ("", 0))
-        if size:
-            self.held_bytes -= size
-            self._by_tenant[tenant] -= size
-            if not self._by_tenant[tenant]:
-                del self._by_tenant[tenant]
+        self._requests.release(id(request))
+        if self._bytes.held:
+            self._bytes.release(id(request))

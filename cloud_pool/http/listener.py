@@ -2,8 +2,10 @@
 
 1. Bytes that are not HTTP, or a head beyond the limits: OpenAI's error object with 400, and the connection is closed.
 2. A connection that stays silent, or whose head does not arrive, for `read_timeout_s`: closed.
-3. One connection too many: the one that has been silent longest makes room, before those that wait between two
-   requests. If every connection has a request in progress, the new one is closed.
+3. One connection too many: of the peers that have the most connections, the one that has been silent longest makes
+   room, before those that wait between two requests and, of another peer, those whose request was refused before its
+   body had arrived. If every connection has a request in progress, the new one is closed; each tenant has its share of
+   these (`body_memory`).
 4. A client that disconnects: its handler is cancelled, and with it the work in Triton.
 5. Requests that outlast the drain: they are cancelled while their clients are still there, and end with an error.
 """
@@ -14,21 +16,21 @@ import asyncio
 import errno
 import logging
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import anyio
 from aiohttp import web
 
 from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
+from router.trackers.fair_share import FairShare, network_of
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import has_response_begun, is_between_requests, make_request
 from .responses import STOPPED, error_response
 
-MAX_CONNECTIONS = 4096
-"""Fewer where the kernel allows the process few files: half of those."""
 _MAX_HEADERS = 64
 _BACKLOG = 1024
 _READ_BUFFER_BYTES = 64 * 1024  # of a body that is not read yet, and once more; then the client has to wait
@@ -43,8 +45,11 @@ class _Connection(web.RequestHandler):
     def __init__(self, server: _HttpServer, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._server = server
+        self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        address = transport.get_extra_info("peername")
+        self.peer = network_of(address[0]) if address else ""
         if not self._server.admit(self):  # (3)
             transport.close()
             return
@@ -75,13 +80,12 @@ class _Connection(web.RequestHandler):
 
 
 class _HttpServer(web.Server):
-    """Owns the connections. A client that floods the gateway with silent connections only pushes out its own."""
+    """Owns the connections. A peer that floods the gateway with silent connections only pushes out its own."""
 
     def __init__(self, handler: Handle, *, max_connections: int, **settings: Any) -> None:
         super().__init__(handler, request_factory=make_request, handler_cancellation=True)  # (4)
         self._settings = settings
-        self._max_connections = max_connections
-        self._connected: set[_Connection] = set()
+        self._connected = FairShare(max_connections)  # by peer
         # Both have the oldest first. A connection that has sent a request is no flood, and its client expects to find
         # it open for the next one.
         self._silent: dict[_Connection, None] = {}
@@ -91,14 +95,14 @@ class _HttpServer(web.Server):
         return _Connection(self, loop=asyncio.get_running_loop(), **self._settings)
 
     def admit(self, connection: _Connection) -> bool:
-        if len(self._connected) >= self._max_connections and not self._make_room():
+        if self._connected.held >= self._connected.capacity and not self._make_room(connection.peer):
             return False
-        self._connected.add(connection)
+        self._connected.count(connection, connection.peer)
         self._silent[connection] = None
         return True
 
     def forget(self, connection: _Connection) -> None:
-        self._connected.discard(connection)
+        self._connected.release(connection)
         self._silent.pop(connection, None)
         self._between_requests.pop(connection, None)
 
@@ -109,32 +113,44 @@ class _HttpServer(web.Server):
             self._between_requests.pop(connection, None)
 
     def end_request(self, connection: object) -> None:
-        if isinstance(connection, _Connection) and connection in self._connected:
+        if isinstance(connection, _Connection) and self._connected.holds(connection):
             self._between_requests[connection] = None
 
-    def _make_room(self) -> bool:
-        for connections in (self._silent, self._between_requests):
-            # Some are not idle: a new one whose task has not begun, or one whose response is still being written.
-            idle = next((connection for connection in connections if is_between_requests(connection)), None)
-            if idle is not None:
-                self.forget(idle)
-                idle.force_close()
-                return True
-        return False
+    def _make_room(self, peer: str) -> bool:
+        crowding = (one for one in self._idle() if self._connected.crowds(one.peer))
+        victim = next(crowding, None) or self._unfinished(peer)
+        if victim is None:
+            most = self._connected.held_by(peer)
+            victim = next((one for one in self._idle() if self._connected.held_by(one.peer) >= most), None)
+        if victim is None:
+            return False
+        self.forget(victim)
+        victim.force_close()
+        return True
+
+    def _idle(self) -> Iterator[_Connection]:
+        """Yield the idle connections, the oldest silent one first. Some are not idle: the task of a new one has not
+        begun, or the response is still being written."""
+        return (one for one in chain(self._silent, self._between_requests) if is_between_requests(one))
+
+    def _unfinished(self, peer: str) -> _Connection | None:
+        """Return one whose request has its answer, but still sends its body, of another peer that has many."""
+        ended = (one for one in self._between_requests if one.peer != peer and self._connected.crowds(one.peer))
+        return next(ended, None)
 
 
-def allowed_connections() -> int:
-    """Raise the process's file limit as far as needed and return how many connections may use it.
+def allowed_connections(most: int) -> int:
+    """Raise the process's file limit as far as needed and return how many connections, of `most`, may use it.
 
     The other half of the files is for Triton, Redis and logs.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 2 * MAX_CONNECTIONS:
+    if hard != resource.RLIM_INFINITY and hard < 2 * most:
         _log.warning("this process may open only %d files: %d connections", hard, hard // 2)
-    wanted = 2 * MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(2 * MAX_CONNECTIONS, hard)
+    wanted = 2 * most if hard == resource.RLIM_INFINITY else min(2 * most, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return min(MAX_CONNECTIONS, wanted // 2)
+    return min(most, wanted // 2)
 
 
 class Listener:
@@ -144,15 +160,11 @@ class Listener:
         config: its address and `read_timeout_s`.
         handle: handles each request.
         key: the configuration key of the address, for errors.
-        max_connections: None: as many as the kernel allows this process.
     """
 
-    def __init__(
-        self, config: ServerConfig, handle: Handle, *, key: str = "server.port", max_connections: int | None = None
-    ) -> None:
+    def __init__(self, config: ServerConfig, handle: Handle, *, key: str = "server.port") -> None:
         self._config = config
         self._key = key
-        self._max_connections = max_connections
         self._handle = handle
         self._http: _HttpServer | None = None
         self._socket: asyncio.AbstractServer | None = None
@@ -166,7 +178,7 @@ class Listener:
         """Raises ConfigError if the address is not available."""
         self._http = _HttpServer(
             self._serve,
-            max_connections=self._max_connections or allowed_connections(),
+            max_connections=allowed_connections(self._config.max_connections),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=self._config.read_timeout_s,  # (2)

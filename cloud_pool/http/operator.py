@@ -142,7 +142,8 @@ class OperatorRoutes:
 
 def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
     """Return the listener of the operators' address; the caller starts and closes it."""
-    return Listener(config.operator_server, routes.handle, key="operator.port", max_connections=_MAX_CONNECTIONS)
+    few = msgspec.structs.replace(config.operator_server, max_connections=_MAX_CONNECTIONS)
+    return Listener(few, routes.handle, key="operator.port")
 
 
 def _json(document: object, status: int = 200) -> web.Response:

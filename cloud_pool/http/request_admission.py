@@ -66,8 +66,10 @@ class RequestAdmission:
         self.draining = False
 
     def principal(self, http: web.BaseRequest) -> Principal:
-        """Raises AuthenticationFailed or IdentityUnavailable."""
-        return self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+        """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
+        principal = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+        self._bodies.enter(http, principal.caller)
+        return principal
 
     def check_model(self, model: str, principal: Principal) -> None:
         """Raises ModelNotFound or ModelNotAllowed."""
@@ -81,16 +83,22 @@ class RequestAdmission:
         """Return the size of the largest body that the caller may send."""
         return self._ledger.limits(principal).body_bytes(self._config.max_body_bytes)
 
-    def caller(self, authorization: str, entry: LedgerEntry) -> Principal:
+    def caller(self, authorization: str, entry: LedgerEntry, http: web.BaseRequest | None = None) -> Principal:
         """Authenticate the caller of a request that generates.
 
+        Args:
+            http: counts among the requests in progress; None: it is counted elsewhere.
+
         Raises:
+            QueueFull: the caller has its share of the requests in progress.
             AuthenticationFailed, IdentityUnavailable: the token is not valid, or cannot be verified now.
             PermissionDenied: the token may not generate.
             Draining: the gateway is shutting down.
         """
         principal = entry.principal = self._authenticator.principal(authorization)
         principal.require("chat")
+        if http is not None:
+            self._bodies.enter(http, principal.caller)
         if self.draining:
             raise Draining("this gateway is shutting down", retry_after_s=1.0)
         return principal
@@ -98,7 +106,7 @@ class RequestAdmission:
     async def read(self, http: web.BaseRequest, principal: Principal, *, form: bool = False) -> bytes:
         """Return the whole body: JSON, or a multipart form. Raises as `read_body`."""
         max_bytes, timeout_s = self.max_body_bytes(principal), self._config.read_timeout_s
-        return await read_body(http, max_bytes, timeout_s, self._bodies, principal.tenant, form=form)
+        return await read_body(http, max_bytes, timeout_s, self._bodies, principal.caller, form=form)
 
     async def with_files(self, body: bytes, principal: Principal, request: object) -> bytes:
         """Return a body with the caller's uploaded files in place of their ids. Raises CausewayError.
@@ -108,12 +116,12 @@ class RequestAdmission:
         """
         if self._inline_files is None or FILE_MARK not in body:
             return body
-        hold = partial(self._bodies.hold, request, principal.tenant)
+        hold = partial(self._bodies.hold, request, principal.caller)
         return await self._inline_files(body, principal.owner, self.max_body_bytes(principal), hold)
 
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
-        principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry)
+        principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
         inbound = read_headers(http.headers, entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))

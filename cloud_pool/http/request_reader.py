@@ -67,7 +67,7 @@ def read_headers(headers: Mapping[str, str], request_id: str = "") -> RequestHea
 
 
 async def read_body(
-    http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str, *, form: bool = False
+    http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
 ) -> bytes:
     """Read the whole body, which its headers must say is plain JSON, or a multipart form.
 
@@ -80,7 +80,7 @@ async def read_body(
         BodyTooLarge: it has more than `max_bytes`.
         RequestTimeout: it did not arrive within `timeout_s`.
         InvalidRequest: its transfer encoding is malformed.
-        RateLimited: the tenant has too much in memory.
+        RateLimited: the caller has its share of the memory.
         Shed: all tenants have.
     """
     content_type = http.headers.get(hdrs.CONTENT_TYPE)
@@ -91,13 +91,12 @@ async def read_body(
     if length > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
     if length > FREE_BYTES or http.content_length is None:
-        memory.hold(http, tenant, length or FREE_BYTES)  # of an unknown size, it counts from the beginning
-    if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        await send_continue(http)
+        memory.hold(http, caller, length or FREE_BYTES)  # of an unknown size, it counts from the beginning
+    await send_continue(http)
     try:
         # A small body arrives together with its head; only one that does not needs a timer.
         whole = http.content.is_eof()
-        body = http.content.read_nowait() if whole else await _read_rest(http, max_bytes, timeout_s, memory, tenant)
+        body = http.content.read_nowait() if whole else await _read_rest(http, max_bytes, timeout_s, memory, caller)
     except TimeoutError:
         raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
     except web.RequestPayloadError:
@@ -107,14 +106,14 @@ async def read_body(
     return body
 
 
-async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, tenant: str) -> bytes:
+async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str) -> bytes:
     """Read as it comes; of a body that is too long, only enough to show that. Raises as `read_body` does."""
     body, length = bytearray(), http.content_length or FREE_BYTES
     with anyio.fail_after(timeout_s):
         while len(body) <= max_bytes and (data := await http.content.readany()):
             body += data
             if len(body) > length:  # its size was not known
-                memory.hold(http, tenant, len(body))
+                memory.hold(http, caller, len(body))
     return bytes(body)
 
 

@@ -103,7 +103,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_unfinished: Positive = 20_000  # jobs of one tenant
     max_unfinished_bytes: Positive = 256 * 1024 * 1024  # requests of one tenant's unfinished jobs
     max_dead_letters: Positive = 10_000  # the oldest are dropped beyond that
-    max_event_streams: Positive = 256  # clients that follow events, per gateway
+    max_event_streams: Positive = 256  # clients that follow events, per gateway; of one tenant at most half
     default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline
     max_deadline_s: Seconds = 7 * _DAY_S  # longest deadline that a request may name
     result_ttl_s: Seconds = _DAY_S  # of results, events and idempotency keys, after the job's end

@@ -64,7 +64,7 @@ class TranscriptionRoutes:
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Raises CausewayError."""
-        principal = self._admission.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry)
+        principal = self._admission.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
         inbound = read_headers(http.headers, entry.id)
         body = await self._admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))

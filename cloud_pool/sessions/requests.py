@@ -176,6 +176,6 @@ class SessionRequests:
     def _hold(self, owner: object, size_bytes: int) -> None:
         """Raises RateLimited or Shed."""
         if size_bytes > FREE_BYTES:
-            self._services.bodies.hold(owner, self.caller.principal.tenant, size_bytes)
+            self._services.bodies.hold(owner, self.caller.principal.caller, size_bytes)
         else:
             self._services.bodies.release(owner)

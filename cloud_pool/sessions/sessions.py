@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, PermissionDenied, QueueFull
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
+from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
 from ..accounts.identity.principal import ANYONE, Principal
@@ -72,6 +73,7 @@ class Sessions:
         self._tasks: TaskGroup | None = None
         self._sessions: dict[str, LiveSession] = {}
         self._requests: dict[str, SessionRequests] = {}  # by session
+        self._shares = FairShare(config.max_sessions)
         self._running = 0  # answers
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,6 +116,7 @@ class Sessions:
         """GET /v1/realtime. Raises CausewayError before the handshake; afterwards faults are events."""
         authorization = _authorization(http)
         principal = self._principal(authorization, http)
+        self._services.bodies.enter(http, principal.caller)
         inbound = read_headers(http.headers, REQUEST.get())
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
         if self._tasks is None or self._draining:
@@ -162,16 +165,20 @@ class Sessions:
             raise PermissionDenied("A page of another origin may open a session only with a token.")
         return principal
 
-    def _make_room(self) -> None:
-        """Raises QueueFull. Sessions without a connection give way, the one that was cut first."""
-        if len(self._sessions) < self._config.max_sessions:
-            return
-        cut = [live for live in self._sessions.values() if not live.connected]
-        if not cut:
-            self._metrics.refused()
-            message = f"{len(self._sessions)} sessions are open (realtime.max_sessions)"
-            raise QueueFull(message, retry_after_s=_RETRY_S)
-        self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
+    def _take_share(self, session_id: str, principal: Principal) -> None:
+        """Raises QueueFull. Sessions without a connection give way, the caller's own first, the oldest cut first."""
+        while not self._shares.hold(session_id, principal.caller):
+            cut = [live for live in self._sessions.values() if not live.connected]
+            own = [live for live in cut if self._requests[live.session.id].caller.principal.caller == principal.caller]
+            cut = own or (cut if not self._shares.held_by(principal.caller) else [])
+            if not cut:
+                self._metrics.refused()
+                raise QueueFull(
+                    f"Your tenant has {self._shares.held_by(principal.caller)} sessions open, its share of "
+                    f"{self._config.max_sessions} (realtime.max_sessions). End one, or connect again later.",
+                    retry_after_s=_RETRY_S,
+                )
+            self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
 
     def _open(self, model: str, caller: SessionCaller, hints: RoutingHints) -> LiveSession:
         """Raises MissingField, ModelNotFound or QueueFull."""
@@ -179,7 +186,8 @@ class Sessions:
         if not model:
             raise MissingField("`model` is missing in the query. Name a tier.", param="model")
         self._services.admission.check_model(model, caller.principal)
-        self._make_room()
+        session_id = f"sess_{secrets.token_hex(16)}"
+        self._take_share(session_id, caller.principal)
         config, no_sound = self._config, self._services.no_sound(caller.principal)
         limits = SessionLimits(
             config.max_items,
@@ -191,7 +199,7 @@ class Sessions:
         )
         requests = SessionRequests(self._services, model, caller)
         session = RealtimeSession(
-            f"sess_{secrets.token_hex(16)}",
+            session_id,
             model,
             hints,
             limits,
@@ -245,6 +253,7 @@ class Sessions:
     def _end(self, live: LiveSession, reason: str, code: CloseCode, error: CausewayError | None = None) -> None:
         if self._sessions.pop(live.session.id, None) is not None:
             self._metrics.ended(reason)
+            self._shares.release(live.session.id)
             live.end(code, error)
             self._requests.pop(live.session.id).close()
 

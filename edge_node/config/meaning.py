@@ -82,7 +82,8 @@ MEANING: Mapping[str, str] = {
     "files.max_files": "maximum of uploaded files, those that are being uploaded included",
     "files.max_bytes": "maximum size of all uploaded files together",
     "files.ttl_s": "how long an uploaded file is kept, unless its upload asks for less",
-    "realtime.max_sessions": "maximum of live sessions; one more is refused with 429, unless a cut one gives way. "
+    "realtime.max_sessions": "maximum of live sessions, of one client at most half; beyond: 429, unless a cut one "
+    "gives way. "
     "Keep it below `server.max_connections`",
     "realtime.max_items": "maximum items of a session's conversation; the oldest ones give way",
     "realtime.max_bytes": "maximum size of a session's conversation; a client's event may have twice as much",

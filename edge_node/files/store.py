@@ -23,6 +23,7 @@ from router.api.files import FileView
 from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
 from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
+from router.trackers.fair_share import FairShare, network_of
 
 from ..clock import Clock
 from ..config.schema import FilesConfig
@@ -62,6 +63,7 @@ class FileStore:
         self._time = BoxTime(clock)
         self._files: dict[str, StoredFile] = {}
         self._writing: set[FileWriter] = set()
+        self._uploads = FairShare(_MOST_UPLOADS)
         self._expired = 0
         self._marked_at = 0.0
         self._opened = False
@@ -157,17 +159,23 @@ class FileStore:
         """
         self._check_accepts()
         await self._open()
-        if len(self._writing) >= _MOST_UPLOADS:
-            raise QueueFull("too many files are being uploaded at the same time", retry_after_s=1.0)
         writer = FileWriter(self, f"{PREFIX}{secrets.token_hex(12)}", owner)
-        await self.reserve(writer, expected_bytes)
-        self._writing.add(writer)
+        if not self._uploads.hold(writer, network_of(owner)):
+            raise QueueFull(
+                f"You upload {self._uploads.held_by(network_of(owner))} files at the same time, your share of "
+                f"{_MOST_UPLOADS}. Wait until one is there.",
+                retry_after_s=1.0,
+            )
         try:
+            await self.reserve(writer, expected_bytes)
+            self._writing.add(writer)
             yield writer
         finally:
-            self._writing.discard(writer)
-            if not writer.finished:
-                await asyncio.shield(asyncio.ensure_future(self._discard(writer)))
+            self._uploads.release(writer)
+            if writer in self._writing:
+                self._writing.discard(writer)
+                if not writer.finished:
+                    await asyncio.shield(asyncio.ensure_future(self._discard(writer)))
 
     async def sweep(self) -> None:
         """Erase what expired, and note the time."""

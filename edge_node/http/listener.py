@@ -4,9 +4,10 @@ How misbehaving clients are treated:
 
 1. malformed HTTP, or headers beyond the limits: 400 with OpenAI's error object, and the connection is closed
 2. a head that does not arrive within `read_timeout_s`, or a connection idle for so long: closed
-3. one connection too many: the one that has been silent longest is closed to make room, before those that wait between
-   two requests; if every connection has a request in progress, the new one gets a 429 at once. TCP and the Unix socket
-   have `max_connections` each, so that a flood over the network does not lock out programs on the box
+3. one connection too many: of the peers that have the most connections, the one that has been silent longest is closed
+   to make room, before those that wait between two requests and, of another peer, those whose request was refused
+   before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once. TCP and
+   the Unix socket have `max_connections` each, so that a flood over the network does not lock out programs on the box
 4. pipelined requests: answered in order; only a few are read ahead
 """
 
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +27,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from router.errors import CausewayError, InvalidRequest, QueueFull
 from router.openai import encode_error
+from router.trackers.fair_share import FairShare, network_of
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
@@ -64,54 +67,65 @@ class ConnectionTable:
 
     def __init__(self, address: str, max_connections: int, monotonic: Callable[[], float]) -> None:
         self._address = address
-        self._max_connections = max_connections
         self._monotonic = monotonic
-        self._open: set[RequestHandler] = set()
+        self._open = FairShare(max_connections)  # by peer
         # Both have the oldest first. A connection that has sent a request is no flood, and its client expects to find
         # it open for the next one.
-        self._silent: dict[RequestHandler, None] = {}
-        self._between_requests: dict[RequestHandler, None] = {}
+        self._silent: dict[_Connection, None] = {}
+        self._between_requests: dict[_Connection, None] = {}
         self._closed_idle = 0
         self._refused = 0
         self._reported = 0
         self._report_at = float("-inf")
 
     def stats(self) -> ConnectionStats:
-        return ConnectionStats(self._address, len(self._open), self._closed_idle, self._refused)
+        return ConnectionStats(self._address, self._open.held, self._closed_idle, self._refused)
 
-    def admit(self, connection: RequestHandler) -> bool:
+    def admit(self, connection: _Connection) -> bool:
         """Add a new connection. Returns False if there is no room for it."""
-        if len(self._open) >= self._max_connections and not self._make_room():
+        if self._open.held >= self._open.capacity and not self._make_room(connection.peer):
             self._refuse()
             return False
-        self._open.add(connection)
+        self._open.count(connection, connection.peer)
         self._silent[connection] = None
         return True
 
-    def remove(self, connection: RequestHandler) -> None:
-        self._open.discard(connection)
+    def remove(self, connection: _Connection) -> None:
+        self._open.release(connection)
         self._silent.pop(connection, None)
         self._between_requests.pop(connection, None)
 
-    def begin_request(self, connection: RequestHandler) -> None:
+    def begin_request(self, connection: _Connection) -> None:
         """A whole head has arrived."""
         self._silent.pop(connection, None)
         self._between_requests.pop(connection, None)
 
-    def end_request(self, connection: RequestHandler) -> None:
-        if connection in self._open:
+    def end_request(self, connection: _Connection) -> None:
+        if self._open.holds(connection):
             self._between_requests[connection] = None
 
-    def _make_room(self) -> bool:
-        for connections in (self._silent, self._between_requests):
-            # Some are not idle: a new one whose task has not begun, or one whose response is still being written.
-            idle = next((connection for connection in connections if is_between_requests(connection)), None)
-            if idle is not None:
-                self.remove(idle)
-                idle.force_close()
-                self._closed_idle += 1
-                return True
-        return False
+    def _make_room(self, peer: str) -> bool:
+        crowding = (one for one in self._idle() if self._open.crowds(one.peer))
+        victim = next(crowding, None) or self._unfinished(peer)
+        if victim is None:
+            most = self._open.held_by(peer)
+            victim = next((one for one in self._idle() if self._open.held_by(one.peer) >= most), None)
+        if victim is None:
+            return False
+        self.remove(victim)
+        victim.force_close()
+        self._closed_idle += 1
+        return True
+
+    def _idle(self) -> Iterator[_Connection]:
+        """Yield the idle connections, the oldest silent one first. Some are not idle: the task of a new one has not
+        begun, or the response is still being written."""
+        return (one for one in chain(self._silent, self._between_requests) if is_between_requests(one))
+
+    def _unfinished(self, peer: str) -> _Connection | None:
+        """Return one whose request has its answer, but still sends its body, of another peer that has many."""
+        ended = (one for one in self._between_requests if one.peer != peer and self._open.crowds(one.peer))
+        return next(ended, None)
 
     def _refuse(self) -> None:
         """Count, and log at most one line per `_LOG_INTERVAL_S`."""
@@ -123,7 +137,7 @@ class ConnectionTable:
             "%d %s connections refused: all %d have a request in progress (server.max_connections)",
             self._refused - self._reported,
             self._address,
-            self._max_connections,
+            self._open.capacity,
         )
         self._reported, self._report_at = self._refused, now + _LOG_INTERVAL_S
 
@@ -247,8 +261,11 @@ class _Connection(RequestHandler):
             max_headers=_HEADERS,
         )
         self.table = table
+        self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        address = transport.get_extra_info("peername")
+        self.peer = network_of(address[0]) if address else ""  # none over the Unix socket
         if not self.table.admit(self):  # (3)
             refused = cast("asyncio.Transport", transport)
             refused.write(_REFUSAL)

@@ -39,6 +39,7 @@ from router.openai import (
     parse_response,
 )
 from router.parts.uploads import FILE_MARK
+from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
@@ -119,7 +120,8 @@ class RequestReader:
         self._keys = ApiKeys(config.keys)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.read_timeout_s
-        self._arriving_bytes = 0
+        self._arriving = FairShare(config.max_connections)  # requests whose body arrives
+        self._arriving_bytes = FairShare(config.max_body_bytes * _MAX_LARGE_BODIES)
         # By kind, SHA-256 of the body, and hints.
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
@@ -148,7 +150,7 @@ class RequestReader:
 
     async def with_files(self, body: bytes, client: str) -> bytes:
         """Return a body with the client's uploaded files in place of their ids. Raises as `NamedFileReader.inline`."""
-        return body if self._files is None else await self._files.inline(body, client, self._room)
+        return body if self._files is None else await self._files.inline(body, client, partial(self._room, client))
 
     def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
         if len(body) > _SHORT_BYTES:
@@ -175,18 +177,26 @@ class RequestReader:
         declared = request.content_length
         if declared is not None and declared > self._max_body_bytes:
             raise self._too_large()
-        send_continue(request)
-        return await self._receive(request)
+        caller = network_of(self.caller(request).name)
+        if not self._arriving.hold(id(request), caller):
+            raise self._crowded(self._arriving, caller, "requests")
+        try:
+            return await self._receive(request, caller, declared or 0)
+        finally:
+            self._arriving.release(id(request))
 
-    async def _receive(self, request: web.BaseRequest) -> bytes:
+    async def _receive(self, request: web.BaseRequest, caller: str, declared: int) -> bytes:
         body = bytearray()
-        with anyio.CancelScope(deadline=anyio.current_time() + self._timeout_s) as timeout, self._room() as take:
+        with anyio.CancelScope(deadline=anyio.current_time() + self._timeout_s) as timeout, self._room(caller) as take:
             try:
+                take(declared)
+                send_continue(request)
                 while data := await request.content.readany():
                     body += data
                     if len(body) > self._max_body_bytes:
                         raise self._too_large()
-                    take(len(data))
+                    if len(body) > declared:  # its size was not known
+                        take(len(data))
             except RequestPayloadError as error:
                 raise _malformed_transfer() from error
         if timeout.cancelled_caught:
@@ -194,21 +204,28 @@ class RequestReader:
         return bytes(body)
 
     @contextmanager
-    def _room(self) -> Iterator[Callable[[int], None]]:
+    def _room(self, caller: str) -> Iterator[Callable[[int], None]]:
         """Bound the memory of all partly received bodies together; yields the function that reserves bytes."""
-        taken = 0
+        taken, holder = 0, object()
 
         def take(size: int) -> None:
             nonlocal taken
-            if self._arriving_bytes + size > self._max_body_bytes * _MAX_LARGE_BODIES:
-                raise QueueFull("too many large requests are arriving at the same time", retry_after_s=1.0)
+            if not self._arriving_bytes.hold(holder, network_of(caller), taken + size):
+                raise self._crowded(self._arriving_bytes, network_of(caller), "bytes of requests")
             taken += size
-            self._arriving_bytes += size
 
         try:
             yield take
         finally:
-            self._arriving_bytes -= taken
+            self._arriving_bytes.release(holder)
+
+    def _crowded(self, pool: FairShare, caller: str, what: str) -> QueueFull:
+        held = pool.held_by(caller)
+        return QueueFull(
+            f"Too many large or slow requests are arriving: {held} {what} of yours, your share of {pool.capacity}. "
+            "Send fewer at the same time.",
+            retry_after_s=1.0,
+        )
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(

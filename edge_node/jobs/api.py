@@ -15,13 +15,15 @@ from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull
 from router.jobs.respond_async import JobFailed
 from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import WebhookSecrets
+from router.numbers import whole_number
 from router.openai import check_media_type, error_event
+from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from .entry import PATH
-from .events import EventReader, read_last_id
+from .events import EventReader, Position, read_last_id
 from .intake import JobIntake, JobKey, priority_of
 from .record import EdgeJob, EdgeJobView, edge_job_view
 from .running.runner import JobRunner
@@ -55,7 +57,7 @@ class JobApi:
         self._intake = intake
         self._service = service
         self._reader = reader
-        self._followers = 0
+        self._followers = FairShare(_MOST_FOLLOWERS)
 
     async def create(self, http: web.BaseRequest) -> web.StreamResponse:
         """POST /v1/jobs"""
@@ -82,14 +84,18 @@ class JobApi:
         return web.Response(body=result, headers={"Content-Type": JSON, "Server": SERVER, **headers})
 
     async def _settled(self, job: EdgeJob, wait_s: float) -> tuple[EdgeJob, bytes]:
-        """Wait for the end of a job, at most so long."""
-        until = asyncio.get_running_loop().time() + wait_s
-        while True:
-            job, result = await self._store.get(job.id, job.owner)
-            left_s = until - asyncio.get_running_loop().time()
-            if job.has_ended or left_s <= 0.0:
-                return job, result
-            await self._runner.feed.change(min(left_s, _POLL_S))
+        """Wait for the end of a job, at most so long; not at all where the caller follows its share of jobs."""
+        until, waiter = asyncio.get_running_loop().time() + wait_s, object()
+        may_wait = self._followers.hold(waiter, network_of(job.owner))
+        try:
+            while True:
+                job, result = await self._store.get(job.id, job.owner)
+                left_s = until - asyncio.get_running_loop().time()
+                if job.has_ended or left_s <= 0.0 or not may_wait:
+                    return job, result
+                await self._runner.feed.change(min(left_s, _POLL_S))
+        finally:
+            self._followers.release(waiter)
 
     async def _accept(self, http: web.BaseRequest, endpoint: Endpoint | None = None) -> Accepted:
         headers = http.headers
@@ -130,10 +136,21 @@ class JobApi:
         owner = self._reader.caller(http).name
         last = read_last_id(http.headers.get("last-event-id", ""))
         await self._store.get(job_id, owner)  # an unknown job is a 404
-        if self._followers >= _MOST_FOLLOWERS:
-            raise QueueFull("too many clients follow events here; poll the job instead", retry_after_s=5.0)
+        if not self._followers.hold(id(http), network_of(owner)):
+            raise QueueFull(
+                f"You follow {self._followers.held_by(network_of(owner))} event streams here, your share of "
+                f"{_MOST_FOLLOWERS}. Poll the job instead.",
+                retry_after_s=5.0,
+            )
+        try:
+            return await self._stream_events(http, job_id, owner, last)
+        finally:
+            self._followers.release(id(http))
+
+    async def _stream_events(
+        self, http: web.BaseRequest, job_id: str, owner: str, last: Position | None
+    ) -> web.StreamResponse:
         stream = EventStream(http, f"Content-Type: {EVENTS}\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n")
-        self._followers += 1
         try:
             reader = EventReader(self._store, self._runner.feed, job_id, owner, last)
             async for events in reader.read(lambda: self._service.draining):
@@ -144,8 +161,6 @@ class JobApi:
             stream.end(error_event(error))
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
-        finally:
-            self._followers -= 1
         return stream
 
     async def retry(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
@@ -179,9 +194,10 @@ class JobApi:
 def read_page(query: Mapping[str, str]) -> tuple[int, str]:
     """Return `limit` and `after` of a list's query. Raises InvalidRequest."""
     text = query.get("limit", "20")
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_LISTED:
+    limit = whole_number(text, most=MOST_LISTED)
+    if not limit:
         raise InvalidRequest(f"`limit` must be a number from 1 to {MOST_LISTED}, not {text[:32]!r}", param="limit")
-    return int(text), query.get("after", "")
+    return limit, query.get("after", "")
 
 
 def _json(value: object, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

@@ -228,7 +228,7 @@ class AudioService:
             self._admission.admit(call.hints.client, call.arrived)
             _check(requested, model, call.hints)
             deadline = call.arrived + self._time_s(call.hints)
-            async with self._admission.permit(deadline):
+            async with self._admission.permit(deadline, call.hints.client):
                 return await work(deadline)
         except CausewayError as error:
             failure = error

@@ -2,23 +2,24 @@
 
 The rate limit applies before the cache lookup. A permit (concurrency) is needed only for a generation: a cache hit does
 not queue behind the work that it saves. A permit is released however its request ends.
+
+Clients that wait take turns, each with its own requests in their order. In a full queue the youngest request of the
+client with the most waiting makes room for that of another client: a flood queues behind itself.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 
 import anyio
 import msgspec
 
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
+from router.trackers.fair_share import MAX_CLIENTS, network_of
 
-MAX_CLIENTS = 4096  # rate-limit buckets in memory; the least recently used one is dropped
 _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0
 
@@ -43,25 +44,14 @@ class _Bucket:
         self.at = at
 
 
-@lru_cache(MAX_CLIENTS)
-def network_of(client: str) -> str:
-    """The key of a client's rate limit: the /64 of an IPv6 address (one customer, RFC 6177), the IPv4 address of a
-    mapped one, otherwise the client's name.
-    """
-    try:
-        address = ipaddress.IPv6Address(client)
-    except ValueError:
-        return client
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
-
-
 class Admission:
     """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds."""
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # by client, the next turn first
+        self._waiting = 0
         self._running = 0
         self._spare: set[anyio.CancelScope] = set()
         self._idle: list[asyncio.Future[None]] = []
@@ -92,7 +82,7 @@ class Admission:
         self._draining = self._ending = True
 
     def stats(self) -> AdmissionStats:
-        return AdmissionStats(self._running, len(self._waiting), len(self._buckets))
+        return AdmissionStats(self._running, self._waiting, len(self._buckets))
 
     # --- rate --------------------------------------------------------------------------------------------------------
 
@@ -129,15 +119,15 @@ class Admission:
 
     # --- permits -----------------------------------------------------------------------------------------------------
 
-    def permit(self, deadline: float) -> Permit:
+    def permit(self, deadline: float, client: str = "") -> Permit:
         """An async context manager that holds one permit; see `acquire`."""
-        return Permit(self, deadline)
+        return Permit(self, deadline, client)
 
-    async def acquire(self, deadline: float) -> None:
+    async def acquire(self, deadline: float, client: str = "") -> None:
         """Wait for a permit until `deadline`.
 
         Raises:
-            QueueFull: at once, with an estimate of when to retry.
+            QueueFull: at once, or when another client's request took its place; with an estimate of when to retry.
             DeadlineExceeded: while queued.
         """
         for scope in self._spare:
@@ -145,31 +135,55 @@ class Admission:
         if self._running < self._limits.concurrent and not self._waiting:
             self._running += 1
             return
-        if len(self._waiting) >= self._limits.queue:
-            full = f"{self._running} requests running and {len(self._waiting)} queued"
-            raise QueueFull(full, retry_after_s=self._retry_after_s())
-        await self._wait(deadline)
+        client = network_of(client)
+        if self._waiting >= self._limits.queue and not self._displace_for(client):
+            raise self._full()
+        await self._wait(deadline, client)
 
     def release(self, held_s: float) -> None:
         """Release a permit that was held for `held_s` seconds."""
         self._average_held_s += _SMOOTHING * (held_s - self._average_held_s)
         self._release()
 
-    async def _wait(self, deadline: float) -> None:
+    async def _wait(self, deadline: float, client: str) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         timer = loop.call_at(deadline, _expire, turn)
-        self._waiting.append(turn)
+        self._queues.setdefault(client, deque()).append(turn)
+        self._waiting += 1
         try:
             await turn
         except BaseException:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self._release()  # granted in the same step as the cancellation
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
+            elif turn in self._queues.get(client, ()):
+                self._queues[client].remove(turn)
+                self._forget_turn(client)
             raise
         finally:
             timer.cancel()
+
+    def _displace_for(self, client: str) -> bool:
+        """Let the youngest request of the client with the most waiting make room, if another client has more."""
+        if not self._queues:
+            return False
+        most = max(self._queues, key=lambda name: len(self._queues[name]))
+        if len(self._queues[most]) <= len(self._queues.get(client, ())) + 1:
+            return False
+        turn = self._queues[most].pop()
+        self._forget_turn(most)
+        if not turn.done():
+            turn.set_exception(self._full())
+        return True
+
+    def _forget_turn(self, client: str) -> None:
+        self._waiting -= 1
+        if not self._queues[client]:
+            del self._queues[client]
+
+    def _full(self) -> QueueFull:
+        full = f"{self._running} requests running and {self._waiting} queued"
+        return QueueFull(full, retry_after_s=self._retry_after_s())
 
     # --- work in idle time -----------------------------------------------------------------------------------------
 
@@ -206,7 +220,10 @@ class Admission:
 
     def _start_waiting(self) -> None:
         while self._waiting and self._running < self._limits.concurrent:
-            turn = self._waiting.popleft()
+            client = next(iter(self._queues))
+            turn = self._queues[client].popleft()
+            self._queues.move_to_end(client)
+            self._forget_turn(client)
             if not turn.done():
                 self._running += 1
                 turn.set_result(None)
@@ -219,15 +236,16 @@ class Admission:
 class Permit:
     """The right to run one generation, for the duration of an `async with`."""
 
-    __slots__ = ("_admission", "_deadline", "_started")
+    __slots__ = ("_admission", "_client", "_deadline", "_started")
 
-    def __init__(self, admission: Admission, deadline: float) -> None:
+    def __init__(self, admission: Admission, deadline: float, client: str) -> None:
         self._admission = admission
+        self._client = client
         self._deadline = deadline
         self._started = 0.0
 
     async def __aenter__(self) -> None:
-        await self._admission.acquire(self._deadline)
+        await self._admission.acquire(self._deadline, self._client)
         self._started = asyncio.get_running_loop().time()
 
     async def __aexit__(self, *_: object) -> None:

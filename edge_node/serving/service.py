@@ -381,7 +381,7 @@ class Service:
 
     async def _generate(self, generation: Generation, sink: Sink) -> None:
         """Work of a target: a permit, the decision, the attempts."""
-        async with self._admission.permit(generation.first_byte_by):
+        async with self._admission.permit(generation.first_byte_by, generation.request.hints.client):
             await self._run(generation, sink)
 
     async def _run(self, generation: Generation, sink: Sink) -> None:

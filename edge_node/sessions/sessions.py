@@ -41,6 +41,7 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
+from router.trackers.fair_share import FairShare, network_of
 from router.types import AUTO, RoutingHints
 
 from ..clock import Clock
@@ -154,6 +155,7 @@ class Sessions:
         self._stalled_s = stalled_s
         self._tasks: anyio.abc.TaskGroup | None = None
         self._sessions: dict[str, LiveSession] = {}
+        self._shares = FairShare(config.max_sessions)
         self._running = 0  # answers
         self._idle = asyncio.Event()
         self._idle.set()
@@ -245,24 +247,29 @@ class Sessions:
             raise PermissionDenied("A page of another origin may open a session only with an API key (`server.keys`).")
         return caller
 
-    def _make_room(self) -> None:
-        """Raises QueueFull. Sessions without a connection give way, the one that was cut first."""
-        if len(self._sessions) < self._config.max_sessions:
-            return
-        cut = [live for live in self._sessions.values() if not live.connected]
-        if not cut:
-            self._refused += 1
-            message = f"{len(self._sessions)} sessions are open (realtime.max_sessions)"
-            raise QueueFull(message, retry_after_s=_RETRY_S)
-        self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
+    def _take_share(self, session_id: str, client: str) -> None:
+        """Raises QueueFull. Sessions without a connection give way, the caller's own first, the oldest cut first."""
+        caller = network_of(client)
+        while not self._shares.hold(session_id, caller):
+            cut = [live for live in self._sessions.values() if not live.connected]
+            own = [live for live in cut if network_of(live.client) == caller]
+            cut = own or (cut if not self._shares.held_by(caller) else [])
+            if not cut:
+                self._refused += 1
+                raise QueueFull(
+                    f"You have {self._shares.held_by(caller)} sessions open, your share of {self._config.max_sessions} "
+                    "(realtime.max_sessions). End one, or connect again later.",
+                    retry_after_s=_RETRY_S,
+                )
+            self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
 
     def _open(self, model: str, hints: RoutingHints, traceparent: str) -> LiveSession:
         """Raises ModelNotFound or QueueFull."""
         assert self._tasks is not None
         if model not in self._policies.active.model_names:
             raise ModelNotFound(f"the model `{model[:100]}` does not exist here", param="model")
-        self._make_room()
         session_id = f"sess_{secrets.token_hex(16)}"
+        self._take_share(session_id, hints.client)
         session = RealtimeSession(session_id, model, hints, self._limits, self._new_id, NO_SPEECH)
         live = self._sessions[session.id] = LiveSession(
             session,
@@ -335,6 +342,7 @@ class Sessions:
     def _end(self, live: LiveSession, reason: str, code: CloseCode, error: CausewayError | None = None) -> None:
         if self._sessions.pop(live.session.id, None) is not None:
             self._ended[reason] = self._ended.get(reason, 0) + 1
+            self._shares.release(live.session.id)
             live.end(code, error)
 
     def sweep(self) -> None:

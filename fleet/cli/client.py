@@ -58,7 +58,7 @@ class FleetClient:
             if response.is_success:
                 return msgspec.json.decode(response.content, type=kind)
             message = msgspec.json.decode(response.content, type=_ErrorBody).error.message
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             message = ""
         what = message or "the answer is not one of a control plane"
         raise click.ClickException(f"{self._url} answered {response.status_code}: {what}")

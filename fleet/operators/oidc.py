@@ -150,7 +150,7 @@ class OidcClient:
             response = await http.request(method, url, data=form)
             response.raise_for_status()
             return msgspec.json.decode(response.content, type=kind)
-        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise SignInFailed(f"the issuer does not answer as it should at {url}: {error}") from error
 
     @staticmethod

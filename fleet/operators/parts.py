@@ -15,6 +15,7 @@ from router.errors import (
     NotFound,
     PermissionDenied,
 )
+from router.numbers import whole_number
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
@@ -60,6 +61,7 @@ def number(http: web.Request, name: str, default: int, most: int = _MOST) -> int
     text = http.query.get(name, "")
     if not text:
         return default
-    if not text.isdecimal() or int(text) > most:
+    value = whole_number(text, most)
+    if value is None:
         raise InvalidRequest(f"{name} is a whole number from 0 to {most}, not {text[:40]!r}", param=name)
-    return int(text)
+    return value

@@ -100,5 +100,5 @@ def _answer(operator: Operator) -> SessionAnswer:
 def _pending(cookie: str) -> PendingSignIn:
     try:
         return msgspec.json.decode(base64.b64decode(cookie, altchars=b"-_", validate=True), type=PendingSignIn)
-    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+    except (binascii.Error, ValueError, msgspec.DecodeError, RecursionError) as error:
         raise SignInFailed("this sign-in was not begun in this browser, or took too long: begin again") from error

@@ -78,8 +78,8 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidJSON(f"the body is not valid JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidJSON(f"the body is not valid JSON, or nested too deeply: {error}") from error
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

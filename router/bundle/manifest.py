@@ -164,7 +164,7 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
     try:
         _check_version(msgspec.json.decode(content, type=_Header), expected_id, daemon_version)
         manifest = msgspec.json.decode(content, type=BundleManifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleInvalid(f"bundle {expected_id}: {error}") from error
     check_manifest(manifest)
     if encode_manifest(manifest) != content:

@@ -91,7 +91,7 @@ def read_plan(content: bytes, cohort: str) -> RolloutPlan:
         raise BundleInvalid(f"rollout plan of {cohort}: larger than {MAX_PLAN_BYTES} bytes")
     try:
         plan = msgspec.json.decode(content, type=RolloutPlan)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BundleInvalid(f"rollout plan of {cohort}: {error}") from error
     if plan.cohort != cohort:
         raise BundleInvalid(f"rollout plan of {cohort}: it is the plan of {plan.cohort}")

@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
+from ..numbers import whole_number
 
 PartPurpose = Literal["user_data", "vision", "assistants"]
 PART_PURPOSES: Final[tuple[PartPurpose, ...]] = get_args(PartPurpose)
@@ -50,12 +51,13 @@ def _ttl_s(fields: Mapping[str, str], max_ttl_s: float) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidRequest(f"`{_ANCHOR}` must be created_at.", param=_ANCHOR)
-    if text is None or not (text.isascii() and text.isdigit() and 1 <= int(text[:12]) <= max_ttl_s):
+    ttl_s = whole_number(text or "", int(max_ttl_s))
+    if not ttl_s:
         raise InvalidRequest(
             f"`{_SECONDS}` must be a whole number from 1 to {int(max_ttl_s)}, as long as a file is kept here.",
             param=_SECONDS,
         )
-    return int(text)
+    return ttl_s
 
 
 def clean_filename(name: str) -> str:

@@ -12,11 +12,12 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.http.listener import MAX_CONNECTIONS
+from cloud_pool.config.schema import ServerConfig
 from tests.cloud.conftest import Command
 from tests.waiting import until
 
 MANY = 10_000
+MAX_CONNECTIONS = ServerConfig().max_connections
 SPARE = 600  # files: of Python, gRPC, and of connections that end while others begin
 ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
 

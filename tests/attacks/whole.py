@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
+import msgspec
 
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import build
@@ -35,12 +37,16 @@ class TokenHolder:
 
 
 class Gateway:
-    def __init__(self, session: aiohttp.ClientSession, issuer: Issuer) -> None:
+    def __init__(self, session: aiohttp.ClientSession, issuer: Issuer, url: str) -> None:
         self._session = session
         self._issuer = issuer
+        self.port = urlsplit(url).port
 
     def asker(self, tenant: str, device: str = "kiosk", **claims: Any) -> TokenHolder:
         return self.holder(token_of(self._issuer, tenant=tenant, device=device, **claims))
+
+    def token(self, tenant: str) -> str:
+        return token_of(self._issuer, tenant=tenant)
 
     def holder(self, token: str) -> TokenHolder:
         return TokenHolder(self._session, token)
@@ -60,18 +66,22 @@ def token_of(by: Issuer, **changes: Any) -> str:
 
 
 @asynccontextmanager
-async def serving(issuer: Issuer, redis: RedisServer, **identity: Any) -> AsyncIterator[Gateway]:
+async def serving(
+    issuer: Issuer, redis: RedisServer, sections: Mapping[str, Any] = {}, **identity: Any
+) -> AsyncIterator[Gateway]:
+    """Serve with other `sections` of the configuration."""
     config = Config(
         server=ServerConfig(port=0),
         tiers=(unreachable_tier(),),
         redis=redis.url,
         identity=type(issuer.config)(key_file=issuer.config.key_file, **identity),
     )
+    config = msgspec.structs.replace(config, **sections)
     async with anyio.create_task_group() as tasks:
         app = build(config, tasks)
         await app.start()
         with anyio.fail_after(PATIENCE_S):
             async with aiohttp.ClientSession(app.url.removesuffix("/v1")) as session:
-                yield Gateway(session, issuer)
+                yield Gateway(session, issuer, app.url)
         await app.stop()
     await app.close()

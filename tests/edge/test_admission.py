@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_node.serving.admission import MAX_CLIENTS, Admission, AdmissionLimits
+from edge_node.serving.admission import Admission, AdmissionLimits
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
+from router.trackers.fair_share import MAX_CLIENTS
 from tests.waiting import until
 
 
@@ -21,13 +22,13 @@ def later(seconds: float) -> float:
 class Worker:
     """Acquires a permit and holds it until `done` is set."""
 
-    def __init__(self, admission: Admission, deadline_s: float = 60.0) -> None:
+    def __init__(self, admission: Admission, client: str = "", deadline_s: float = 60.0) -> None:
         self.done = asyncio.Event()
         self.started = False
-        self.task = asyncio.ensure_future(self._work(admission, later(deadline_s)))
+        self.task = asyncio.ensure_future(self._work(admission, client, later(deadline_s)))
 
-    async def _work(self, admission: Admission, deadline: float) -> None:
-        async with admission.permit(deadline):
+    async def _work(self, admission: Admission, client: str, deadline: float) -> None:
+        async with admission.permit(deadline, client):
             self.started = True
             await self.done.wait()
 
@@ -42,6 +43,43 @@ async def test_requests_beyond_the_limit_run_in_order_of_arrival() -> None:
     second.done.set()
     third.done.set()
     await asyncio.gather(first.task, second.task, third.task)
+    assert (admission.stats().running, admission.stats().waiting) == (0, 0)
+
+
+async def test_clients_take_turns() -> None:
+    """One that has queued ten requests lets another's first start after its own next one."""
+    admission = Admission(AdmissionLimits(concurrent=1, queue=16))
+    running = Worker(admission, "flood")
+    flood = [Worker(admission, "flood") for _ in range(10)]
+    await until(lambda: admission.stats().waiting == 10)
+    quiet = Worker(admission, "quiet")
+    await until(lambda: admission.stats().waiting == 11)
+    for worker in (running, flood[0]):
+        worker.done.set()
+        await worker.task
+    await until(lambda: quiet.started)
+    assert [worker.started for worker in flood] == [True] + [False] * 9
+    for worker in (quiet, *flood):
+        worker.done.set()
+    await asyncio.gather(quiet.task, *(worker.task for worker in flood))
+
+
+@pytest.mark.parametrize("ends", ["answered", "cancelled"])
+async def test_a_flood_makes_room_in_a_full_queue(ends: str) -> None:
+    """Its youngest request gets 429; that of a client with no more in the queue than others is left alone."""
+    admission = Admission(AdmissionLimits(concurrent=1, queue=4))
+    flood = [Worker(admission, "flood") for _ in range(5)]
+    await until(lambda: admission.stats().waiting == 4)
+    quiet = [Worker(admission, "quiet") for _ in range(2)]
+    await until(lambda: flood[3].task.done() and flood[4].task.done())
+    assert isinstance(flood[4].task.exception(), QueueFull)
+    with pytest.raises(QueueFull):
+        await admission.acquire(later(1), "quiet")
+    with pytest.raises(QueueFull):
+        await admission.acquire(later(1), "flood")
+    for worker in (*flood[:3], *quiet):
+        worker.done.set() if ends == "answered" else worker.task.cancel()
+    await asyncio.gather(*(worker.task for worker in (*flood, *quiet)), return_exceptions=True)
     assert (admission.stats().running, admission.stats().waiting) == (0, 0)
 
 

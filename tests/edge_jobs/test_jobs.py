@@ -216,7 +216,8 @@ async def test_bad_submissions_are_refused_with_their_reason(box: Box) -> None:
     assert (await request(box, "POST", "/v1/jobs", [1])).code == "invalid_value"
     assert (await submit(box, key="with spaces")).code == "invalid_value"
     assert (await submit(box, headers={"x-causeway-priority": "urgent"})).code == "invalid_value"
-    assert (await request(box, "GET", "/v1/jobs?limit=0")).code == "invalid_value"
+    for limit in ("0", "x", "-1", "9" * 5000, "%D9%A1"):
+        assert (await request(box, "GET", f"/v1/jobs?limit={limit}")).code == "invalid_value"
     assert (await request(box, "GET", "/v1/jobs")).json["data"] == []
 
 

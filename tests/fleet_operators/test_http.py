@@ -85,7 +85,8 @@ async def test_devices_are_paged_filtered_and_acted_on(server: Server) -> None:
     assert [one["id"] for one in first["devices"]] == ["box-0", "box-1"]
     rest = await server.get(f"/v1/devices?limit=10&after={first['next']}")
     assert ([one["id"] for one in rest["devices"]], rest["next"]) == (["box-2", "box-3", "box-4"], None)
-    assert (await server.ask("GET", "/v1/devices?limit=x")).code == "invalid_value"
+    for limit in ("x", "-1", "9" * 5000, "%D9%A1"):
+        assert (await server.ask("GET", f"/v1/devices?limit={limit}")).code == "invalid_value"
     await server.post("/v1/devices/box-1/hold", {"reason": "being repaired"}, as_="olga")
     await server.post("/v1/devices/box-2/pin", {"bundle": bundle}, as_="olga")
     assert [one["id"] for one in (await server.get("/v1/devices?state=held"))["devices"]] == ["box-1"]

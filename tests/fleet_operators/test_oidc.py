@@ -159,7 +159,9 @@ async def test_a_sign_in_belongs_to_the_browser_that_began_it(signed: SignedFlee
     """A link with another's code and state is refused, and an answer cannot be used twice."""
     async with serving(configured(signed, issuer)) as server:
         assert (await sign_in(server, cookie="")).code == "sign_in_failed"
-        assert (await sign_in(server, cookie="causeway_sign_in=bm9uc2Vuc2U=")).code == "sign_in_failed"
+        deep = base64.b64encode(b'{"more":' + b"[" * 1900).decode()
+        for content in ("bm9uc2Vuc2U=", deep):
+            assert (await sign_in(server, cookie=f"causeway_sign_in={content}")).code == "sign_in_failed"
         assert (await sign_in(server, state="other")).code == "sign_in_failed"
         other = await server.ask("GET", "/v1/oidc/start", as_="")
         assert (await sign_in(server, cookie=other.headers["set-cookie"].partition(";")[0])).code == "sign_in_failed"

@@ -92,6 +92,7 @@ async def test_malformed_requests_name_what_is_wrong(plane: Plane) -> None:
     box = plane.box()
     assert refused(await box.send("POST", "/v1/enroll", b"{"), 400, "invalid_json")
     assert refused(await box.send("POST", "/v1/enroll", b"\xff\xfe"), 400, "invalid_json")
+    assert refused(await box.send("POST", "/v1/enroll", b'{"more":' + b"[" * 5000), 400, "invalid_json")
     answer = await box.send("POST", "/v1/enroll", b'{"token": "x"}')
     assert refused(answer, 400, "invalid_value")
     assert "public_key" in answer.body["error"]["message"]

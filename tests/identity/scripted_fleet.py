@@ -17,13 +17,15 @@ from router.bundle.protocol import Revocations
 
 
 class ScriptedFleet:
-    """Serves its key set and its revocations. `failing` is the status of every answer; 0: none fails."""
+    """Serves its key set and its revocations. `failing` is the status of every answer; 0: none fails. `nested`: the
+    answers are JSON that is nested too deeply."""
 
     def __init__(self) -> None:
         self.key = Ed25519PrivateKey.generate()
         self.keys: list[dict[str, str]] = [self.jwk()]
         self.revocations = Revocations()
         self.failing = 0
+        self.nested = False
         self.asked: list[tuple[str, int]] = []
         self.url = ""
 
@@ -75,6 +77,7 @@ class ScriptedFleet:
         return self._answer(http, msgspec.json.encode(self.revocations))
 
     def _answer(self, http: web.Request, body: bytes) -> web.Response:
+        body = b'{"more":' + b"[" * 5000 if self.nested else body
         etag = f'"{hash(body):x}"'
         status = self.failing or (304 if http.headers.get("If-None-Match") == etag else 200)
         self.asked.append((http.path, status))

@@ -103,7 +103,7 @@ async def test_a_removed_key_is_refused(fleet: ScriptedFleet) -> None:
     await gateway.trust.close()
 
 
-@pytest.mark.parametrize("fault", ["status", "garbage", "no keys", "gone"])
+@pytest.mark.parametrize("fault", ["status", "garbage", "nested", "no keys", "gone"])
 async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: ScriptedFleet, fault: str) -> None:
     """Counted once it is stale; `deny` answers 503."""
     settings = {
@@ -117,6 +117,8 @@ async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: Script
         fleet.failing = 502
     elif fault == "garbage":
         fleet.keys = [{"kid": "x"}]
+    elif fault == "nested":
+        fleet.nested = True
     elif fault == "no keys":
         fleet.keys = []
     for gateway in settings.values():

@@ -20,7 +20,7 @@ from tests.waiting import until
 from .peer import BINARY, SAY_HELLO, TEXT, Peer, Refused, done, text_of
 
 ANSWER = "".join(EDGE_WORDS)
-SMALL = RealtimeConfig(max_sessions=2, max_bytes=4096, replay_bytes=2000)
+SMALL = RealtimeConfig(max_sessions=4, max_bytes=4096, replay_bytes=2000)
 
 
 @pytest.fixture
@@ -160,6 +160,7 @@ async def test_what_cannot_become_a_session_is_refused_over_http(box: Box) -> No
 
 
 async def test_sessions_are_bounded_and_a_cut_one_gives_way(tmp_path: Path) -> None:
+    """Of four, one client has two."""
     async with running(tmp_path, realtime=SMALL) as box:
         async with peer(box) as first, peer(box):
             with pytest.raises(Refused) as refused:

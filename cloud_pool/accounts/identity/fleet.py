@@ -38,6 +38,8 @@ _READ_S = 10.0
 _KEEP_S = 15.0  # an unchanged copy on disk is written again after that time, so that a start finds it fresh
 _MAX_KEYS_BYTES = 256 * 1024
 _MAX_REVOCATIONS_BYTES = 64 * 1024 * 1024
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
+"""What a document that is malformed, or nested too deeply, raises."""
 _log = logging.getLogger("causeway.cloud.identity")
 
 
@@ -99,7 +101,7 @@ class FleetTrust:
             with anyio.fail_after(_READ_S):
                 await self._read_revocations()
                 await self._read_keys()
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, msgspec.DecodeError, ConfigError) as error:
+        except (*_UNREADABLE, aiohttp.ClientError, OSError, TimeoutError, ConfigError) as error:
             if not self.last_error:
                 _log.warning("keys and revocations of the fleet at %s cannot be read: %s", self._url, error)
             self.last_error = str(error) or type(error).__name__
@@ -171,7 +173,7 @@ class FleetTrust:
         try:
             copy = msgspec.json.decode(path.read_bytes(), type=_Copy)
             self._use_keys(copy.keys)
-        except (OSError, msgspec.DecodeError, ConfigError) as error:
+        except (*_UNREADABLE, OSError, ConfigError) as error:
             _log.warning("%s: the copy of the fleet's keys cannot be read: %s", path, error)
             return
         self.revocations = copy.revocations

@@ -71,6 +71,11 @@ class Principal(msgspec.Struct, frozen=True):
         """`tenant/device`"""
         return f"{self.tenant}/{self.device}"
 
+    @property
+    def caller(self) -> str:
+        """The holder of a share in this gateway's bounded pools: the tenant, or the device of a static token."""
+        return self.owner if self.tenant == DEFAULT_TENANT else self.tenant
+
     def require(self, scope: Scope) -> None:
         """Raises PermissionDenied if the token lacks `scope`."""
         if scope not in self.scopes:

@@ -18,6 +18,7 @@ from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filenam
 
 from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
+from ...http.aiohttp_internals import send_continue
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...observability.logs import REQUEST
@@ -103,8 +104,9 @@ class BatchApi:
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self._durability.ensure()
         expected_bytes = check_upload(request)
-        self._bodies.hold(request, principal.tenant, _UPLOAD_BYTES)
+        self._bodies.hold(request, principal.caller, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
+            await send_continue(request)
             upload = await read_upload(request, writer.write)
             terms = parse_upload_terms(upload.fields, PURPOSES, self._file_ttl_s)
             purpose, filename = msgspec.convert(terms.purpose, UploadPurpose), upload.filename
@@ -153,7 +155,7 @@ class BatchApi:
     # --- batches ---------------------------------------------------------------------------------------------------
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.tenant)
+        body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.caller)
         batch_request, headers = _parse(body), read_headers(request.headers)
         endpoint = next((known for known in _ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:

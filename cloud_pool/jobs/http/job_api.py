@@ -19,6 +19,7 @@ from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
+from router.trackers.fair_share import FairShare
 
 from ...accounts.identity.principal import Principal, Scope
 from ...accounts.tenants.config import TenantLimits
@@ -94,7 +95,7 @@ class JobApi:
         self._trace = trace
         self._accepted = accepted or AcceptanceLog()
         self._admit = admit
-        self._event_streams = 0
+        self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list),
             route(r"/v1/jobs/([\w.-]{1,80})", GET=self._get, DELETE=self._cancel),
@@ -127,6 +128,7 @@ class JobApi:
         self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: web.BaseRequest
     ) -> web.StreamResponse:
         principal = self._identify(request)
+        self._bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         if self._admit is not None and request.method == hdrs.METH_POST:
             await self._admit(principal)  # before its body is read
@@ -147,6 +149,7 @@ class JobApi:
         principal = self._identify(request)
         if "jobs" not in principal.scopes:
             return None
+        self._bodies.enter(request, principal.caller)
         try:
             await self._durability.ensure()
         except JobStoreUnavailable as error:
@@ -155,7 +158,7 @@ class JobApi:
         if self._admit is not None:
             await self._admit(principal)
         record, accepted = await self._accept(request, principal, endpoint)
-        record = await self._wait_for_end(record, wait_s)
+        record = await self._wait_for_end(record, wait_s, principal.caller)
         if not record.ended:
             return _accepted_response(record, accepted | _APPLIED)
         if record.state is not JobState.SUCCEEDED:
@@ -167,11 +170,11 @@ class JobApi:
             body=await self._jobs.read_result(record.id, record.owner), content_type=JSON, headers=headers
         )
 
-    async def _wait_for_end(self, record: JobRecord, wait_s: float) -> JobRecord:
-        """Return the record once it has ended, or after so long; at once where too many clients follow events."""
-        if self._event_streams >= self._config.max_event_streams:
+    async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
+        """Return the record once it has ended, or after so long; at once where the caller follows its share."""
+        stream = object()
+        if not self._event_streams.hold(stream, caller):
             wait_s = 0.0
-        self._event_streams += 1
         try:
             with suppress(JobStoreUnavailable), anyio.move_on_after(wait_s):  # it is accepted in any case
                 async for _ in EventReader(self._db, self._jobs, record.id, record.owner, with_text=False).read():
@@ -179,7 +182,7 @@ class JobApi:
                 return await self._jobs.get(record.id, record.owner)
             return record
         finally:
-            self._event_streams -= 1
+            self._event_streams.release(stream)
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self._durability.ensure()
@@ -192,10 +195,10 @@ class JobApi:
         headers = read_headers(request.headers)
         limits = self._limits(principal)
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
-        body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.tenant)
+        body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.caller)
         key = request.headers.get("idempotency-key", "")
         if FILE_MARK in sent:  # an accepted job has their bytes, so that they may go
-            hold = partial(self._bodies.hold, request, principal.tenant)
+            hold = partial(self._bodies.hold, request, principal.caller)
             try:
                 body = await self._files.inline(sent, principal.owner, max_bytes, hold)
             except NotFound:
@@ -240,13 +243,16 @@ class JobApi:
     async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))
         await self._jobs.get(job, principal.owner)
-        if self._event_streams >= self._config.max_event_streams:
-            raise QueueFull("Too many clients follow events here. Poll the job instead.", retry_after_s=5.0)
-        self._event_streams += 1
+        if not self._event_streams.hold(id(request), principal.caller):
+            raise QueueFull(
+                f"Your tenant follows {self._event_streams.held_by(principal.caller)} event streams here, its share of "
+                f"{self._config.max_event_streams} (jobs.max_event_streams). Poll the job instead.",
+                retry_after_s=5.0,
+            )
         try:
             return await self._stream_events(request, job, principal.owner, last)
         finally:
-            self._event_streams -= 1
+            self._event_streams.release(id(request))
 
     async def _stream_events(
         self, request: web.BaseRequest, job: str, owner: str, last: Position

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, InvalidRequest
+from router.numbers import whole_number
 
 from ...accounts.identity.principal import Principal, Scope
 from ...http.responses import JSON, STALLED_S
@@ -50,10 +51,10 @@ def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str,
 
 def read_page(request: web.BaseRequest) -> tuple[int, str]:
     """Return `limit` and `after` of the query. Raises InvalidRequest."""
-    limit = request.query.get("limit", "20")
-    if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MAX_PAGE:
+    limit = whole_number(request.query.get("limit", "20"), MAX_PAGE)
+    if not limit:
         raise InvalidRequest(f"`limit` is 1 to {MAX_PAGE}", param="limit")
-    return int(limit), request.query.get("after", "")[:80]
+    return limit, request.query.get("after", "")[:80]
 
 
 async def write_chunk(response: web.StreamResponse, data: bytes) -> None:

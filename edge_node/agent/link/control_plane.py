@@ -214,7 +214,7 @@ class ControlPlane:
             return None  # type: ignore[return-value]  # the caller's _T is None
         try:
             return msgspec.json.decode(content, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FleetUnreachable(f"{self.name} sent a malformed answer to {path}: {error}") from error
 
     @asynccontextmanager
@@ -232,7 +232,7 @@ class ControlPlane:
         """4xx but 408, 425 and 429 refuse the message for good; everything else may pass."""
         try:
             fault = msgspec.json.decode(await _read(response), type=_FaultBody).error
-        except (msgspec.DecodeError, aiohttp.ClientError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, aiohttp.ClientError):
             fault = _Fault()
         message = f"{self.name}: {fault.message[:1000] or f'HTTP {response.status}'}"
         if 400 <= response.status < 500 and response.status not in (408, 425, 429):

@@ -120,7 +120,7 @@ async def _check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest)
     with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
         body = await read_body(response, MAX_ERROR_BYTES)
     response.release()
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         error = msgspec.json.decode(body or b"", type=_Refused).error
         if error.code == ModelNotFound.code:
             raise ModelNotFound(f"{call.target.name}: {error.message[:500]}")
@@ -130,7 +130,7 @@ def _read(body: bytes, call: BackendRequest) -> _CloudJob:
     """Raises CloudFailed."""
     try:
         return msgspec.json.decode(body, type=_CloudJob)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise CloudFailed(f"{call.target.name} answered with something that is no job", phase="stream") from None
 
 
@@ -139,7 +139,7 @@ def _end_of(job: _CloudJob) -> CloudJobEnded | None:
     event = _ENDS.get(job.status)
     if event is None:
         return None
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         code = msgspec.json.decode(job.error, type=_Named).code
         return CloudJobEnded(event, bytes(job.error), f"the cloud ended the job: {job.status} ({code})")
     return CloudJobEnded(event, bytes(job.error), f"the cloud ended the job: {job.status}")
