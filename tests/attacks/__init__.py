@@ -31,6 +31,8 @@ request smuggling and other odd framing
     tests/attacks/test_framing.py
 10,000 half-open connections
     tests/attacks/test_flood.py
+a caller that takes all it gets of a bounded pool: connections, bodies, uploads, event streams, live sessions
+    tests/attacks/test_pools.py
 failing requests and disconnects amid answers, both of which could crash Triton
     tests/cloud/test_failures.py
 slow, oversized and oddly framed requests on an IPv6 listener; listening without tokens
