@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(config: Config, fleet: FleetLink | None = None) -> int:
-    """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code.
+    """Run the daemon until SIGTERM or Ctrl-C, drain it, and return the exit code; 1 if a background task failed.
 
     For a bundle with other settings the program is executed anew, in the same process, after the drain.
 
@@ -31,21 +31,23 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
     """
     start_log(config)
 
-    async def run_daemon() -> bool:
+    async def run_daemon() -> App:
         app = build(config, fleet=fleet)
         start_log(app.config)  # a bundle may set the level
         await app.serve(
             on_listening=lambda app: _print_summary(app.config, app), on_ready=lambda app: _print_ready(app.config, app)
         )
-        return app.restarting
+        return app
 
     try:
         import uvloop
     except ImportError:  # optional: faster
-        restarting = asyncio.run(run_daemon())
+        app = asyncio.run(run_daemon())
     else:
-        restarting = uvloop.run(run_daemon())
-    if restarting:
+        app = uvloop.run(run_daemon())
+    if app.failed:
+        return 1
+    if app.restarting:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return 0

@@ -247,6 +247,11 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
     for state, count in stats.ended.items():
         labels = (("state", state),)
         yield Gauge("causeway_edge_jobs_ended", "Jobs that ended, by state.", count, labels, is_counter=True)
+    yield Gauge(
+        "causeway_edge_jobs_unreadable",
+        "Jobs that this version cannot read (damaged, or of a newer version), kept as long as dead letters.",
+        stats.unreadable,
+    )
     yield Gauge("causeway_edge_jobs_webhooks_waiting", "Webhooks that are to be sent.", stats.webhooks_due)
     yield Gauge(
         "causeway_edge_jobs_webhooks_unreachable",

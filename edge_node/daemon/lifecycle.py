@@ -1,13 +1,16 @@
 """The daemon's lifecycle: start, background tasks, drain, close; and settings of the process itself.
 
-One task is the parent of all others (shared generations, engines, periodic tasks): when it ends, they have ended.
+One task is the parent of all others (shared generations, engines, periodic tasks): when it ends, they have ended. If it
+ends early, the daemon closes and `serve` ends with `failed` set, so that the supervisor starts it again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
+import math
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,6 +31,7 @@ _SAMPLE_S = 1.0
 _POLL_S = 2.0
 _SWEEP_S = 5.0
 _READY_POLL_S = 0.05
+_STARTING_S = 5.0  # between two messages to systemd while no target can answer
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
@@ -46,6 +50,7 @@ class App:
         self._stop = asyncio.Event()
         self._stop_requested = asyncio.Event()  # by a signal, or by `restart`
         self._restarting = False
+        self._failed = False
         self._reload_requested = asyncio.Event()  # by SIGHUP
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()  # a target can answer
@@ -80,6 +85,11 @@ class App:
         """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
         return self._restarting
 
+    @property
+    def failed(self) -> bool:
+        """After `serve`: a background task ended early, and the daemon with it."""
+        return self._failed
+
     def restart(self) -> None:
         """Let `serve` drain, close and end, to be started anew."""
         self._restarting = True
@@ -108,6 +118,7 @@ class App:
             await parts.spend.start()
             await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
+            self._root.add_done_callback(functools.partial(self._root_ended, started))
             if parts.cloud is not None:
                 await parts.cloud.start()
             await started
@@ -119,6 +130,18 @@ class App:
         log.info(
             "listening on port %s%s", self.port, f" and {self._config.server.socket}" * bool(self._config.server.socket)
         )
+
+    def _root_ended(self, started: asyncio.Future[None], root: asyncio.Task[None]) -> None:
+        """End the daemon with its background tasks: without them it would answer for a while and repair nothing."""
+        if self._stop.is_set() or root.cancelled():
+            return
+        error = root.exception() or RuntimeError("the background tasks ended")
+        log.critical("A background task failed, and the daemon ends: %s", redacted(_first_cause(error)))
+        self._failed = True
+        self._notifier.stopping("a background task failed")
+        self._stop_requested.set()
+        if not started.done():
+            started.set_exception(error)
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
@@ -169,6 +192,8 @@ class App:
     ) -> None:
         """Start, answer until SIGTERM or SIGINT, drain, close. SIGHUP reloads the policy.
 
+        A background task that ends early closes the daemon without a drain, and `failed` is set.
+
         `on_listening` is called after `start`, `on_ready` once a target can answer, as systemd is told.
 
         A SIGINT during the drain ends it at once. Further SIGTERMs are ignored: the kernel sends one for each thread of
@@ -199,6 +224,8 @@ class App:
                 serving.start_soon(self._call_when_ready, on_ready)
                 await stop_requested.wait()
                 serving.cancel_scope.cancel()
+            if self._failed:
+                return
             async with anyio.create_task_group() as draining:
                 draining.start_soon(_cancel_after, abort_requested, draining.cancel_scope)
                 await self.drain()
@@ -242,7 +269,11 @@ class App:
     async def _announce_ready(self) -> None:
         """Tell systemd once a target can answer."""
         await self._listening.wait()
-        while not self._parts.can_answer():  # noqa: ASYNC110 -- engines, policy and cloud have no common event
+        told_at = -math.inf
+        while not self._parts.can_answer():  # engines, policy and cloud have no common event
+            if (now := self._parts.clock.monotonic()) >= told_at + _STARTING_S:
+                told_at = now
+                self._notifier.starting(f"waiting for {', '.join(self._parts.readiness().waiting_for)}")
             await asyncio.sleep(_READY_POLL_S)
         if self._parts.admission.draining:
             return
@@ -264,6 +295,13 @@ class App:
         """Ping the watchdog only after a trial routing decision succeeds."""
         self._parts.service.self_check()
         self._notifier.watchdog()
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the first exception in a group, which names the task that failed."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[object]]) -> None:

@@ -12,6 +12,9 @@ import time
 from collections.abc import Mapping
 
 
+_STARTING_S = 60
+
+
 class SystemdNotifier:
     """Reports the daemon's state to systemd. A message that cannot be sent is dropped, without blocking the daemon.
 
@@ -24,6 +27,10 @@ class SystemdNotifier:
 
     def ready(self, status: str = "") -> bool:
         return self._send("READY=1", status)
+
+    def starting(self, status: str) -> bool:
+        """Ask for another minute to start. Call it again within that time, for as long as the start goes on."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={_STARTING_S * 1_000_000}", status)
 
     def status(self, status: str) -> bool:
         return self._send("", status)

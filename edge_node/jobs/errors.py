@@ -43,3 +43,9 @@ class ResultTooLarge(InvalidRequest):
 
     status = 422
     code = "answer_too_large"
+
+
+class RecordUnreadable(CausewayError):
+    """A stored job is damaged or of another version."""
+
+    code = "record_unreadable"

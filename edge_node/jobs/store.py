@@ -53,6 +53,7 @@ class JobStore:
             SCHEMA,
             load=rows.load,
             seal=rows.mark,
+            set_aside=rows.set_unreadable_aside,
             deletions=lambda: rows.bodies.deletions,
             monotonic=clock.monotonic,
             erase_after_s=erase_after_s,
@@ -65,11 +66,16 @@ class JobStore:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong with the file, or that it is full."""
-        if self.stats.unfinished < self._config.max_jobs and self.stats.bytes < self._config.max_bytes:
-            return self._file.problems
-        full = f"the outbox is full ({self.stats.unfinished} jobs, {self.stats.bytes} bytes): jobs are refused"
-        return (*self._file.problems, full)
+        """What is wrong with the file, that it is full, or that it has jobs which cannot be read."""
+        found, stats = list(self._file.problems), self.stats
+        if stats.unfinished >= self._config.max_jobs or stats.bytes >= self._config.max_bytes:
+            found.append(f"the outbox is full ({stats.unfinished} jobs, {stats.bytes} bytes): jobs are refused")
+        if stats.unreadable:
+            found.append(
+                f"the outbox has jobs that cannot be read: {stats.unreadable}, damaged or of a newer version of the "
+                "daemon, which runs them after an upgrade; they are kept as long as dead letters (jobs.dead_letter_ttl_s)"
+            )
+        return tuple(found)
 
     @property
     def name(self) -> str:

@@ -7,13 +7,14 @@ import logging
 
 import anyio
 
-from router.errors import JobStoreUnavailable
+from router.errors import CausewayError, JobStoreUnavailable
 
 from ..jobs.errors import ResultTooLarge
 from ..jobs.feed import JobFeed
 from ..jobs.store import JobStore
 from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
+from ..observability.logs import redacted
 from .connection import Connection
 from .errors import AnswerTooLarge, BrokerError, PublishRefused
 from .intake import MqttStats
@@ -46,7 +47,7 @@ class AnswerPublisher:
             self._tell_lost()
             due: list[DueReply] = []
             if self._store.stats.replies_due:
-                with contextlib.suppress(JobStoreUnavailable):  # the store says so
+                with contextlib.suppress(CausewayError):  # the store says so
                     due = await self._store.due_replies(_AT_ONCE)
             if not due:
                 await self._feed.change(_POLL_S)
@@ -67,6 +68,9 @@ class AnswerPublisher:
             await self._postpone(reply)
         except (BrokerError, JobStoreUnavailable):
             await anyio.sleep(_POLL_S)  # it is published again
+        except Exception as error:  # of one answer, such as an address that cannot be read
+            log.error("an answer could not be published: %s", redacted(error))
+            await self._postpone(reply)
         else:
             self._stats.answers += 1
             self._refused.end("the broker takes answers again")

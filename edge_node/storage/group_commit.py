@@ -8,7 +8,8 @@ alone, for which the others would wait, and then for their own. Faults:
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
 2. The disk is full or cannot be written: every caller of the transaction gets the error, nothing of it is kept, and the
    next transaction tries again.
-3. A unit of work has a bug: its caller alone gets the error, and the others are committed without it.
+3. A unit of work fails unexpectedly: rows that cannot be read are set aside and it runs once more; if that does not
+   help, its caller alone gets the error, and the others are committed without it.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class GroupCommit:
         schema: The SQL script to run when the file is opened.
         load: Called in the thread after the file was opened, and after a transaction was undone.
         seal: Called in the thread before each commit that changes something.
+        set_aside: Called in the thread, in a transaction of its own, after a unit failed unexpectedly: sets aside the
+            rows that cannot be read, and returns how many.
         deletions: Grows with each deletion of what must not stay readable; called in the thread.
         monotonic: The clock, seconds.
         gather_s: The time to wait for as many units as the last transaction had.
@@ -81,6 +84,7 @@ class GroupCommit:
         load: Callable[[sqlite3.Connection], None],
         seal: Callable[[sqlite3.Connection], None] = lambda _: None,
         deletions: Callable[[], int] = lambda: 0,
+        set_aside: Callable[[sqlite3.Connection], int] = lambda _: 0,
         monotonic: Callable[[], float] = time.monotonic,
         gather_s: float = 0.003,
         erase_after_s: float = 1.0,
@@ -91,6 +95,7 @@ class GroupCommit:
         self._load = load
         self._seal = seal
         self._deletions = deletions
+        self._set_aside_rows = set_aside
         self._gather_s = gather_s
         self._page_bytes = page_bytes
         self._ready = threading.Condition()
@@ -169,8 +174,11 @@ class GroupCommit:
             return [self._waiting.popleft() for _ in range(self._last)]
 
     def _commit(self, units: list[_Work[object]]) -> None:
-        """(3) Commit all, without those that have a bug."""
+        """(3) Commit all, without those that fail unexpectedly also after unreadable rows were set aside."""
         while (broken := self._transaction(units)) is not None:
+            repair = _Work(self._set_aside_rows, broken.loop)
+            if self._transaction([repair]) is None and repair.error is None and repair.result:  # type: ignore[list-item]
+                continue
             units = [unit for unit in units if unit is not broken]
 
     def _transaction(self, units: list[_Work[object]]) -> _Work[object] | None:

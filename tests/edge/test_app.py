@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from edge_node.app import build
+from edge_node.clock import Clock
 from edge_node.config.schema import Config, ServerConfig
 from edge_node.storage.policies import DEFAULT_POLICY
 from models.catalog.artifact import ArtifactNotFound
@@ -164,6 +165,24 @@ class Systemd:
 
     def close(self) -> None:
         self._socket.close()
+
+
+async def test_a_daemon_that_waits_for_a_target_asks_systemd_for_more_time(tmp_path: Path) -> None:
+    """Again and again, so that a finite start timeout ends only a daemon that hangs."""
+    engine, now = ScriptedEngine(), 0.0
+    systemd = Systemd(tmp_path / "notify")
+    clock = Clock(lambda: time.monotonic() + now)
+    app = build(config(tmp_path), make_engine=lambda _: engine, environ=systemd.environ, clock=clock)
+    await app.start()
+    engine.state = "loading"
+    asked = "EXTEND_TIMEOUT_USEC=60000000\nSTATUS=waiting for target small"
+    await until(lambda: systemd.listen().count(asked) == 1)
+    now += 10.0
+    await until(lambda: systemd.listen().count(asked) == 2)
+    engine.state = "ready"
+    await until(lambda: any(message.startswith("READY=1") for message in systemd.listen()))
+    await app.close()
+    systemd.close()
 
 
 async def test_the_watchdog_is_pinged_only_while_routing_works(tmp_path: Path) -> None:

@@ -68,6 +68,34 @@ def test_the_daemon_prints_a_summary_and_drains_on_sigterm(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(tmp_path: Path) -> None:
+    """Else it would answer on without repairing anything, and systemd would wait for READY."""
+    config, state = tmp_path / "edge.yaml", tmp_path / "state"
+    (state / "fleet").mkdir(parents=True)
+    config.write_text(
+        f"state_dir: {state}\nserver: {{port: 0}}\nengine: {{enabled: false}}\ncloud: {{url: {CLOUD[1]}}}\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(120)
+        daemon = subprocess.run(
+            [sys.executable, "-m", "tests.edge_cli.failing_daemon", str(config)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "NOTIFY_SOCKET": systemd.getsockname()},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        messages = [systemd.recv(4096)]
+        while not messages[-1].startswith(b"STOPPING=1"):
+            messages.append(systemd.recv(4096))
+    assert daemon.returncode == 1
+    (line,) = [line for line in daemon.stderr.splitlines() if " CRITICAL " in line]
+    assert "A background task failed, and the daemon ends: RuntimeError" in line
+    assert "stopped" in daemon.stderr.splitlines()[-1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,15 @@ def test_each_call_is_one_datagram(systemd: socket.socket) -> None:
     assert systemd.recv(4096) == b"WATCHDOG=1"
     assert notifier.stopping("draining")
     assert systemd.recv(4096) == b"STOPPING=1\nSTATUS=draining"
+
+
+def test_the_unit_has_a_finite_start_timeout_that_a_starting_daemon_extends(systemd: socket.socket) -> None:
+    unit = files("edge_node.deploy").joinpath("causeway-edge.service").read_text()
+    (timeout_s,) = re.findall(r"^TimeoutStartSec=(\d+)$", unit, re.MULTILINE)
+    assert SystemdNotifier({"NOTIFY_SOCKET": systemd.getsockname()}).starting("waiting for target small")
+    message, status = systemd.recv(4096).decode().splitlines()
+    assert int(message.removeprefix("EXTEND_TIMEOUT_USEC=")) / 1e6 <= int(timeout_s)
+    assert status == "STATUS=waiting for target small"
 
 
 def test_an_abstract_socket_is_supported() -> None:

@@ -9,7 +9,6 @@ thousand boxes do not storm it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -105,6 +104,9 @@ class JobRunner:
             await self._store.recover()
         except JobStoreUnavailable:
             return False
+        except CausewayError as error:
+            log.error("jobs that ran when the daemon ended could not be taken back: %s", redacted(error))
+            return False
         return True
 
     async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
@@ -112,7 +114,7 @@ class JobRunner:
         while True:
             try:
                 late = await self._store.late()
-            except JobStoreUnavailable:
+            except CausewayError:  # the store says so
                 await asyncio.sleep(_TICK_S)
                 continue
             for claimed in late:
@@ -169,8 +171,12 @@ class JobRunner:
         lanes: list[tuple[EdgeJob, Lane]] = []
         for claimed in unplaced:
             lane: Lane = "edge"  # one that is refused now fails there
-            with contextlib.suppress(CausewayError):
+            try:
                 lane = await self._runs.lane(self._runs.request(claimed, claimed.job.target))
+            except CausewayError:
+                pass
+            except Exception as error:  # of one job, which the others survive
+                log.error("a job could not be decided: %s", redacted(error))
             lanes.append((claimed.job, lane))
         if lanes:
             await self._store.place(lanes)

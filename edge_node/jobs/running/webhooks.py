@@ -25,7 +25,7 @@ import anyio
 import anyio.abc
 from aiohttp.abc import AbstractResolver
 
-from router.errors import ConfigError, JobStoreUnavailable
+from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 from router.jobs.webhooks.address import Network, allowed_networks, forbidden_reason
 from router.jobs.webhooks.payload import webhook_payload
 from router.jobs.webhooks.schedule import webhook_retry_delay_s
@@ -101,7 +101,7 @@ class WebhookSender:
             return False
         try:
             due = await self._store.due_webhooks(free, self._blocked(), self._sending)
-        except JobStoreUnavailable:  # the store says so
+        except CausewayError:  # the store says so
             return False
         started = False
         for webhook in due:

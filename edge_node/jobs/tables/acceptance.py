@@ -21,6 +21,7 @@ from ..errors import JobDropped, OutboxFull
 from ..record import EdgeJob, Lane
 from .rows import OutboxRows
 from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job
+from .unreadable import read_row
 from .values import Accepted, ReplyTo
 
 
@@ -33,21 +34,21 @@ class OutboxAcceptance:
 
     def known(self, db: sqlite3.Connection, owner: str, key: str) -> EdgeJob | None:
         row = db.execute(BY_KEY, (owner, key)).fetchone() if key else None
-        return None if row is None else decode_job(row[0])
+        return None if row is None else read_row(*row)
 
     def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
         rows = self._rows
         row = db.execute(BY_KEY, (job.owner, job.key)).fetchone() if job.key else None
         renewed = row is not None and reply is not None and reply.is_new
         if row is not None and not renewed:
-            known = decode_job(row[0])
+            known = read_row(*row)
             if known.digest != job.digest:
                 raise IdempotencyConflict(
                     f"this `Idempotency-Key` was used with another body or other headers, for {known.id}; "
                     "send those again, or a new key"
                 )
             if reply is not None and known.has_ended:  # its sender has lost the answer
-                rows.replies.set_due(db, known, rows.time.now())
+                rows.replies.set_due(db, known.seq, rows.time.now())
             return Accepted(known, known=True)
         self._make_room(db, job, len(body))
         if renewed:

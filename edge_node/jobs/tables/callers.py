@@ -10,12 +10,13 @@ from router.errors import JobAlreadyEnded, JobCancelled
 from router.jobs.states import JobEvent, JobState, next_state
 
 from ...config.schema import JobsConfig
-from ..errors import JobNotDead, JobNotEnded
+from ..errors import JobNotDead, JobNotEnded, RecordUnreadable
 from ..record import EdgeJob
 from .bodies import body_of
 from .revisions import OutboxRevisions
 from .rows import OutboxRows
 from .schema import LISTED, decode_job
+from .unreadable import unreadable_job
 
 
 class OutboxCallers:
@@ -69,12 +70,17 @@ class OutboxCallers:
         self._rows.stats.bytes -= job.body_bytes
         self._rows.count(job, 1)
         self._rows.save(db, job)
-        self._rows.replies.set_due(db, job, None)
+        self._rows.replies.set_due(db, job.seq, None)
         db.execute("UPDATE jobs SET deadline = ? WHERE seq = ?", (job.deadline, job.seq))
         return job
 
     def purge(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
-        job = self._rows.find(db, job_id, owner)
+        try:
+            job = self._rows.find(db, job_id, owner)
+        except RecordUnreadable as error:
+            job = unreadable_job(self._rows.seq_of(job_id), job_id, error)
+            self._rows.delete_unreadable(db, job.seq)
+            return job
         if not job.has_ended:
             raise JobNotEnded(f"the job is {job.state.value}; cancel it first")
         self._rows.delete(db, job)

@@ -39,9 +39,9 @@ class OutboxReplies:
         changed = db.execute(statement, (until, reply.job.seq, reply.due)).rowcount
         self._stats.replies_due -= changed if until is None else 0
 
-    def set_due(self, db: sqlite3.Connection, job: EdgeJob, due: float | None) -> int:
+    def set_due(self, db: sqlite3.Connection, seq: int, due: float | None) -> int:
         """Set when the answer of a job is sent, if it is; None: not now. Returns 1 if that changes whether it is."""
         statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
-        changed = db.execute(statement, (due, job.seq)).rowcount
+        changed = db.execute(statement, (due, seq)).rowcount
         self._stats.replies_due += -changed if due is None else changed
         return changed

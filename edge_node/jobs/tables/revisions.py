@@ -64,7 +64,7 @@ class OutboxRevisions:
         self._rows.bodies.delete(db, "results", job.seq)
         self._rows.bodies.put(db, "results", job.seq, result)
         self._keep(db, current, revised)
-        self._rows.replies.set_due(db, revised, self._rows.time.now())
+        self._rows.replies.set_due(db, revised.seq, self._rows.time.now())
         if revised.webhook:
             self._rows.webhooks.add(db, revised, "revised")
         self._rows.stats.count_revision("made")

@@ -15,11 +15,12 @@ from router.errors import NotFound
 from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
 
-from ..box_time import BoxTime, ClockMark
+from ..box_time import BoxTime
 from ..record import EdgeJob
 from .bodies import OutboxBodies
 from .replies import OutboxReplies
-from .schema import COUNTS, INSERT, UPDATE, decode_job, inserted, stored_bytes, updated
+from .schema import COUNTS, INSERT, UNREADABLE, UPDATE, decode_job, inserted, stored_bytes, updated
+from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
 from .values import OutboxStats
 from .webhooks import OutboxWebhooks
 
@@ -47,15 +48,27 @@ class OutboxRows:
             row = (secrets.token_hex(6), None)
             db.execute("INSERT INTO box VALUES (1, ?, ?)", row)
         if self._name != row[0]:
-            self.time.restore(None if row[1] is None else msgspec.msgpack.decode(row[1], type=ClockMark))
+            self.time.restore(read_mark(db, row[1]))
+            take_back(db)
         self._name = str(row[0])
         (last,) = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone() or (0,)
         self._seq = max(self._seq, int(last))  # in a new file, too: a run of a lost job must not end another job
-        counts = db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()
-        stats = self.stats
-        stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty = (int(count or 0) for count in counts)
+        self._recount(db)
         self.replies.load(db)
         self.webhooks.load(db)
+
+    def _recount(self, db: sqlite3.Connection) -> None:
+        counts = [int(count or 0) for count in db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()]
+        stats = self.stats
+        stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty, stats.unreadable = counts
+
+    def set_unreadable_aside(self, db: sqlite3.Connection) -> int:
+        """Set aside what this version cannot read; return how many rows."""
+        jobs, notices = set_aside(db, self.time.now()), unreadable_notices(db)
+        for number in notices:
+            self.webhooks.finish(db, number, "failed")
+        self._recount(db)
+        return jobs + len(notices)
 
     def mark(self, db: sqlite3.Connection) -> None:
         """Note the time with each commit: the next start continues from it."""
@@ -63,15 +76,19 @@ class OutboxRows:
 
     def find(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         """Return a job of `owner`; None: anybody's. Raises NotFound."""
+        row = db.execute("SELECT owner, state, record FROM jobs WHERE seq = ?", (self.seq_of(job_id),)).fetchone()
+        if row is None or owner not in (None, row[0]):
+            raise NotFound(f"no job {job_id[:100]!r}; a job that ended is deleted after a time")
+        return read_row(*row[1:])
+
+    def seq_of(self, job_id: str) -> int:
+        """Return the number in the id of a job; 0: it is not an id of this file."""
         name, number = job_id[4 : 4 + len(self._name)], job_id[4 + len(self._name) :]
         is_ours = job_id.startswith("job_") and name == self._name and _is_hex(number)
-        job = self.stored(db, int(number, 16)) if is_ours else None
-        if job is None or owner not in (None, job.owner):
-            raise NotFound(f"no job {job_id[:100]!r}; a job that ended is deleted after a time")
-        return job
+        return int(number, 16) if is_ours else 0
 
     def stored(self, db: sqlite3.Connection, seq: int) -> EdgeJob | None:
-        row = db.execute("SELECT record FROM jobs WHERE seq = ?", (seq,)).fetchone()
+        row = db.execute(f"SELECT record FROM jobs WHERE seq = ? AND state != '{UNREADABLE}'", (seq,)).fetchone()
         return None if row is None else decode_job(row[0])
 
     def add(self, db: sqlite3.Connection, job: EdgeJob, body: bytes) -> EdgeJob:
@@ -110,7 +127,7 @@ class OutboxRows:
             self.bodies.delete(db, "requests", job.seq)
         if result:
             self.bodies.put(db, "results", job.seq, result)
-        self.replies.set_due(db, job, job.ended)
+        self.replies.set_due(db, job.seq, job.ended)
         self.stats.bytes += stored_bytes(job)
         self.stats.empty += not stored_bytes(job)
         self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
@@ -120,20 +137,28 @@ class OutboxRows:
 
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete a job that has ended."""
-        self.webhooks.delete(db, job)
-        self.stats.replies_lost += self.replies.set_due(db, job, None)
-        self.bodies.delete(db, "requests", job.seq)
-        self.bodies.delete(db, "results", job.seq)
-        db.execute("DELETE FROM replies WHERE seq = ?", (job.seq,))
-        db.execute("DELETE FROM jobs WHERE seq = ?", (job.seq,))
+        self._delete(db, job.seq)
         self.stats.bytes -= stored_bytes(job)
         self.stats.empty -= not stored_bytes(job)
         if job.late is not None:
             self.stats.count_revision("cancelled")
 
+    def delete_unreadable(self, db: sqlite3.Connection, seq: int) -> None:
+        """Delete a job that was set aside."""
+        self._delete(db, seq)
+        self._recount(db)
+
+    def _delete(self, db: sqlite3.Connection, seq: int) -> None:
+        self.webhooks.delete(db, seq)
+        self.stats.replies_lost += self.replies.set_due(db, seq, None)
+        self.bodies.delete(db, "requests", seq)
+        self.bodies.delete(db, "results", seq)
+        db.execute("DELETE FROM replies WHERE seq = ?", (seq,))
+        db.execute("DELETE FROM jobs WHERE seq = ?", (seq,))
+
     def empty(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete request and result of a job that has ended; the job stays."""
-        self.stats.replies_lost += self.replies.set_due(db, job, None)
+        self.stats.replies_lost += self.replies.set_due(db, job.seq, None)
         self.bodies.delete(db, "requests", job.seq)
         self.bodies.delete(db, "results", job.seq)
         self.stats.bytes -= stored_bytes(job)

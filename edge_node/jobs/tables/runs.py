@@ -16,7 +16,7 @@ from ..errors import JobLost
 from ..record import EdgeJob, Lane
 from .bodies import body_of
 from .rows import OutboxRows
-from .schema import DUE, LATE, OLD, OLD_BODIES, OLDEST_EMPTY, UNTOLD, WAITING, decode_job
+from .schema import DUE, LATE, OLD, OLD_BODIES, OLD_UNREADABLE, OLDEST_EMPTY, UNTOLD, WAITING, decode_job
 from .values import Claimed
 
 READ_BYTES = 16 * 1024 * 1024  # of requests that are read at once; one may be larger
@@ -108,6 +108,11 @@ class OutboxRuns:
                 self._rows.webhooks.give_up(db, job)
         if (surplus := self._rows.stats.empty - config.max_jobs) > 0:
             deleted += self._delete(db, OLDEST_EMPTY, min(surplus, _ENDED_AT_ONCE))
+        if self._rows.stats.unreadable:
+            old = db.execute(OLD_UNREADABLE, (False, now - config.dead_letter_ttl_s, _ENDED_AT_ONCE)).fetchall()
+            for (seq,) in old:
+                self._rows.delete_unreadable(db, seq)
+            deleted += len(old)
         return len(late) + deleted
 
     def _delete(self, db: sqlite3.Connection, query: str, *arguments: float) -> int:

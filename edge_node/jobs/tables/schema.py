@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.jobs.submission import RANK
+from router.jobs.webhooks.payload import JobNotice
 
 from ..record import EdgeJob
 
@@ -35,26 +36,34 @@ CREATE TABLE IF NOT EXISTS webhook_secrets (
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
 WAITING = "state IN ('queued', 'waiting')"  # as the index has it
-BY_KEY = "SELECT record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
+BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
 FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
 OLDEST_BULK = f"SELECT seq, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
-LISTED = "SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) ORDER BY seq DESC LIMIT ?"
+UNREADABLE = "unreadable"
+"""In the column of the state alone: a row whose record this version cannot read."""
+_READABLE = f"state != '{UNREADABLE}'"
+LISTED = f"SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) AND {_READABLE} ORDER BY seq DESC LIMIT ?"
 DUE = (
     "SELECT record, body FROM jobs JOIN requests USING (seq) "
     f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"
 )
 LATE = "SELECT record FROM jobs WHERE ended IS NULL AND deadline <= ? ORDER BY deadline LIMIT ?"
 _TOLD = "NOT EXISTS (SELECT 1 FROM webhooks WHERE webhooks.seq = jobs.seq)"
-OLD = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND {_TOLD} ORDER BY ended LIMIT ?"
-OLD_BODIES = "SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND bytes != 0 ORDER BY ended LIMIT ?"
-UNTOLD = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND NOT {_TOLD} ORDER BY ended LIMIT ?"
-OLDEST_EMPTY = "SELECT record FROM jobs WHERE bytes = 0 AND ended >= 0.0 ORDER BY ended LIMIT ?"
+_ENDED = f"SELECT record FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND {_READABLE}"
+OLD = f"{_ENDED} AND {_TOLD} ORDER BY ended LIMIT ?"
+OLD_BODIES = f"{_ENDED} AND bytes != 0 ORDER BY ended LIMIT ?"
+UNTOLD = f"{_ENDED} AND NOT {_TOLD} ORDER BY ended LIMIT ?"
+OLDEST_EMPTY = f"SELECT record FROM jobs WHERE bytes = 0 AND ended >= 0.0 AND {_READABLE} ORDER BY ended LIMIT ?"
+OLD_UNREADABLE = (
+    "SELECT seq FROM jobs WHERE (state = 'dead') = ? AND ended < ? AND +state = 'unreadable' ORDER BY ended LIMIT ?"
+)
 DUE_REPLIES = (
     "SELECT replies.due, address, record, body FROM replies JOIN jobs USING (seq) LEFT JOIN results USING (seq) "
-    "WHERE replies.due <= ? ORDER BY replies.due LIMIT ?"
+    f"WHERE replies.due <= ? AND {_READABLE} ORDER BY replies.due LIMIT ?"
 )
 DUE_WEBHOOKS = (
     "SELECT number, attempts, notice, record FROM webhooks AS one JOIN jobs USING (seq) WHERE one.due <= ? "
+    f"AND {_READABLE} "
     "AND one.receiver NOT IN (SELECT value FROM json_each(?)) AND number NOT IN (SELECT value FROM json_each(?)) "
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
@@ -70,6 +79,7 @@ QUERIES = (
     OLD_BODIES,
     UNTOLD,
     OLDEST_EMPTY,
+    OLD_UNREADABLE,
     DUE_REPLIES,
     DUE_WEBHOOKS,
 )
@@ -77,12 +87,14 @@ QUERIES = (
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
-    "sum((ended IS NULL AND rank = ?) * bytes), sum(ended IS NOT NULL AND bytes = 0) FROM jobs"
+    f"sum((ended IS NULL AND rank = ?) * bytes), sum(ended IS NOT NULL AND bytes = 0 AND {_READABLE}), "
+    f"sum(NOT ({_READABLE})) FROM jobs"
 )
 INSERT = "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"
 _encoder = msgspec.msgpack.Encoder()
 decode_job = msgspec.msgpack.Decoder(EdgeJob).decode
+decode_notice = msgspec.json.Decoder(JobNotice).decode
 Value = str | int | float | bytes | None
 
 

@@ -21,14 +21,13 @@ from router.jobs.webhooks.payload import JobNotice
 
 from ..box_time import BoxTime
 from ..record import EdgeJob, WebhookStatus
-from .schema import DUE_WEBHOOKS, UPDATE, decode_job, updated
+from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
 from .values import DueWebhook, OutboxStats
 
 log = logging.getLogger(__name__)
 
 _OVERLAP_S = 24 * 3600.0
 _encoder = msgspec.json.Encoder()
-_decode_notice = msgspec.json.Decoder(JobNotice).decode
 
 
 class OutboxWebhooks:
@@ -65,7 +64,7 @@ class OutboxWebhooks:
         found = []
         for number, attempts, notice, record in db.execute(DUE_WEBHOOKS, (self._time.now(), *excluded, limit)):
             job = decode_job(record)
-            found.append(DueWebhook(number, _decode_notice(notice), job.owner, job.webhook, attempts))
+            found.append(DueWebhook(number, decode_notice(notice), job.owner, job.webhook, attempts))
         return found
 
     def postpone(self, db: sqlite3.Connection, number: int, until: float) -> None:
@@ -79,24 +78,24 @@ class OutboxWebhooks:
             return False
         self._stats.webhooks_due -= 1
         self._stats.count_webhook(status)
-        (record,) = db.execute("SELECT record FROM jobs WHERE seq = ?", row).fetchone()
+        state, record = db.execute("SELECT state, record FROM jobs WHERE seq = ?", row).fetchone()
         (waiting,) = db.execute("SELECT count(*) FROM webhooks WHERE seq = ?", row).fetchone()
-        if not waiting:
+        if not waiting and state != UNREADABLE:
             db.execute(UPDATE, updated(msgspec.structs.replace(decode_job(record), webhook_status=status)))
         return True
 
-    def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
+    def delete(self, db: sqlite3.Connection, seq: int) -> None:
         """Delete the webhooks of a job with it. (2)"""
-        self._delete(db, job, "lost")
+        self._delete(db, seq, "lost")
 
     def give_up(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """End the webhooks of a job whose receiver was away for too long. (2)"""
-        self._delete(db, job, "expired")
+        self._delete(db, job.seq, "expired")
         db.execute(UPDATE, updated(msgspec.structs.replace(job, webhook_status="failed")))
         log.warning("%s: its webhooks are given up: the receiver was away for too long", job.id)
 
-    def _delete(self, db: sqlite3.Connection, job: EdgeJob, outcome: str) -> None:
-        count = db.execute("DELETE FROM webhooks WHERE seq = ?", (job.seq,)).rowcount
+    def _delete(self, db: sqlite3.Connection, seq: int, outcome: str) -> None:
+        count = db.execute("DELETE FROM webhooks WHERE seq = ?", (seq,)).rowcount
         self._stats.webhooks_due -= count
         if count:
             self._stats.count_webhook(outcome, count)
