@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Mapping
 
-
 _STARTING_S = 60
 
 

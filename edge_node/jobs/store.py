@@ -73,7 +73,8 @@ class JobStore:
         if stats.unreadable:
             found.append(
                 f"the outbox has jobs that cannot be read: {stats.unreadable}, damaged or of a newer version of the "
-                "daemon, which runs them after an upgrade; they are kept as long as dead letters (jobs.dead_letter_ttl_s)"
+                "daemon, which runs them after an upgrade; they are kept as long as a dead letter "
+                "(jobs.dead_letter_ttl_s)"
             )
         return tuple(found)
 
