@@ -1,5 +1,8 @@
 """The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers.
 
+A request is sent again only where a pooled connection ended before anything of an answer came: the server closed it
+for idleness just as it was reused. A new connection that is closed without an answer may have delivered the request.
+
 Proxies and netrc of the environment are ignored and redirects are not followed: data leaves this box only for the
 configured URL.
 """
@@ -10,6 +13,7 @@ import asyncio
 import functools
 import ssl
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 
 import aiohttp
 import anyio
@@ -66,6 +70,7 @@ class CloudConnection:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
             auto_decompress=False,
             trust_env=False,
+            trace_configs=[_reuse_traces()],
         )
 
     async def close(self) -> None:
@@ -85,23 +90,25 @@ class CloudConnection:
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] = {},
-        retry: bool = True,
         renew: bool = True,
     ) -> aiohttp.ClientResponse:
         """Send a request. Returns a response of any status but 401 of a stale token; the caller must release it."""
         again = functools.partial(self.send, call, method, url, until, body=body, headers=headers)
         assert self._session is not None, "start() comes first"
-        token = self._bearer.put(self._session)
+        token, sending = self._bearer.put(self._session), _Sending()
         try:
             async with asyncio.timeout_at(until):
                 response = await self._session.request(
-                    method, url, data=body, headers={**_headers(call, self._now()), **headers}, allow_redirects=False
+                    method,
+                    url,
+                    data=body,
+                    headers={**_headers(call, self._now()), **headers},
+                    allow_redirects=False,
+                    trace_request_ctx=sending,
                 )
-        except aiohttp.ServerDisconnectedError as error:
-            if retry:  # the server closed an idle connection just as it was reused
-                return await again(retry=False, renew=renew)
-            raise client_error(error, call.target.name, "send") from error
         except aiohttp.ClientError as error:
+            if sending.reused and _was_idle(error):
+                return await again(renew=renew)  # ends with a new connection: each try takes one from the pool
             failure = client_error(error, call.target.name, "send")
             if failure.phase == "connect":
                 self._health.lost(error)
@@ -112,7 +119,7 @@ class CloudConnection:
             raise client_error(error, call.target.name, "send") from error
         if response.status == 401 and renew and await self._bearer.renewed(token, until):
             response.release()
-            return await again(retry=retry, renew=False)
+            return await again(renew=False)
         self._note_response(response, probe=False)
         return response
 
@@ -148,6 +155,31 @@ class CloudConnection:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._health.lost(error)
         return self._health.reachable is True
+
+
+class _Sending:
+    """What the session tells of one request. `reused`: its connection was in the pool."""
+
+    def __init__(self) -> None:
+        self.reused = False
+
+
+def _reuse_traces() -> aiohttp.TraceConfig:
+    traces = aiohttp.TraceConfig()
+
+    async def note(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
+        if isinstance(context.trace_request_ctx, _Sending):
+            context.trace_request_ctx.reused = True
+
+    traces.on_connection_reuseconn.append(note)
+    return traces
+
+
+def _was_idle(error: aiohttp.ClientError) -> bool:
+    """Whether a connection was closed or reset before anything was read from it."""
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return isinstance(error.message, str)  # else the part of a head that came
+    return isinstance(error, aiohttp.ClientOSError | aiohttp.ClientConnectionResetError)
 
 
 def _headers(call: BackendRequest, now: float) -> dict[str, str]:
