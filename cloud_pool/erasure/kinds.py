@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import redis.asyncio
 
-from ..accounts.tenants.redis_keys import SUBMISSIONS
+from ..accounts.tenants.redis_keys import READS, SUBMISSIONS
 from ..jobs.batches.batch_store import output_file_id
 from ..jobs.store.redis_client import Reply, as_list, as_text
 from ..jobs.stores import JobStores
@@ -214,7 +214,7 @@ class TenantUsage(_SharedKeys):
         if subject.device or subject.user:
             return
         tenant = subject.tenant.translate(_GLOB)
-        for bucket in (tenant, tenant + SUBMISSIONS):
+        for bucket in (tenant, tenant + SUBMISSIONS, tenant + READS):
             async for key in self._scan(f"causeway:tenant:{{{bucket}}}:*"):
                 yield key
 

@@ -102,6 +102,10 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_queued_per_tenant: Positive = 100  # so many of each tenant's are accepted in a full queue, too
     max_unfinished: Positive = 20_000  # jobs of one tenant
     max_unfinished_bytes: Positive = 256 * 1024 * 1024  # requests of one tenant's unfinished jobs
+    # ended jobs of one tenant with their answers; those beyond that are forgotten before their time, the one that would
+    # expire first at first. A job that never ran is kept for ten minutes
+    max_ended: Positive = 10_000
+    max_ended_bytes: Positive = 256 * 1024 * 1024
     max_dead_letters: Positive = 10_000  # the oldest are dropped beyond that
     max_event_streams: Positive = 256  # clients that follow events, per gateway; of one tenant at most half
     default_deadline_s: Seconds = _DAY_S  # of a job whose request names no deadline

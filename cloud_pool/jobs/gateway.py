@@ -42,6 +42,7 @@ class JobsGateway:
         identify: request -> principal
         limits: limits of a principal's tenant
         admit: counts a submission against its tenant's rate; None: they are not limited
+        admit_read: counts a read of what was submitted, as `admit`
         bodies: bounds the bodies in memory; the server releases them
         check_cost: refuses a job that could never run within its tenant's budget
         audit: gets a record of each job and batch that is acknowledged; None: no records
@@ -58,6 +59,7 @@ class JobsGateway:
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         check_cost: CheckCost = lambda *_: 0,
         admit: AdmitSubmission | None = None,
+        admit_read: AdmitSubmission | None = None,
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
@@ -91,6 +93,7 @@ class JobsGateway:
             more_routes=batches.routes,
             accepted=accepted,
             admit=admit,
+            admit_read=admit_read,
         )
 
     async def watch(self) -> None:

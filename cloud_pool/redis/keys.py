@@ -79,6 +79,8 @@ _JOBS = _keys(
     ("trials", "zset", "ends", "5 s after that", "of these, tenants whose jobs start one at a time at first"),
     ("open:<tenant>", "zset", "ends", _OPEN, "a tenant's unfinished jobs"),
     ("open_bytes", "hash", "ends", "tenants with unfinished jobs", "bytes of their requests"),
+    ("ended:<tenant>", "zset", "ttl", "`max_ended`, `max_ended_bytes`", "a tenant's ended jobs by their expiry"),
+    ("ended_bytes:<tenant>", "string", "ttl", "one number", "bytes of these"),
     ("jobs:<owner>", "zset", "ttl", "trimmed by age; as long as a record may live", "all jobs of an owner"),
     ("usage", "hash", "ends", "moved by workers every second", "what accepted reports have billed"),
     ("usage_batch", "hash", "ends", "moved by workers every second", "the part of it that is being moved"),

@@ -41,8 +41,8 @@ class DeletedFile(Struct):
     deleted: bool = True
 
 
-def list_page(files: list[FileView], limit: int, after: str, purpose: str = "") -> FileList:
-    """Return a page of all files, which come newest first. An unknown `after` begins at the newest."""
+def list_page(files: list[FileView], limit: int, after: str = "", purpose: str = "") -> FileList:
+    """Return a page of `files`, which come newest first. An unknown `after` begins at the newest."""
     found = [file for file in files if not purpose or file.purpose == purpose]
     ids = [file.id for file in found]
     rest = found[ids.index(after) + 1 if after in ids else 0 :]

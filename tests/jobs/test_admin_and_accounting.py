@@ -212,11 +212,17 @@ async def test_runs_obey_tenant_limits_and_leave_one_audit_record_each(tmp_path:
 async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
     tmp_path: Path, config: JobsConfig, clock: Clock
 ) -> None:
-    """Jobs, files and batches count; reads do not, and neither do another tenant's submissions."""
-    limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2)
+    """Jobs, files and batches count; reads have another, and neither is another tenant's."""
+    limits = TenantConfig(name="acme", requests_per_s=0.001, burst=2, reads_per_s=0.001)
     ledger = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,))).ledger
     gateway = JobsGateway(
-        config, {"big": TIER}, identify, CollectorRegistry(), admit=ledger.admit_submission, clock=clock
+        config,
+        {"big": TIER},
+        identify,
+        CollectorRegistry(),
+        admit=ledger.admit_submission,
+        admit_read=ledger.admit_read,
+        clock=clock,
     )
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
 
@@ -225,14 +231,19 @@ async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
             async with http.request(method, path, json=CHAT if method == "POST" else None, headers=headers) as response:
                 if response.status == 429:
                     assert int(response.headers["retry-after"]) >= 1
-                    assert "requests_per_s" in (await response.json())["error"]["message"]
+                    limit = "requests_per_s" if method == "POST" else "reads_per_s"
+                    assert limit in (await response.json())["error"]["message"]
                 return response.status
 
         assert [await status("acme") for _ in range(3)] == [202, 202, 429]
         assert await status("acme", "/v1/files") == 429
         assert await status("acme", "/v1/batches") == 429
         assert await status("acme", method="GET") == 200
+        for path in ("/v1/jobs", "/v1/files?limit=1", "/v1/batches", "/v1/jobs/job_1/events"):
+            assert await status("acme", path, "GET") == 429
+        assert await status("acme", "/v1/jobs/job_1", "DELETE") == 429
         assert await status("other") == 202
+        assert await status("other", method="GET") == 200
     await gateway.close()
     request = parse_chat(BODY, RoutingHints())
     principal = Principal("acme", "1", frozenset({"chat"}))

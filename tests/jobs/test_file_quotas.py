@@ -87,6 +87,31 @@ async def test_devices_of_a_tenant_share_its_files(stores: JobStores) -> None:
     assert (await usage(stores))[:2] == (8, 8)
 
 
+async def test_page_of_files_costs_its_files_alone(config: JobsConfig, clock: Clock, redis_server: RedisServer) -> None:
+    """Of forty files one is read for a page of one; files of another purpose and deleted ones are no part of it."""
+    batches = msgspec.structs.replace(LIMITS, max_files=100)
+    stores = JobStores.open(msgspec.structs.replace(config, batches=batches), clock)
+    files = []
+    for _ in range(40):
+        clock.now += 1.0
+        files.append(await upload(stores, b"x"))
+    newest = [file.id for file in reversed(files)]
+    await stores.database.command("CONFIG", "RESETSTAT")
+    assert [file.id for file in await stores.files.list_owned(OWNER, limit=1)] == newest[:1]
+    stats = as_text(await stores.database.command("INFO", "commandstats"))
+    calls = {
+        line.partition(":")[0]: int(line.split("calls=")[1].split(",")[0]) for line in stats.split() if "=" in line
+    }
+    assert (calls["cmdstat_hgetall"], calls["cmdstat_hmget"]) == (1, 1)
+    await stores.files.delete(files[-2])
+    page = await stores.files.list_owned(OWNER, after=newest[0], limit=3)
+    assert [file.id for file in page] == newest[2:5]
+    assert len(await stores.files.list_owned(OWNER, after="file-nowhere", limit=50)) == 39
+    assert await stores.files.list_owned(OWNER, purpose="vision") == []
+    assert await stores.files.list_owned("acme/another") == []
+    await stores.close()
+
+
 async def test_devices_of_a_tenant_share_its_bytes(stores: JobStores) -> None:
     await upload(stores, b"x" * (2 * MIB), "acme/1")
     await upload(stores, b"x" * MIB, "acme/2")

@@ -85,8 +85,12 @@ class TenantAccounting:
         return micro_usd
 
     async def take_submission(self, tenant: str) -> None:
-        """Count a submission of a job or batch. Raises RateLimited."""
+        """Count a submission of a job, file or batch. Raises RateLimited."""
         await self._limiter.take_submission(tenant)
+
+    async def take_read(self, tenant: str) -> None:
+        """Count a look at a job, file or batch. Raises RateLimited."""
+        await self._limiter.take_read(tenant)
 
     def charge(self, reservation: Reservation, tier: str, route: str, usage: Usage) -> Charge:
         """Return what a request has cost."""

@@ -23,6 +23,9 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_s: NonNegativeFloat = 0.0
     burst: NonNegativeInt = 0  # such requests at once after a pause; 0: those of two seconds, at least one
     max_sequences: NonNegativeInt = 0  # sequences (prompts × n) of one request; more are refused with 400
+    # POSTs of jobs, files and batches, which `requests_per_s` and `burst` bound as well; two seconds' worth at once
+    submissions_per_s: NonNegativeFloat = 50.0
+    reads_per_s: NonNegativeFloat = 500.0  # GETs and DELETEs of jobs, files and batches; two seconds' worth at once
     tokens_per_minute: NonNegativeInt = 0  # prompt and answer together; a minute's worth may be used at once
     max_tokens: NonNegativeInt = 0  # of one answer
     max_body_bytes: NonNegativeInt = 0  # of one request
@@ -40,8 +43,15 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def of_submissions(self) -> TenantLimits:
-        """The limits of submissions of jobs: the rate of requests, whatever the jobs use when they run."""
-        return TenantLimits(requests_per_s=self.requests_per_s, burst=self.burst)
+        """The limits of submissions of jobs: the lower one of two rates, whatever the jobs use when they run."""
+        if self.requests_per_s and (not self.submissions_per_s or self.requests_per_s <= self.submissions_per_s):
+            return TenantLimits(requests_per_s=self.requests_per_s, burst=self.burst)
+        return TenantLimits(requests_per_s=self.submissions_per_s)
+
+    @property
+    def of_reads(self) -> TenantLimits:
+        """The limits of what a tenant asks about its jobs, files and batches."""
+        return TenantLimits(requests_per_s=self.reads_per_s)
 
     def body_bytes(self, gateway_max: int) -> int:
         """Return the largest body that tenant and gateway both accept."""

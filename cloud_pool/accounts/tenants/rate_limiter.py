@@ -32,6 +32,7 @@ from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
 from .redis_keys import (
     GATEWAYS_KEY,
+    READS,
     SUBMISSIONS,
     requests_key,
     reservation_ends_key,
@@ -116,16 +117,20 @@ class TenantRateLimiter:
         return reservation
 
     async def take_submission(self, tenant: str) -> None:
-        """Take a submission of a job or batch, which have the rate of requests in a bucket of their own.
+        """Take a submission of a job, file or batch, which have a bucket of their own. Raises RateLimited."""
+        limits = self._config.limits(tenant)
+        key = "requests_per_s" if limits.of_submissions.requests_per_s == limits.requests_per_s else "submissions_per_s"
+        await self._take_of(tenant + SUBMISSIONS, f"submissions a second ({key})")
 
-        Raises RateLimited.
-        """
-        reservation = Reservation(tenant + SUBMISSIONS, 0)
-        limits = self._limits_of(reservation.tenant)
-        error = await self._check(limits, reservation, 0.0) if limits.requests_per_s else None
+    async def take_read(self, tenant: str) -> None:
+        """Take a look at a job, file or batch, or at a list of them. Raises RateLimited."""
+        await self._take_of(tenant + READS, "reads of jobs, files and batches a second (reads_per_s)")
+
+    async def _take_of(self, bucket: str, what: str) -> None:
+        limits = self._limits_of(bucket)
+        error = await self._check(limits, Reservation(bucket, 0), 0.0) if limits.requests_per_s else None
         if error is not None:
-            message = f"Your limit is {limits.requests_per_s:g} submissions a second (requests_per_s)."
-            raise RateLimited(message, retry_after_s=error.retry_after_s)
+            raise RateLimited(f"Your limit is {limits.requests_per_s:g} {what}.", retry_after_s=error.retry_after_s)
 
     def settle(self, charge: Charge) -> None:
         """Correct the reservation by what was used. The cost itself is written with the tenant's usage."""
@@ -229,8 +234,10 @@ class TenantRateLimiter:
         await self._restore(keys, [self._now_s(), *_rates(limits, requests, tokens), *reservations])
 
     def _limits_of(self, bucket: str) -> TenantLimits:
-        """Return the limits of a tenant's requests, or of its submissions."""
-        limits = self._config.limits(bucket.removesuffix(SUBMISSIONS))
+        """Return the limits of a tenant's requests, of its submissions, or of its reads."""
+        limits = self._config.limits(bucket.partition("/")[0])
+        if bucket.endswith(READS):
+            return limits.of_reads
         return limits.of_submissions if bucket.endswith(SUBMISSIONS) else limits
 
     def _leave_redis(self, error: Exception) -> None:

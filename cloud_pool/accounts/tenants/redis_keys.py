@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 SUBMISSIONS = "/submissions"
-"""After a tenant's name, in the name of the bucket of its submissions of jobs."""
+"""After a tenant's name, in the name of the bucket of its submissions of jobs, files and batches."""
+READS = "/reads"
+"""After a tenant's name, in the name of the bucket of its reads of these."""
 
 
 def requests_key(tenant: str) -> str:

@@ -147,16 +147,15 @@ class FileStore:
     async def lookup(self, name: str) -> StoredFile | None:
         """Return a file of any owner and in any state."""
         fields = as_fields(await self._db.command("HGETALL", self._db.key("file", name)))
-        plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
-        return msgspec.convert(plain, StoredFile, strict=False) if plain else None
+        return _stored_file(fields) if fields else None
 
-    async def list_owned(self, owner: str) -> list[StoredFile]:
-        """Return all files of `owner`, newest first."""
-        files = []
-        for name in as_list(await self._db.command("ZREVRANGE", self._db.key("files", owner), 0, -1)):
-            with suppress(NotFound):  # deleted in the meantime
-                files.append(await self.get(as_text(name), owner))
-        return files
+    async def list_owned(self, owner: str, *, after: str = "", limit: int = 20, purpose: str = "") -> list[StoredFile]:
+        """Return files of `owner`, newest first, from behind the file `after`; an unknown one begins at the newest.
+
+        One command, whose cost is that of the files it returns, and of those of another `purpose` before them.
+        """
+        rows = as_list(await self._db.run("file_page", self._now, owner, after, limit, purpose))
+        return [_stored_file(as_fields(row)) for row in rows]
 
     async def delete(self, file: StoredFile) -> None:
         """Delete a file. Batches that read it go on."""
@@ -314,6 +313,11 @@ class FileWriter:
         part = FilePart(str(len(self._parts) + 1), len(data))
         await self._files.write_part(self.id, self._owner, part.name, data)
         self._parts.append(part)
+
+
+def _stored_file(fields: dict[str, bytes]) -> StoredFile:
+    plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
+    return msgspec.convert(plain, StoredFile, strict=False)
 
 
 def too_many_files(config: BatchConfig) -> QuotaExceeded:

@@ -121,8 +121,9 @@ class BatchApi:
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         limit, after = read_page(request)
-        views = [file_view(file) for file in await self._files.list_owned(principal.owner)]
-        return json_response(list_page(views, limit, after, request.query.get("purpose", "")))
+        purpose = request.query.get("purpose", "")[:80]
+        files = await self._files.list_owned(principal.owner, after=after, limit=limit + 1, purpose=purpose)
+        return json_response(list_page([file_view(file) for file in files], limit))
 
     async def _get_file(self, _: web.BaseRequest, principal: Principal, name: str) -> web.StreamResponse:
         return json_response(file_view(await self._files.get(name, principal.owner)))

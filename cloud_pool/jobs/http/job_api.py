@@ -42,7 +42,7 @@ from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
-"""Counts a submission. Raises RateLimited."""
+"""Counts a submission, or a read. Raises RateLimited."""
 _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in get_args(Endpoint)}
 _APPLIED: Final = {"preference-applied": "respond-async"}
@@ -66,6 +66,7 @@ class JobApi:
         more_routes: routes of other handlers, such as BatchApi's
         accepted: records what is acknowledged; None: nothing is recorded
         admit: counts a POST against the rate of submissions; raises RateLimited
+        admit_read: counts another request against the rate of reads; raises RateLimited
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class JobApi:
         more_routes: Sequence[Route] = (),
         accepted: AcceptanceLog | None = None,
         admit: AdmitSubmission | None = None,
+        admit_read: AdmitSubmission | None = None,
     ) -> None:
         self._config = config
         self._bodies = bodies or BodyMemory()
@@ -95,6 +97,7 @@ class JobApi:
         self._trace = trace
         self._accepted = accepted or AcceptanceLog()
         self._admit = admit
+        self._admit_read = admit_read
         self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list),
@@ -130,8 +133,9 @@ class JobApi:
         principal = self._identify(request)
         self._bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
-        if self._admit is not None and request.method == hdrs.METH_POST:
-            await self._admit(principal)  # before its body is read
+        admit = self._admit if request.method == hdrs.METH_POST else self._admit_read
+        if admit is not None:
+            await admit(principal)  # before its body is read
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:

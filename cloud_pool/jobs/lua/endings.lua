@@ -49,11 +49,84 @@ local function keep_for(id, record, ttl)
   return ttl
 end
 
+-- Ended jobs are counted for their tenant until they expire, those that expire first at the front: `ended:<tenant>` has
+-- `id bytes` by expiry, `ended_bytes:<tenant>` their sum. accept.lua keeps both within the tenant's bounds. Lines of a
+-- batch are not counted: the batch deletes them.
+local NEVER_RAN_TTL_MS = 600000  -- of a job that was cancelled or expired before a worker had it
+local ENDED_BYTES = 2048  -- of a record and its events, beside request, answer and error
+local MAX_REMOVED = 16
+
+local function ended_member(id, record)
+  local bytes = redis.call('HGET', record, 'kept')
+  return bytes and id .. ' ' .. bytes
+end
+local function uncount_member(tenant, member)
+  if redis.call('ZREM', key('ended', tenant), member) == 0 then return end
+  if redis.call('EXISTS', key('ended', tenant)) == 0 then redis.call('DEL', key('ended_bytes', tenant)) return end
+  redis.call('DECRBY', key('ended_bytes', tenant), string.match(member, '%d+$'))
+end
+local function uncount_ended(tenant, id, record)
+  local member = ended_member(id, record)
+  if member then uncount_member(tenant, member) end
+end
+local function count_ended(tenant, id, record, now, ttl)
+  local bytes = ENDED_BYTES + redis.call('STRLEN', key('result', id)) + redis.call('HSTRLEN', record, 'body')
+    + redis.call('HSTRLEN', record, 'error')
+  redis.call('HSET', record, 'kept', bytes)
+  if redis.call('ZADD', key('ended', tenant), after(now, ttl), id .. ' ' .. bytes) == 0 then return end
+  redis.call('INCRBY', key('ended_bytes', tenant), bytes)
+  for _, counted in ipairs({'ended', 'ended_bytes'}) do
+    redis.call('PEXPIRE', key(counted, tenant), math.max(ttl, redis.call('PTTL', key(counted, tenant))))
+  end
+end
+
+-- Drop the deliveries of a job that wait for their turn. One that is being sent ends by itself.
+local function drop_deliveries(id, record)
+  local f = redis.call('HMGET', record, 'webhook', 'owner', 'fence')
+  if not f[1] or f[1] == '' or not f[2] then return end
+  local tenant, receiver, last = tenant_of(f[2]), receiver_of(f[1]), tonumber(f[3]) or 0
+  for fence = math.max(0, last - 1), last do
+    local delivery = id .. '.' .. string.format('%.0f', fence)
+    if redis.call('ZREM', key('webhooks', tenant, receiver), delivery) == 1 then
+      redis.call('DEL', key('webhook', delivery))
+      redis.call('DECR', key('webhooks_pending'))
+    end
+  end
+end
+
+-- Delete a job with all that is kept of it.
+local function forget_job(id, record)
+  local f = redis.call('HMGET', record, 'owner', 'idempotency', 'dead_letter')
+  redis.call('ZREM', key('late'), id)
+  redis.call('ZREM', key('jobs', f[1] or ''), id)
+  if f[3] and f[3] ~= '' then redis.call('XDEL', key('dead'), f[3]) end
+  if f[2] and f[2] ~= '' then redis.call('UNLINK', f[2]) end
+  redis.call('UNLINK', record, key('result', id), key('events', id), key('text', id), key('followed', id))
+end
+
+-- Forget ended jobs of a tenant that has more than its bounds, those that expire first, and count no expired ones.
+local function trim_ended(tenant, now, max_ended, max_bytes)
+  local ended = key('ended', tenant)
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', ended, '-inf', now, 'LIMIT', 0, 100)) do
+    uncount_member(tenant, member)
+  end
+  for _, member in ipairs(redis.call('ZRANGE', ended, 0, MAX_REMOVED - 1)) do
+    if redis.call('ZCARD', ended) < max_ended
+      and tonumber(redis.call('GET', key('ended_bytes', tenant)) or 0) < max_bytes then return end
+    local id = string.match(member, '^[^ ]+')
+    uncount_member(tenant, member)
+    drop_deliveries(id, key('job', id))
+    forget_job(id, key('job', id))
+  end
+end
+
 -- Finish a job that has reached a final state: remove it from queue, schedules and open jobs, set the time to live of
 -- its record and events (ms), queue the webhook, and count it in its batch. The only place where a job ends.
 local function finish_job(id, record, now, ttl)
   leave_queue(id, record)
-  local f = redis.call('HMGET', record, 'owner', 'batch', 'late', 'state', 'error')
+  local f = redis.call('HMGET', record, 'owner', 'batch', 'late', 'state', 'error', 'attempts')
+  local is_line = f[2] and f[2] ~= ''
+  if not is_line and f[6] == '0' then ttl = math.min(tonumber(ttl), NEVER_RAN_TTL_MS) end
   redis.call('ZREM', key('waiting'), id)
   redis.call('ZREM', key('deadlines'), id)
   count_closed(tenant_of(f[1]), id, record)
@@ -62,8 +135,9 @@ local function finish_job(id, record, now, ttl)
   if f[4] ~= 'dead' and not f[3] then redis.call('HDEL', record, 'body') end
   publish_event(id, f[4], f[5])
   redis.call('UNLINK', key('text', id))  -- the result has it
-  keep_for(id, record, ttl)
+  ttl = keep_for(id, record, ttl)
   queue_webhook(id, record, now)
+  if not is_line then count_ended(tenant_of(f[1]), id, record, now, ttl) end
   if f[2] and redis.call('EXISTS', key('batch', f[2])) == 1 then
     local count = f[4] == 'succeeded' and 'completed' or 'failed'
     redis.call('HINCRBY', key('batch', f[2]), count, 1)

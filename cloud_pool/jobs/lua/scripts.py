@@ -43,6 +43,6 @@ SCRIPTS: Final = {
     **_load("webhooks", "webhook_secrets"),
     **_load("usage", "usage_take", "usage_done"),
     **_load("batches", "file_reserve", "file_ready", "file_retire", "files_due", "file_forget", shared=_FILES),
-    **_load("batches", "file_usage", "batch_create", "batch_transition", "batch_collect", shared=_FILES),
+    **_load("batches", "file_usage", "file_page", "batch_create", "batch_transition", "batch_collect", shared=_FILES),
     **_load("batches", "batch_claim", "batch_schedule", "batch_refuse_line", "batch_line_outcomes"),
 }

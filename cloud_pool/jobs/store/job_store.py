@@ -143,6 +143,8 @@ class JobStore:
             self._config.max_unfinished_bytes,
             len(job.body),
             self._config.max_record_age_ms,
+            self._config.max_ended,
+            self._config.max_ended_bytes,
             *fields,
         )
         verdict, job_id = (as_text(item) for item in as_list(reply))

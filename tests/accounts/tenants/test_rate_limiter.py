@@ -68,6 +68,38 @@ async def test_a_tenant_without_limits_needs_no_redis(clock: Clock) -> None:
     assert limiter.local_checks == 0
 
 
+@pytest.mark.parametrize(
+    ("limits", "at_once"),
+    [
+        (TenantLimits(), 100),
+        (TenantLimits(requests_per_s=2.0), 4),
+        (TenantLimits(requests_per_s=2.0, burst=7), 7),
+        (TenantLimits(requests_per_s=80.0, burst=7), 100),
+        (TenantLimits(requests_per_s=2.0, submissions_per_s=0.0), 4),
+    ],
+)
+async def test_submissions_have_the_lower_one_of_two_rates(clock: Clock, limits: TenantLimits, at_once: int) -> None:
+    limiter = budgets(limits, None, clock)
+    for _ in range(at_once):
+        await limiter.take_submission("flood")
+    with pytest.raises(RateLimited, match="a second"):
+        await limiter.take_submission("flood")
+    await limiter.take_submission("quiet")
+
+
+async def test_reads_have_a_rate_unless_it_is_off(clock: Clock) -> None:
+    limiter = budgets(TenantLimits(), None, clock)
+    for _ in range(1000):
+        await limiter.take_read("flood")
+    with pytest.raises(RateLimited, match="reads_per_s"):
+        await limiter.take_read("flood")
+    await limiter.take_read("quiet")
+    unlimited = budgets(TenantLimits(reads_per_s=0.0, submissions_per_s=0.0), None, clock)
+    for _ in range(2000):
+        await unlimited.take_read("flood")
+        await unlimited.take_submission("flood")
+
+
 async def test_two_gateways_share_a_burst(client: redis.asyncio.Redis, clock: Clock) -> None:
     limits = TenantLimits(requests_per_s=5.0, burst=10)
     gateways = [budgets(limits, client, clock) for _ in range(2)]

@@ -4,14 +4,13 @@
 -- ARGV: id
 -- Reply: 1; 0 if the job is no dead letter
 local id = ARGV[1]
-local f = redis.call('HMGET', key('job', id), 'state', 'dead_letter', 'owner', 'idempotency', 'batch')
+local f = redis.call('HMGET', key('job', id), 'state', 'dead_letter', 'owner', 'batch')
 if f[1] ~= 'dead' or not f[2] or f[2] == '' then return 0 end
-redis.call('XDEL', key('dead'), f[2])
-if f[5] and f[5] ~= '' then
+if f[4] and f[4] ~= '' then
+  redis.call('XDEL', key('dead'), f[2])
   redis.call('HDEL', key('job', id), 'body', 'dead_letter')
   return 1
 end
-redis.call('ZREM', key('jobs', f[3]), id)
-redis.call('DEL', key('job', id), key('events', id), key('result', id))
-if f[4] and f[4] ~= '' then redis.call('DEL', f[4]) end
+uncount_ended(tenant_of(f[3]), id, key('job', id))
+forget_job(id, key('job', id))
 return 1

@@ -4,14 +4,15 @@
 -- the same batch neither lose nor repeat a line. The caller may repeat the call.
 -- ARGV: now, id, owner, tier, priority, deadline (unix ms), idempotency key or '', body digest, max queued jobs of the
 --   tier and priority, of which each tenant may have so many in any case, max unfinished jobs of the tenant, max bytes
---   of their requests, bytes of this one, age of the oldest entry to keep in the owner's list (ms), then field, value,
---   ... of the record
+--   of their requests, bytes of this one, age of the oldest entry to keep in the owner's list (ms), most ended jobs of the
+--   tenant and their bytes, then field, value, ... of the record
 -- Reply: {accepted | known | conflict | batch_over | queue_full | tenant_full | tenant_bytes, job id or ''}
-local FIELDS = 15
+local FIELDS = 17
 local now, id, owner, tier, priority = time_ms(ARGV[1]), ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local deadline, idempotency_key, digest = ARGV[6], ARGV[7], ARGV[8]
 local max_queued, reserved, max_unfinished = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local max_bytes, bytes, max_age = tonumber(ARGV[12]), tonumber(ARGV[13]), ARGV[14]
+local max_ended, max_ended_bytes = tonumber(ARGV[15]), tonumber(ARGV[16])
 local record, tenant = key('job', id), tenant_of(owner)
 if redis.call('EXISTS', record) == 1 then return {'accepted', id} end  -- a repeated call
 local lock = idempotency_key ~= '' and key('idempotency', owner, idempotency_key) or ''
@@ -35,6 +36,7 @@ if redis.call('ZCARD', key('open', tenant)) >= max_unfinished then return {'tena
 if (redis.call('HGET', key('open_bytes'), tenant) or 0) + bytes > max_bytes then return {'tenant_bytes', ''} end
 if tonumber(redis.call('HGET', queue(tier, priority), 'queued') or 0) >= max_queued
   and redis.call('ZCARD', queue_of(tenant, tier, priority)) >= reserved then return {'queue_full', ''} end
+if batch == '' then trim_ended(tenant, now, max_ended, max_ended_bytes) end
 local waits = not_before > tonumber(now)
 redis.call('HSET', record, 'id', id, 'owner', owner, 'tier', tier, 'priority', priority, 'deadline', deadline,
   'idempotency', lock, 'state', waits and 'waiting' or 'queued', 'created', now, 'attempts', 0, 'postponed', 0, 'fence', 0, 'bytes', bytes,
