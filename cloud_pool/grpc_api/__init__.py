@@ -9,6 +9,7 @@
     statuses           errors → status codes and trailing metadata
     calls              one call from its metadata to its status
     assembly           builds the parts, on demand
+    front              the public socket, whose bytes are relayed to gRPC: idle connections make room
     server             the address: calls, health, reflection, bounds, drain
 
 There is no second pipeline: `http.request_admission` admits a call's request and `http.request_runner` answers it.

@@ -8,7 +8,8 @@ It speaks plain HTTP/2, as the HTTP address speaks plain HTTP: TLS ends in front
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +23,11 @@ from router.errors import ConfigError
 from ..config.schema import GrpcConfig, ServerConfig
 from ..http.responses import STALLED_S
 from .calls import GenerateCalls
+from .front import GrpcFront
 from .messages import SERVICE, InputChunk, OutputChunk
 
 MAX_CHUNK_BYTES = 1024 * 1024
-_MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024
 _MAX_STREAMS = 128  # of one connection
 _PING_S, _PONG_S = 20.0, 10.0  # a client whose connection does not answer a ping in time is gone
 _CLIENT_PING_S = 10.0  # a client that pings more often is disconnected
@@ -42,11 +44,19 @@ class GrpcServer:
         limits: the limits of the HTTP address.
         calls: handles each call.
         ready: whether this gateway can answer.
+        max_connections: beyond them one without a call makes room.
     """
 
     def __init__(
-        self, config: GrpcConfig, limits: ServerConfig, calls: GenerateCalls, ready: Callable[[], Awaitable[bool]]
+        self,
+        config: GrpcConfig,
+        limits: ServerConfig,
+        calls: GenerateCalls,
+        ready: Callable[[], Awaitable[bool]],
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
+        self._front = GrpcFront(max_connections)
+        self._folder = TemporaryDirectory(prefix="causeway-grpc-")  # 0700: only this process's user reaches the socket
         self._config = config
         self._limits = limits
         self._calls = calls
@@ -61,11 +71,16 @@ class GrpcServer:
         host = self._config.host
         return f"{f'[{host}]' if ':' in host else host}:{self.port}"
 
+    @property
+    def connections(self) -> int:
+        """Open connections of clients."""
+        return self._front.connections
+
     async def start(self) -> None:
         """Raises ConfigError if the address is not available."""
         server = self._server = aio.server(options=_options(self._limits))
         generate = grpc.stream_stream_rpc_method_handler(
-            self._calls.generate,
+            self._generate,
             request_deserializer=InputChunk.FromString,
             response_serializer=OutputChunk.SerializeToString,
         )
@@ -74,9 +89,11 @@ class GrpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(services, server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
+        path = f"{self._folder.name}/grpc.sock"
+        server.add_insecure_port(f"unix:{path}")
         try:
-            self.port = server.add_insecure_port(self.address)
-        except RuntimeError as error:
+            self.port = await self._front.start(self._config.host, self.port, path)
+        except OSError as error:
             raise ConfigError(
                 f"cannot listen on {self.address}: another program listens there, or the address is none of this "
                 "machine. Choose another one",
@@ -95,9 +112,20 @@ class GrpcServer:
 
     async def close(self) -> None:
         """Let calls whose answer is written send their status, cancel the others, and return when they have ended."""
+        self._front.close()
         if self._server is not None:
             await self._server.stop(_STATUS_S)
         await self._calls.drain(_CANCEL_S)
+        self._front.end()
+        self._folder.cleanup()
+
+    async def _generate(self, chunks: AsyncIterable[Any], call: Any) -> None:
+        peer = call.peer()
+        self._front.begin_call(peer)
+        try:
+            await self._calls.generate(chunks, call)
+        finally:
+            self._front.end_call(peer)
 
     async def _check(self, request: Any, context: Any) -> Any:
         if request.service == SERVICE:
@@ -111,7 +139,6 @@ def _options(limits: ServerConfig) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", MAX_CHUNK_BYTES),
-        ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.server_handshake_timeout_ms", _ms(limits.read_timeout_s)),
         ("grpc.keepalive_time_ms", _ms(_PING_S)),

@@ -105,6 +105,7 @@ async def serving(
     answers: CachingService | None = None,
     *,
     max_calls: int = 100,
+    max_connections: int = 100,
     read_timeout_s: float = PATIENCE_S,
     handshake_s: float = PATIENCE_S,
     stalled_s: float = PATIENCE_S,
@@ -120,7 +121,7 @@ async def serving(
             stalled_s=stalled_s,
         )
         limits = ServerConfig(read_timeout_s=handshake_s)
-        server = GrpcServer(GrpcConfig(port=0), limits, calls, ready or always)
+        server = GrpcServer(GrpcConfig(port=0), limits, calls, ready or always, max_connections)
         await server.start()
         try:
             async with connected(server.address) as client:
