@@ -6,6 +6,7 @@ dropped and counted. Reads run in the same thread, ahead of writes. Disk faults:
 1. The file is corrupt or not a database: it is renamed to ``<name>.bad`` (one is kept) and replaced by a new file.
 2. The disk is full or cannot be written: nothing is stored for `retry_s`, then the file is opened again.
 3. The disk is slow: a read ends with a timeout, writes queue up to the bound.
+4. Another program has locked the file: reads and writes wait for it, as with a slow disk.
 
 A row that cannot be encoded is lost with its batch.
 """
@@ -37,6 +38,9 @@ _PENDING_BYTES = 8 * 1024 * 1024
 _BATCH_BYTES = 256 * 1024
 _TRIM_BYTES = 256 * 1024  # a file exceeds its bound by about this much before it is trimmed
 _TRIM_S = 60.0
+_BUSY_S = 1.0  # that SQLite waits for a lock
+_CLOSING_TRIES = 3  # of a batch, while the file is locked
+_LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
 CORRUPT_MESSAGES = ("not a database", "malformed", "unsupported file format")
 
 
@@ -55,6 +59,7 @@ class _Read(msgspec.Struct, frozen=True):
     statement: str
     values: Row
     rows: Future[list[Row]]
+    until: float  # monotonic, s: the caller does not wait any longer
 
 
 class SqliteStats(msgspec.Struct, frozen=True):
@@ -120,6 +125,8 @@ class BackgroundSqlite:
         self._untrimmed_bytes = 0
         self._trim_at = float("-inf")
         self._corrupt_files = 0
+        self._locked = False
+        self._closing_tries = _CLOSING_TRIES
         self._unusable = Fault(log, logging.ERROR, monotonic)
         self._thread = threading.Thread(target=self._run, name=f"sqlite-{path.name}", daemon=True)
 
@@ -163,7 +170,7 @@ class BackgroundSqlite:
         with self._ready:
             if self._closing:
                 return []
-            self._reads.append(_Read(statement, values, rows))
+            self._reads.append(_Read(statement, values, rows, self._monotonic() + timeout_s))
             self._ready.notify()
         async with asyncio.timeout(timeout_s):
             return await asyncio.wrap_future(rows)
@@ -213,7 +220,7 @@ class BackgroundSqlite:
         return batch
 
     def _run_read(self, read: _Read) -> None:
-        if not read.rows.set_running_or_notify_cancel():
+        if not (read.rows.running() or read.rows.set_running_or_notify_cancel()):
             return
         rows: list[Row] = []
         try:
@@ -222,13 +229,19 @@ class BackgroundSqlite:
                 rows = database.execute(read.statement, read.values).fetchall()
         except sqlite3.Error as error:
             self._handle_failure(error)
+        except Exception as error:
+            log.error("%s: a query failed: %s", self._path, redacted(error))
+        if self._locked and self._monotonic() < read.until:
+            with self._ready:
+                self._reads.append(read)  # (4)
+            return
         read.rows.set_result(rows)
 
     def _run_writes(self, writes: Sequence[Write]) -> None:
         try:
             database = self._open_database()
             if database is None:
-                self._count_lost(len(writes))
+                self._lose(writes)
                 return
             with database:
                 database.execute("BEGIN IMMEDIATE")
@@ -237,11 +250,12 @@ class BackgroundSqlite:
             if self._unusable.problem:  # Opening or reading it proves nothing: the disk may be full, or read-only.
                 self._unusable.end(f"{self._path} is written again; {self._lost_writes} writes were lost")
             self._untrimmed_bytes += sum(write.size_bytes for write in writes)
+            writes = ()  # stored, whatever becomes of the trimming
             if self._untrimmed_bytes >= _TRIM_BYTES or self._monotonic() >= self._trim_at:
                 self._trim(database)
         except sqlite3.Error as error:
-            self._count_lost(len(writes))
             self._handle_failure(error)
+            self._lose(writes)
         except Exception as error:
             self._count_lost(len(writes))
             log.error("%s: %d writes were lost: %s", self._path, len(writes), redacted(error))
@@ -253,6 +267,16 @@ class BackgroundSqlite:
         self._untrimmed_bytes = 0
         self._trim_at = self._monotonic() + _TRIM_S
 
+    def _lose(self, writes: Sequence[Write]) -> None:
+        """Count writes that were not stored as lost; those of a locked file are tried again (4)."""
+        with self._ready:
+            self._closing_tries -= self._closing
+            if self._locked and self._closing_tries >= 0:
+                self._writes.extendleft(reversed(writes))
+                self._pending_bytes += sum(write.size_bytes for write in writes)
+                return
+            self._lost_writes += len(writes)
+
     def _count_lost(self, count: int) -> None:
         with self._ready:
             self._lost_writes += count
@@ -263,6 +287,7 @@ class BackgroundSqlite:
         return self._database
 
     def _open(self) -> None:
+        self._locked = False
         try:
             self._database = self._connect()
         except (sqlite3.Error, OSError) as error:
@@ -270,7 +295,7 @@ class BackgroundSqlite:
 
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
+        database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         try:
             database.executescript(
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
@@ -282,11 +307,15 @@ class BackgroundSqlite:
         return database
 
     def _handle_failure(self, error: Exception) -> None:
-        """Close the file. (1) Replace a corrupt file at once; (2) after any other error wait `retry_s`."""
+        """Close the file. (1) Replace a corrupt file at once, (4) open a locked one again, (2) else wait `retry_s`."""
         if self._database is not None:
             self._database.close()
             self._database = None
         now = self._monotonic()
+        self._locked = getattr(error, "sqlite_errorname", "").startswith(_LOCKED)
+        if self._locked:
+            self._unusable.begin(f"{self._path} is locked by another program: new entries wait in memory until it ends")
+            return
         # (1) At most once per `retry_s`: the disk may corrupt the new file too.
         if now >= self._replace_at and self._is_corrupt(error) and self._move_aside():
             self._replace_at = now + self._retry_s

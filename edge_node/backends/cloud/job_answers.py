@@ -1,4 +1,8 @@
-"""A request as a job of the cloud: submitted, looked at until it ends, its answer or its end."""
+"""A request as a job of the cloud: submitted, looked at until it ends, its answer or its end.
+
+A server is taken for one without jobs once it has refused them for some seconds, and for minutes if it took one before:
+a gateway behind a proxy may answer 404 for a moment, and a plain request is not done exactly once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from router.decision.continue_token import split_token
-from router.errors import ClientGone, CloudFailed, ModelNotFound
+from router.errors import ClientGone, CloudFailed, CloudSaturated, ModelNotFound
 from router.jobs.states import JobEvent
 from router.openai import encode_request
 
@@ -20,6 +24,8 @@ from .connection import PATHS, CloudConnection
 from .response_reader import MAX_ERROR_BYTES, read_body, read_error, read_whole
 
 _NO_JOBS_S = 600.0  # then a server without jobs is asked for them again
+_SURE_S, _SURE_AFTER_JOBS_S = 5.0, 600.0  # of refusals, until a server counts as one without jobs
+_AGAIN_S = 2.0  # until a refused submission is tried again
 _POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between looks at a job
 _NO_JOBS = (403, 404, 405, 501)  # of a server that knows no jobs, or of a token that may send none
 _ENDS = {
@@ -43,6 +49,8 @@ class CloudJobs:
         self._connection = connection
         self._now = now
         self._none_until = float("-inf")
+        self._refused_since: float | None = None
+        self._had_jobs = False
 
     async def answer(self, call: BackendRequest, job: JobTerms) -> bytes | None:
         """Send the request as a job, and wait for its answer. None: this server has no jobs."""
@@ -73,9 +81,23 @@ class CloudJobs:
         response = await self._connection.send(call, "POST", self._url, call.deadline, body=body, headers=headers)
         if response.status in _NO_JOBS:
             await _check_no_jobs(response, call)
-            self._none_until = self._now() + _NO_JOBS_S
+            self._note_refusal(call, response.status)
             return None
-        return await self._read_job(call, response)
+        state = await self._read_job(call, response)
+        self._had_jobs, self._refused_since = True, None
+        return state
+
+    def _note_refusal(self, call: BackendRequest, status: int) -> None:
+        """Return if the server has no jobs, for all that is known. Raises CloudSaturated: ask it again."""
+        now = self._now()
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        if now - self._refused_since < (_SURE_AFTER_JOBS_S if self._had_jobs else _SURE_S):
+            raise CloudSaturated(
+                f"{call.target.name} answered HTTP {status} to /jobs: the job waits until that is certain",
+                phase="first_token",
+                retry_after_s=_AGAIN_S,
+            )
+        self._none_until = now + _NO_JOBS_S
 
     async def _read_job(self, call: BackendRequest, response: aiohttp.ClientResponse) -> _CloudJob:
         if response.status not in (200, 202):
