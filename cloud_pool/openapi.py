@@ -155,6 +155,8 @@ def _jobs() -> Iterator[Operation]:
     yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", JobView, errors=one)
     ended = (*one, errors.JobAlreadyEnded, errors.RateLimited)
     yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", JobView, errors=ended)
+    summary = "Cancel the job of an `Idempotency-Key`."
+    yield _operation("DELETE", "/v1/jobs", summary, JobView, parameters=(_KEY,), errors=(*ended, errors.InvalidRequest))
     yield _operation(
         "GET",
         "/v1/jobs/{id}/events",

@@ -229,6 +229,7 @@ def make_jobs(
     """Return the outbox of jobs in the state folder, with what runs them."""
     from ..jobs.api import JobApi
     from ..jobs.intake import JobIntake
+    from ..jobs.running.cancelling import CloudCanceller
     from ..jobs.running.runner import JobRunner
     from ..jobs.running.webhooks import WebhookSender
     from ..jobs.store import JobStore
@@ -248,7 +249,7 @@ def make_jobs(
     intake = JobIntake(config, store, runner, service, reader.with_files)
     api = JobApi(store, runner, intake, service, reader)
     webhooks = WebhookSender(store, runner.feed, config.webhooks, clock, random.Random(os.urandom(16)))
-    return JobParts(store, runner, intake, api, webhooks)
+    return JobParts(store, runner, intake, api, webhooks, CloudCanceller(store, cloud, runner.feed))
 
 
 def make_shadow(

@@ -20,6 +20,7 @@ from router.jobs.submission import Endpoint
 if TYPE_CHECKING:
     from .api import JobApi
     from .intake import JobIntake
+    from .running.cancelling import CloudCanceller
     from .running.runner import JobRunner
     from .running.webhooks import WebhookSender
     from .store import JobStore
@@ -40,6 +41,7 @@ class JobParts(NamedTuple):
     intake: JobIntake
     api: JobApi
     webhooks: WebhookSender
+    canceller: CloudCanceller
 
 
 class JobEntry:
@@ -139,6 +141,7 @@ class JobEntry:
             self._parts.store.start()
             self._tasks.start_soon(self._parts.runner.run)
             self._tasks.start_soon(self._parts.webhooks.run)
+            self._tasks.start_soon(self._parts.canceller.run)
         if not self._opened:
             await self._parts.store.open()
             self._opened = True

@@ -23,6 +23,7 @@ from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance
 from .tables.bodies import PAGE_BYTES
 from .tables.callers import OutboxCallers
+from .tables.cancellations import Cancellation
 from .tables.revisions import OutboxRevisions
 from .tables.rows import OutboxRows
 from .tables.runs import OutboxRuns
@@ -141,6 +142,18 @@ class JobStore:
         """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
         until = None if again_s is None else self.time.now() + again_s
         await self._file.run(lambda db: self._replies.sent(db, reply, until))
+
+    # --- what the cloud is told ------------------------------------------------------------------------------------
+
+    async def due_cancellations(self, limit: int) -> list[Cancellation]:
+        """Return the cancelled jobs that the cloud is to be told of now."""
+        return await self._file.run(lambda db: self._rows.cancellations.due(db, limit))
+
+    async def settle_cancellation(self, one: Cancellation, *, known: bool) -> None:
+        """Note the cloud's answer. `known` False: it did not know the job, and is asked once more."""
+        cancellations = self._rows.cancellations
+        settle = cancellations.done if known else cancellations.unknown
+        await self._file.run(lambda db: settle(db, one))
 
     # --- webhooks ----------------------------------------------------------------------------------------------------
 

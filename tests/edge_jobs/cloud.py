@@ -23,6 +23,8 @@ class JobCloud(ScriptedCloud):
         self.order: list[str] = []
         self.submissions = 0
         self.keys: list[str] = []
+        self.cancelled: list[str] = []  # keys of jobs that it knew, or did not
+        self.cancel_status = 0  # in place of its own answer
         self._jobs: dict[str, tuple[str, str]] = {}  # by key: the digest of the body, the question
         self._reserved: socket.socket | None = None
 
@@ -44,6 +46,7 @@ class JobCloud(ScriptedCloud):
         if self.has_jobs:
             app.router.add_post("/v1/jobs", self._create)
             app.router.add_get("/v1/jobs/{key}", self._get)
+            app.router.add_delete("/v1/jobs", self._cancel)
 
     async def _create(self, request: web.Request) -> web.Response:
         body, key = await request.read(), request.headers["Idempotency-Key"]
@@ -64,6 +67,12 @@ class JobCloud(ScriptedCloud):
         if (key := request.match_info["key"]) not in self._jobs:
             return web.json_response({"error": {"code": "not_found", "message": "no such job"}}, status=404)
         return web.json_response(self.view(key))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        key = request.headers["Idempotency-Key"]
+        self.cancelled.append(key)
+        status = self.cancel_status or (200 if key in self._jobs else 404)
+        return web.json_response({"id": key}, status=status)
 
     def forget(self) -> None:
         """Lose every job, as with a Redis that a replica without them has replaced."""

@@ -181,6 +181,23 @@ async def test_cancel_is_idempotent_and_409_after_the_end(http: aiohttp.ClientSe
             assert (response.status, (await response.json())["status"]) == (200, "cancelled")
 
 
+async def test_a_job_is_cancelled_by_its_key_and_by_its_owner_alone(http: aiohttp.ClientSession) -> None:
+    _, job = await submit(http, idempotency_key="mine")
+    cancelled = [
+        ({}, 400, "invalid_value"),
+        ({"idempotency-key": "another"}, 404, "not_found"),
+        ({"idempotency-key": "mine", "authorization": "Bearer somebody"}, 404, "not_found"),
+        ({"idempotency-key": "mine", "authorization": "Bearer kiosk:chat"}, 403, "permission_denied"),
+    ]
+    for headers, status, code in cancelled:
+        async with http.delete("/v1/jobs", headers=headers) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (status, code)
+    for _ in range(2):
+        async with http.delete("/v1/jobs", headers={"idempotency-key": "mine"}) as response:
+            found = await response.json()
+            assert (response.status, found["id"], found["status"]) == (200, job["id"], "cancelled")
+
+
 async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession, clock: Clock) -> None:
     names = []
     for _ in range(3):

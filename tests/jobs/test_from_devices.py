@@ -18,7 +18,7 @@ from cloud_pool.jobs.submission import SubmissionParser
 
 from ..edge.box import running
 from ..edge.scripted import ScriptedCloud
-from ..edge_jobs.support import PROMPT, accepted, ended, text_of
+from ..edge_jobs.support import PROMPT, accepted, ended, request, text_of
 from .conftest import until
 from .gateway import identify, serving
 from .scripted_worker import RunningWorker, ScriptedRunner
@@ -32,6 +32,32 @@ class Gateway(ScriptedCloud):
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url + "/v1"
+
+
+async def test_a_job_that_a_device_cancels_is_cancelled_at_the_gateway(
+    config: JobsConfig, stores: JobStores, tmp_path: Path
+) -> None:
+    """Also while the gateway was away: nothing runs, and the request is deleted."""
+    tiers = {"m-large": Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))}
+    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, lambda _: TenantLimits())
+    runner = ScriptedRunner()
+
+    async def states() -> list[str]:
+        return [job.state.value for job in await stores.jobs.list_owned("kiosk/1", after="", limit=2)]
+
+    async def is_in(state: str) -> bool:
+        return await states() == [state]
+
+    async with serving(api.handler) as url:
+        start = partial(running, tmp_path, cloud=Gateway(url), jobs=PROMPT, api_key="kiosk", probe_interval_s=0.02)
+        async with start() as box:
+            job = await accepted(box, tags="cloud", priority="bulk", deadline_ms=3_600_000)
+            await until(partial(is_in, "queued"))
+            assert (await request(box, "DELETE", f"/v1/jobs/{job}")).json["status"] == "cancelled"
+            await until(partial(is_in, "cancelled"))
+        async with RunningWorker(stores.jobs, runner, config):
+            assert (await stores.jobs.claim("w", "large", ["bulk"])).records == ()
+    assert runner.runs == []
 
 
 async def test_a_job_of_a_device_is_done_once(config: JobsConfig, stores: JobStores, tmp_path: Path) -> None:

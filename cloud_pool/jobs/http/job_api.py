@@ -12,7 +12,7 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import JobStoreUnavailable, MethodNotAllowed, NotFound, QueueFull
+from router.errors import InvalidRequest, JobStoreUnavailable, MethodNotAllowed, NotFound, QueueFull
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
 from router.jobs.submission import Endpoint, key_digest
@@ -100,7 +100,7 @@ class JobApi:
         self._admit_read = admit_read
         self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
-            route("/v1/jobs", POST=self._create, GET=self._list),
+            route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
             route(r"/v1/jobs/([\w.-]{1,80})", GET=self._get, DELETE=self._cancel),
             route(r"/v1/jobs/([\w.-]{1,80})/events", GET=self._events),
             route("/v1/webhooks/secret", GET=self._get_secret, POST=self._rotate_secret),
@@ -243,6 +243,13 @@ class JobApi:
     async def _cancel(self, _: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         await self._jobs.cancel(job, principal.owner)
         return json_response(job_view(await self._jobs.get(job, principal.owner)))
+
+    async def _cancel_key(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
+        """Cancel the job of an Idempotency-Key: a device whose connection broke knows no id."""
+        key = key_digest(request.headers.get("idempotency-key", ""))
+        if not key:
+            raise InvalidRequest("Send the `Idempotency-Key` of the job to cancel, or its id in the path.")
+        return await self._cancel(request, principal, await self._jobs.of_key(principal.owner, key))
 
     async def _events(self, request: web.BaseRequest, principal: Principal, job: str) -> web.StreamResponse:
         last = read_last_id(request.headers.get("last-event-id", ""))

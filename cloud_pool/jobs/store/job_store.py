@@ -166,6 +166,13 @@ class JobStore:
             raise same_key_conflict(job)
         return job
 
+    async def of_key(self, owner: str, key: str) -> str:
+        """Return the id of the job that `owner` submitted under this digest of a key. Raises NotFound."""
+        job = await self._db.command("HGET", self._db.key("idempotency", owner, key), "id")
+        if not isinstance(job, bytes):
+            raise NotFound("No job was submitted under this `Idempotency-Key`, or its record is deleted.")
+        return as_text(job)
+
     async def get(self, job: str, owner: str) -> JobRecord:
         """Return a job of `owner`, without its body.
 

@@ -35,7 +35,7 @@ from ..backend import BackendRequest, UpstreamInfo
 from .connection import PATHS, CloudConnection
 from .credentials import Credentials
 from .health import CloudHealth
-from .job_answers import CloudJobs
+from .job_answers import Cancelled, CloudJobs
 from .response_reader import StreamReader, read_error, read_whole
 
 _MAX_HEADER = 200  # characters of a response header that are kept
@@ -122,6 +122,10 @@ class CloudBackend:
         body = encode_request(call.request, call.target.model, stream=False)
         with self._guarded(call, streams=False):
             return decode_embeddings(await self._fetch(call, body))
+
+    async def cancel_job(self, key: str) -> Cancelled:
+        """Cancel the job that was sent under this Idempotency-Key."""
+        return await self._jobs.cancel(key)
 
     async def _fetch(self, call: BackendRequest, body: bytes) -> bytes:
         """The body of a complete answer."""

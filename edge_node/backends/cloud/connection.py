@@ -123,6 +123,22 @@ class CloudConnection:
         self._note_response(response, probe=False)
         return response
 
+    async def command(self, method: str, url: URL, headers: Mapping[str, str], *, renew: bool = True) -> int | None:
+        """Send a request without a body, outside of any generation. Return its status; None: there is no answer."""
+        assert self._session is not None, "start() comes first"
+        token, until = self._bearer.put(self._session), asyncio.get_running_loop().time() + _PROBE_S
+        try:
+            async with (
+                asyncio.timeout_at(until),
+                self._session.request(method, url, headers=headers, allow_redirects=False) as response,
+            ):
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+        if status == 401 and renew and await self._bearer.renewed(token, until):
+            return await self.command(method, url, headers, renew=False)
+        return status
+
     def _note_response(self, response: aiohttp.ClientResponse, *, probe: bool) -> None:
         self._health.answered(response.status, probe=probe)
         self._last_response = self._now()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Literal
 
 import aiohttp
 import msgspec
@@ -28,6 +29,9 @@ _SURE_S, _SURE_AFTER_JOBS_S = 5.0, 600.0  # of refusals, until a server counts a
 _AGAIN_S = 2.0  # until a refused submission is tried again
 _POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 0.2, 5.0, 1.5  # pauses between looks at a job
 _NO_JOBS = (403, 404, 405, 501)  # of a server that knows no jobs, or of a token that may send none
+_ASK_AGAIN = (401, 408, 429)
+Cancelled = Literal["settled", "unknown", "later"]
+"""The cloud's answer to a cancellation. settled: nothing is left to do; later: it must be sent again."""
 _ENDS = {
     "failed": JobEvent.FAIL,
     "dead": JobEvent.EXHAUST,
@@ -71,6 +75,14 @@ class CloudJobs:
             if (error := _end_of(state)) is not None:
                 raise error
         return None
+
+    async def cancel(self, key: str) -> Cancelled:
+        """Cancel the job of this key."""
+        status = await self._connection.command("DELETE", self._url, {"Idempotency-Key": key})
+        if status == 404:
+            return "unknown"
+        is_final = status is not None and status not in _ASK_AGAIN and (status < 500 or status in _NO_JOBS)
+        return "settled" if is_final else "later"
 
     async def _submit(self, call: BackendRequest, job: JobTerms) -> _CloudJob | None:
         """The job of this key, new or known. None: this server has no jobs."""

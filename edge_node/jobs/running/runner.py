@@ -86,6 +86,7 @@ class JobRunner:
     def stop_job(self, job: EdgeJob) -> None:
         """Stop the run of a job that was cancelled, or what would revise its answer."""
         self._running.stop(job.seq)
+        self.feed.wake()  # the cloud is told
 
     async def run(self) -> None:
         """Run jobs until cancelled; runs in progress are then given back."""

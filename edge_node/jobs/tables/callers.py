@@ -7,6 +7,7 @@ import sqlite3
 import msgspec
 
 from router.errors import JobAlreadyEnded, JobCancelled
+from router.jobs.revisions import revision_id
 from router.jobs.states import JobEvent, JobState, next_state
 
 from ...config.schema import JobsConfig
@@ -39,6 +40,8 @@ class OutboxCallers:
     def cancel(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         job = self._rows.find(db, job_id, owner)
         if job.late is not None:
+            if job.late.target:
+                self._rows.cancellations.add(db, revision_id(job.cloud_key, job.revision + 1), job.deadline)
             error = JobCancelled("the job was cancelled before the part was read")
             return self._revisions.drop_stored(db, job, error)
         if job.has_ended:

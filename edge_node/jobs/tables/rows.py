@@ -18,6 +18,7 @@ from router.jobs.submission import RANK
 from ..box_time import BoxTime
 from ..record import EdgeJob
 from .bodies import OutboxBodies
+from .cancellations import OutboxCancellations
 from .replies import OutboxReplies
 from .schema import COUNTS, INSERT, UNREADABLE, UPDATE, decode_job, inserted, stored_bytes, updated
 from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
@@ -34,6 +35,7 @@ class OutboxRows:
         self.bodies = OutboxBodies()
         self.replies = OutboxReplies(time, self.stats)
         self.webhooks = OutboxWebhooks(time, self.stats)
+        self.cancellations = OutboxCancellations(time, self.stats)
         self._name = ""
         self._seq = 0  # of the last job
 
@@ -56,6 +58,7 @@ class OutboxRows:
         self._recount(db)
         self.replies.load(db)
         self.webhooks.load(db)
+        self.cancellations.load(db)
 
     def _recount(self, db: sqlite3.Connection) -> None:
         counts = [int(count or 0) for count in db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()]
@@ -127,6 +130,8 @@ class OutboxRows:
             self.bodies.delete(db, "requests", job.seq)
         if result:
             self.bodies.put(db, "results", job.seq, result)
+        if event is JobEvent.CANCEL and job.target:
+            self.cancellations.add(db, job.cloud_key, job.deadline)
         self.replies.set_due(db, job.seq, job.ended)
         self.stats.bytes += stored_bytes(job)
         self.stats.empty += not stored_bytes(job)

@@ -33,6 +33,9 @@ CREATE INDEX IF NOT EXISTS webhooks_by_job ON webhooks (seq);
 CREATE TABLE IF NOT EXISTS webhook_secrets (
     owner TEXT PRIMARY KEY, secret TEXT NOT NULL, earlier TEXT NOT NULL, until REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS cancellations (
+    key TEXT PRIMARY KEY, due REAL NOT NULL, deadline REAL NOT NULL, unknown INTEGER NOT NULL
+);
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
 WAITING = "state IN ('queued', 'waiting')"  # as the index has it

@@ -67,6 +67,7 @@ class OutboxStats(msgspec.Struct):
     replies_due: int = 0  # answers that are to be sent
     replies_lost: int = 0  # answers that were deleted before they could be sent
 
+    cancellations_due: int = 0  # that the cloud is to be told of
     webhooks_due: int = 0  # webhooks that are to be sent
     webhooks: dict[str, int] = {}  # that were sent, or are not any more
 
