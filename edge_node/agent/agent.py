@@ -21,7 +21,7 @@ import msgspec
 
 from router.bundle.manifest import BundleManifest
 from router.bundle.protocol import BoxState
-from router.bundle.refusals import UpdateRefused, Withdrawn
+from router.bundle.refusals import RequestsLeave, UpdateRefused, Withdrawn
 
 from ..clock import Clock
 from ..observability.logs import redacted
@@ -294,8 +294,14 @@ class Agent:
         return 0.0
 
     async def _dry_run(self) -> float:
-        self._report = await self._preparation.dry_run(self._update()[0])
-        self._enter(Event.DONE, must=True)
+        manifest, bundle = self._update()
+        report = self._report = await self._preparation.dry_run(manifest)
+        note = f"{report.leaving} of the last {report.replayed} decisions would or may leave the device"
+        # The way back is never barred: after a failed rollout, to what ran here before.
+        if report.leaving and manifest.leaving == "refuse" and bundle not in self._row.bundles:
+            raise RequestsLeave(f"{note}, such as {report.example}")
+        warning = (RequestsLeave.code, note) if report.leaving else ("", "")
+        self._enter(Event.DONE, must=True, code=warning[0], reason=warning[1])
         return 0.0
 
     async def _stage(self) -> float:

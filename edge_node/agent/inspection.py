@@ -67,13 +67,14 @@ class Looked(msgspec.Struct, frozen=True, tag=True):
 class ModelFile(msgspec.Struct, frozen=True):
     """A model of the bundle, and its verified files on this box; `adapters` in the order of the model's.
 
-    `projector`: its file, and that of its encoder if it has one of its own.
+    `projector`: its file, and that of its encoder if it has one of its own. `signals`: in the order of the model's.
     """
 
     model: BundleModel
     path: str
     adapters: tuple[str, ...] = ()
     projector: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
 
 
 class BundleRequest(msgspec.Struct, frozen=True, tag=True):
@@ -99,7 +100,10 @@ class BundleRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class BundleReport(msgspec.Struct, frozen=True, tag=True):
-    """Each model as the engine reads it, and the counts of a replay of the box's own decisions."""
+    """Each model as the engine reads it, and the counts of a replay of the box's own decisions.
+
+    `leaving`: requests that stayed on the box and would or may leave it; `example`: the first of them.
+    """
 
     models: tuple[Manifest, ...]
     cases: int
@@ -107,6 +111,7 @@ class BundleReport(msgspec.Struct, frozen=True, tag=True):
     unchanged: int = 0
     unknown: int = 0
     leaving: int = 0
+    example: str = ""
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag=True):

@@ -20,6 +20,7 @@ from router.bundle.refusals import (
     ModelTooLarge,
     ModelUnusable,
     PolicyUnusable,
+    RequestsLeave,
     UpdateRefused,
     Withdrawn,
 )
@@ -31,7 +32,7 @@ KEPT_ROWS = 64
 MAX_QUARANTINED = 64
 _COMPACT_BYTES = 1024 * 1024
 _DIGITS = 16
-_UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable)
+_UNFIT = (CasesFailed, ModelTooLarge, ModelUnusable, PolicyUnusable, RequestsLeave)
 _TRIED_AGAIN = (BoxState.COMMIT, BoxState.ROLLBACK, BoxState.QUARANTINE)
 
 
@@ -117,7 +118,7 @@ MEANING: Mapping[BoxState, str] = {
     BoxState.CHECK: "verifies signatures, reads the plan, and the manifest of the bundle that it assigns",
     BoxState.FETCH: "fetches the files that are missing; what a broken download brought is kept",
     BoxState.VERIFY: "hashes each file and gives it its name in the store",
-    BoxState.DRY_RUN: "runs the cases, checks the models' memory, replays its own decisions of the last day",
+    BoxState.DRY_RUN: "runs the cases, checks the models' memory and signals, replays its decisions of the last day",
     BoxState.STAGE: "builds the bundle's folder, and waits until it may change",
     BoxState.ACTIVATE: "moves the pointer; loads new models beside the old ones and asks their golden prompts",
     BoxState.TRIAL: "serves with the bundle and compares requests, health and heat with the time before",
@@ -136,7 +137,7 @@ class JournalRow(msgspec.Struct, frozen=True):
         bundle: The bundle that the box changes to.
         rollout: The rollout that assigned it.
         bundles: The pointer as it was: the running bundle first, then those to return to.
-        code: Why the last update was refused or undone; "" if it was not.
+        code: Why the last update was refused or undone, or `requests_leave` of one that goes on; "" otherwise.
         reason: The reason for people.
         boots: Unexpected starts of the daemon during this trial.
         restarts: The agent itself asked for the next start.

@@ -84,7 +84,7 @@ class Preparation:
                 await asyncio.to_thread(self._store.accept, blob)
 
     async def dry_run(self, manifest: BundleManifest) -> BundleReport:
-        """Run the cases, check the models' memory, and replay this box's decisions of the last day.
+        """Run the cases, check the models' memory and signals, and replay this box's decisions of the last day.
 
         Raises:
             UpdateRefused: This box cannot run the bundle.
@@ -117,7 +117,8 @@ class Preparation:
 
         adapters = paths(adapter.blob for adapter in model.adapters)
         projector = () if model.projector is None else paths(model.projector.blobs)
-        return ModelFile(model, str(self._store.blob(model.blob)), adapters, projector)
+        signals = paths(signal.blob for signal in model.signals)
+        return ModelFile(model, str(self._store.blob(model.blob)), adapters, projector, signals)
 
     async def stage(self, bundle: str, manifest: BundleManifest, report: BundleReport) -> InstalledBundle:
         """Build the bundle's folder, then read and hash all of it.

@@ -1,7 +1,8 @@
 """The bundles on this box: files by their content, shared between bundles, and one pointer to what runs.
 
     blobs/SHA256           a policy, a case file, a model, an adapter or a projector; SHA256.partial while it is fetched
-    bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs
+    bundles/ID/            manifest.json, and models/NAME/ as the engine reads it, with links into blobs; a signal about
+                           the model's answers has a folder NAME+KIND of its own
     active.json            the pointer: the running bundle, then those to return to; after them come the factory's files
 
 Every file is complete and synced before it gets its name. Content is hashed again when a bundle is loaded.
@@ -22,12 +23,13 @@ from models.catalog.artifact import (
     MANIFEST,
     MMPROJ_FILE,
     PROJECTOR_FILE,
+    ArtifactError,
     Manifest,
     adapter_file,
     load_artifact,
     sha256_of,
 )
-from router.bundle.manifest import Blob, BundleManifest, BundleModel, encode_manifest, read_manifest
+from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleSignal, encode_manifest, read_manifest
 from router.bundle.refusals import BundleAltered
 
 from .disk import Disk
@@ -140,11 +142,21 @@ class BundleStore:
                 self._disk.link(path, f"../../../../store/blobs/{blob.sha256}")
             self._write(place / MANIFEST, msgspec.json.encode(models[model.name]))
             self._disk.sync_folder(place)
+            for signal in model.signals:
+                self._stage_signal(artifacts, model, signal)
         self._disk.sync_folder(artifacts)
         self._write(partial / MANIFEST, encode_manifest(manifest))
         self._disk.sync_folder(partial)
         self._disk.rename(partial, folder)
         self._disk.sync_folder(self._bundles)
+
+    def _stage_signal(self, artifacts: Path, model: BundleModel, signal: BundleSignal) -> None:
+        described = signal_manifest(model, signal)
+        place = artifacts / described.name
+        self._disk.make_folder(place)
+        self._disk.link(place / described.file, f"../../../../store/blobs/{signal.blob.sha256}")
+        self._write(place / MANIFEST, msgspec.json.encode(described))
+        self._disk.sync_folder(place)
 
     def _write(self, path: Path, content: bytes) -> None:
         self._disk.create(path, content)
@@ -172,7 +184,18 @@ class BundleStore:
             linked = all(_has_link(path, self.blob(blob)) for path, blob in _files(artifact.folder, model))
             if named != [blob.sha256 for blob in model.loaded] or not linked:
                 raise BundleAltered(f"bundle {bundle}: the folder of the model {model.name} is damaged")
+            for signal in model.signals:
+                if not self._has_signal(folder / "models", model, signal):
+                    raise BundleAltered(f"bundle {bundle}: the signal {signal.kind} of {model.name} is damaged")
         return InstalledBundle(bundle, manifest, self.blob(manifest.policy), folder / "models")
+
+    def _has_signal(self, artifacts: Path, model: BundleModel, signal: BundleSignal) -> bool:
+        described = signal_manifest(model, signal)
+        try:
+            artifact = load_artifact(artifacts / described.name)
+        except ArtifactError:
+            return False
+        return artifact.manifest == described and _has_link(artifact.path, self.blob(signal.blob))
 
     def collect(self, keep: Iterable[str], wanted: Iterable[Blob] = ()) -> None:
         """Remove bundles that are not kept, and files that no kept bundle needs. Never raises."""
@@ -211,6 +234,24 @@ def _files(folder: Path, model: BundleModel) -> Iterator[tuple[Path, Blob]]:
             yield folder / ENCODER_FILE, projector.encoder
     for picture in model.pictures:
         yield folder / picture_file(picture), picture
+
+
+def signal_manifest(model: BundleModel, signal: BundleSignal) -> Manifest:
+    """Describe a signal of a bundle as an artifact beside its model. No model can have its name, which has a `+`."""
+    is_graph = signal.kind == "edge.quality"
+    return Manifest(
+        name=f"{model.name}+{signal.kind}",
+        file="model.onnx" if is_graph else "model.json",
+        sha256=signal.blob.sha256,
+        size_bytes=signal.blob.size_bytes,
+        format="onnx" if is_graph else "json",
+        architecture="",
+        quantisation="",
+        context_length=0,
+        licence="",
+        signal=signal.kind,
+        judges_sha256=signal.model_sha256,
+    )
 
 
 def picture_file(picture: Blob) -> str:

@@ -14,14 +14,17 @@ from router.bundle.manifest import (
     BundleManifest,
     BundleModel,
     BundleProjector,
+    BundleSignal,
     GoldenPrompt,
+    SignalKind,
     blob_of,
     bundle_id,
     check_manifest,
+    format_of,
 )
 from router.bundle.settings import read_setting
 
-from .fleet_file import AdapterDoc, CohortDoc, ModelDoc, ProjectorDoc, WeightsFile
+from .fleet_file import AdapterDoc, CohortDoc, ModelDoc, ProjectorDoc, SignalDoc, WeightsFile
 from .folder import CheckedFleet, cases_of
 
 
@@ -48,7 +51,7 @@ def build_bundles(checked: CheckedFleet, previous: Mapping[str, BundleManifest],
     Raises:
         ValueError: The fleet has errors.
         OSError: A file cannot be read.
-        BundleInvalid: A setting is not the fleet's to set, or a projector was made for other weights.
+        BundleInvalid: A setting is not the fleet's to set, or a projector or signal was made for other weights.
     """
     if checked.fleet is None or checked.failed:
         raise ValueError(f"{checked.path} has errors")
@@ -83,8 +86,9 @@ def _build(folder: Path, name: str, cohort: CohortDoc, serial: int, created: int
         models=tuple(models),
         settings={key: read_setting(key, value) for key, value in sorted(cohort.settings.items())},
         min_daemon=cohort.min_daemon,
+        leaving=cohort.leaving,
     )
-    return BuiltBundle(manifest, files)
+    return BuiltBundle(msgspec.structs.replace(manifest, format=format_of(manifest)), files)
 
 
 def _model(folder: Path, name: str, doc: ModelDoc, files: dict[str, Path]) -> BundleModel:
@@ -95,7 +99,13 @@ def _model(folder: Path, name: str, doc: ModelDoc, files: dict[str, Path]) -> Bu
     )
     blob = _weights_blob(folder, doc, files)
     projector = None if doc.projector is None else _projector(folder, doc.projector, blob, files)
-    return BundleModel(name, blob, _golden(folder, doc, files), adapters, projector)
+    signals = tuple(_signal(folder, kind, one, files) for kind, one in sorted(doc.signals.items()))
+    return BundleModel(name, blob, _golden(folder, doc, files), adapters, projector, signals)
+
+
+def _signal(folder: Path, kind: SignalKind, doc: SignalDoc, files: dict[str, Path]) -> BundleSignal:
+    assert doc.model_sha256 is not None
+    return BundleSignal(kind, _weights_blob(folder, doc, files), doc.model_sha256)
 
 
 def _projector(folder: Path, doc: ProjectorDoc, model: Blob, files: dict[str, Path]) -> BundleProjector:

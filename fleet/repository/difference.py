@@ -28,6 +28,7 @@ def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[st
         ),
         *_models(old, new),
         *_settings(old, new),
+        *([f"leaving: {old.leaving} -> {new.leaving}"] if old.leaving != new.leaving else []),
         *([f"min_daemon: {old.min_daemon} -> {new.min_daemon}"] if old.min_daemon != new.min_daemon else []),
     ]
 
@@ -45,6 +46,7 @@ def _models(old: BundleManifest, new: BundleManifest) -> Iterator[str]:
             yield f"model {name}: other golden prompts"
     yield from _adapters(before, after)
     yield from _projectors(before, after)
+    yield from _signals(before, after)
 
 
 def _adapters(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
@@ -80,6 +82,16 @@ def _projectors(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) 
             yield f"projector of {name}: {before.tokens} -> {after.tokens} tokens"
         else:
             yield f"projector of {name}: for other weights of the model"
+
+
+def _signals(old: Mapping[str, BundleModel], new: Mapping[str, BundleModel]) -> Iterator[str]:
+    before, after = (
+        {f"{one.kind} of {model.name}": one for model in models.values() for one in model.signals}
+        for models in (old, new)
+    )
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            yield f"signal {name}: {'removed' if name not in after else 'changed' if name in before else 'added'}"
 
 
 def _total(projector: BundleProjector) -> str:

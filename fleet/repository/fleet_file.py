@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from router.bundle.manifest import AdapterName, Name, Release, Sha256
+from router.bundle.manifest import AdapterName, Leaving, Name, Release, Sha256, SignalKind
 from router.bundle.settings import SettingValue
 from router.documents.reader import KeyLocations, read_struct
 from router.documents.strict_yaml import Problem
@@ -59,11 +59,19 @@ class ProjectorDoc(WeightsFile, frozen=True):
     tokens: Annotated[int, Meta(ge=1, le=4096)] | None = None  # that a picture becomes; with `encoder`
 
 
+class SignalDoc(WeightsFile, frozen=True):
+    """A learned signal about the model's answers, the file that `causeway-models` wrote."""
+
+    model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was fitted on
+
+
 class ModelDoc(_WeightsDoc, frozen=True):
-    """A model, its adapters and its projector."""
+    """A model, its adapters, its projector and the signals about its answers."""
 
     adapters: dict[Annotated[AdapterName, Meta(title="a name of a-z, 0-9, '.', '_', '-'")], AdapterDoc] = {}
     projector: ProjectorDoc | None = None  # with it the model takes pictures, under `fusion: early` and `hybrid`
+    signals: dict[SignalKind, SignalDoc] = {}  # for these weights; those on the device are for others
+    uncalibrated: bool = False  # without signals on purpose: a handoff compares the engine's raw score
 
     @property
     def files(self) -> dict[str, WeightsFile]:
@@ -74,7 +82,7 @@ class ModelDoc(_WeightsDoc, frozen=True):
             found[".projector"] = self.projector
             if self.projector.encoder is not None:
                 found[".projector.encoder"] = self.projector.encoder
-        return found
+        return found | {f".signals.{kind}": one for kind, one in self.signals.items()}
 
     @property
     def pictures(self) -> dict[str, str]:
@@ -97,6 +105,7 @@ class CohortDoc(_Part, frozen=True):
     models: dict[Name, ModelDoc] = {}
     settings: dict[str, SettingValue] = {}  # by dotted key of edge.yaml
     min_daemon: Annotated[Release, Meta(title="a release such as 1.2.3")] = "0.0.0"
+    leaving: Leaving = "refuse"  # of a box whose own decisions would leave the device under the new policy
     rollout: RolloutDoc = RolloutDoc()
 
     @property

@@ -13,7 +13,7 @@ from router.documents.strict_yaml import Problem, SourceLocation
 
 from .fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
 from .lint import fleet_problems
-from .policies import CASES, AdapterNames, CheckedPolicy, case_files, check_file, yaml_in
+from .policies import CASES, AdapterNames, CheckedPolicy, calibrated_models, case_files, check_file, yaml_in
 
 POLICIES = "policies"
 
@@ -74,6 +74,7 @@ def check_fleet(path: Path, readable: frozenset[str] | None = None) -> CheckedFl
     if fleet is not None:
         problems += (*fleet_problems(fleet, locations), *_file_problems(file.parent, fleet, locations))
         problems += tuple(_adapter_problems(file.parent, fleet, policies, locations))
+        problems += tuple(_calibration_problems(file.parent, fleet, policies, locations))
     return CheckedFleet(file, fleet, policies, problems)
 
 
@@ -127,6 +128,27 @@ def _adapter_problems(
                     f"target `{target.name}` of the policy is {target.served}, and this model has no such adapter; "
                     f"there are: {', '.join(model.adapters) or 'none'}",
                 )
+
+
+def _calibration_problems(
+    folder: Path, fleet: FleetDoc, policies: Sequence[CheckedPolicy], locations: KeyLocations
+) -> Iterator[Problem]:
+    """Find new weights whose confidence or quality a policy compares, and that come without their calibration.
+
+    The signals on a device belong to the weights that it has: beside others `edge.quality` would be absent, and
+    `handoff.below` would be compared with the engine's raw score.
+    """
+    compiled = {one.path.resolve(): one.policy for one in policies}
+    for name, cohort in fleet.cohorts.items():
+        policy = compiled.get((folder / cohort.policy).resolve())
+        for model, (kind, use) in () if policy is None else calibrated_models(policy):
+            doc = cohort.models.get(model)
+            if doc is not None and not doc.uncalibrated and not {kind, "pair"} & set(doc.signals):
+                message = (
+                    f"{use}, and these weights come without the signal `{kind}` (or `pair`) that was fitted on them: "
+                    "add it to `signals`, or say `uncalibrated: true`"
+                )
+                yield Problem(locations.find(f"cohorts.{name}.models.{model}"), message)
 
 
 def _named_files(cohort: CohortDoc) -> Iterator[tuple[str, str]]:

@@ -64,6 +64,7 @@ def _model(doc: ModelDoc) -> Iterator[tuple[str, str]]:
     for name, adapter in doc.adapters.items():
         if not is_scale(adapter.scale):
             yield f".adapters.{name}.scale", "must be a finite number other than 0"
+    yield from _signals(doc)
     if doc.projector is not None:
         yield from _projector(doc, doc.projector)
     else:
@@ -80,6 +81,22 @@ def _projector(model: ModelDoc, doc: ProjectorDoc) -> Iterator[tuple[str, str]]:
         yield ".projector", "needs `model_sha256`, the weights it was trained for, as the model's manifest.json says it"
     if None not in (doc.model_sha256, model.sha256) and doc.model_sha256 != model.sha256:
         yield ".projector.model_sha256", f"the model's weights are {model.sha256}: the projector was made for others"
+
+
+def _signals(model: ModelDoc) -> Iterator[tuple[str, str]]:
+    for kind, doc in model.signals.items():
+        if doc.model_sha256 is None:
+            yield (
+                f".signals.{kind}",
+                "needs `model_sha256`, the weights it was fitted on (its `judges_sha256`)",
+            )
+        elif model.sha256 is not None and doc.model_sha256 != model.sha256:
+            yield (
+                f".signals.{kind}.model_sha256",
+                f"the model's weights are {model.sha256}: the signal was fitted on others",
+            )
+    if model.signals and model.uncalibrated:
+        yield ".uncalibrated", "the model has `signals`: remove one of both"
 
 
 def _weights(doc: WeightsFile) -> str:

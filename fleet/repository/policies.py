@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
+from router.bundle.manifest import SignalKind
 from router.checks.cases import CaseResult, read_cases, run_cases
 from router.documents.strict_yaml import Problem, SourceLocation
 from router.errors import PolicyError
@@ -73,6 +74,17 @@ def check_file(path: Path, readable: frozenset[str] | None = None) -> CheckedPol
         return CheckedPolicy(path, None, (Problem(SourceLocation(str(path)), error.strerror or str(error)),))
     policy, problems = check_policy(text, str(path), readable=readable)
     return CheckedPolicy(path, policy, problems)
+
+
+def calibrated_models(policy: Policy) -> Iterator[tuple[str, tuple[SignalKind, str]]]:
+    """Yield each model on the device whose learned signals a policy compares: the signal, and where it is compared."""
+    edge = [target for target in policy.targets if target.at == "edge"]
+    if edge and not edge[0].adapter and "edge.quality" in policy.needs:
+        yield edge[0].model, ("edge.quality", "the policy compares `edge.quality`")
+    for route in policy.routes:
+        models = {target.model for target in route.targets if target.at == "edge" and not target.adapter}
+        for model in sorted(models) if route.handoff is not None else ():
+            yield model, ("confidence", f"route `{route.name}` compares the confidence of its first tokens (`handoff`)")
 
 
 def run_file(

@@ -172,16 +172,26 @@ def find_pair(small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path]
         parameters = read_parameters(signal)
         if small.name != parameters.small.name and small.manifest.sha256 != parameters.small.sha256:
             continue
-        if fault := _fault_of_large(parameters.large, others, extra_dirs):
-            faults.append(f"{signal.path}: {fault}")
-            continue
         try:
-            return PairEstimator.for_models(signal, small, find_signal("embedding", None, extra_dirs))
+            return load_pair_file(signal, small, others, extra_dirs)
         except ArtifactError as error:
             faults.append(str(error))
     if faults:
         raise ArtifactError("; ".join(faults))
     raise ArtifactNotFound(f"no pair with {small.name} is calibrated")
+
+
+def load_pair_file(
+    signal: Artifact, small: Artifact, others: Sequence[str], extra_dirs: Sequence[Path] = ()
+) -> PairEstimator:
+    """Load the signals of one file, for arguments as those of `find_pair`.
+
+    Raises:
+        ArtifactError: It was fitted on other weights, beside another model, with another encoder, or it is malformed.
+    """
+    if fault := _fault_of_large(read_parameters(signal).large, others, extra_dirs):
+        raise ArtifactError(f"{signal.path}: {fault}")
+    return PairEstimator.for_models(signal, small, find_signal("embedding", None, extra_dirs))
 
 
 def read_parameters(signal: Artifact) -> PairParameters:

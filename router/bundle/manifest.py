@@ -1,8 +1,9 @@
 """The manifest of a bundle: canonical JSON, and the sha256 of those bytes (hex) as the bundle's id.
 
 Canonical: msgspec's compact JSON with the fields in the order of the structs, map keys sorted, and every field
-present, except the adapters, the projector and the pictures that a model does not have. Exactly one sequence of bytes
-encodes a manifest, so equal bundles have equal ids on every machine.
+present, except the adapters, the projector, the signals and the pictures that a model does not have, and `leaving`
+where it is the default. Exactly one sequence of bytes encodes a manifest, so equal bundles have equal ids on every
+machine. A bundle with signals or with `leaving` has the format 2, any other one the format 1, which older daemons read.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ from .refusals import BundleAltered, BundleInvalid, DaemonTooOld
 from .settings import SettingValue, check_setting
 
 MAX_MANIFEST_BYTES = 1024 * 1024
+_FORMATS = (1, 2)
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 AdapterName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9._-]{0,63}$")]
 Release = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,5})(\.(0|[1-9][0-9]{0,5})){2}$")]
+
+
+SignalKind = Literal["confidence", "edge.quality", "pair"]
+Leaving = Literal["refuse", "report"]
 
 
 class _Canonical(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,12 +83,26 @@ class BundleProjector(_Canonical, frozen=True, omit_defaults=True):
         return (self.blob,) if self.encoder is None else (self.blob, self.encoder)
 
 
+class BundleSignal(_Canonical, frozen=True):
+    """A learned signal about a model's answers, which replaces the device's own for these weights.
+
+    Attributes:
+        kind: `edge.quality` from the prompt, `confidence` of the first tokens, or `pair`: both, beside a larger model.
+        model_sha256: The weights that it was fitted on: those of the model beside it.
+    """
+
+    kind: SignalKind
+    blob: Blob
+    model_sha256: Sha256
+
+
 class BundleModel(_Canonical, frozen=True, omit_defaults=True):
     name: Name
     blob: Blob
     golden: tuple[GoldenPrompt, ...]
     adapters: tuple[BundleAdapter, ...] = ()
     projector: BundleProjector | None = None
+    signals: tuple[BundleSignal, ...] = ()
 
     @property
     def loaded(self) -> tuple[Blob, ...]:
@@ -97,10 +117,13 @@ class BundleModel(_Canonical, frozen=True, omit_defaults=True):
         return tuple(dict.fromkeys(one.picture for one in prompts if one.picture is not None))
 
 
-class BundleManifest(_Canonical, frozen=True):
-    """Everything that a box of one cohort runs. Nothing of it is changed alone."""
+class BundleManifest(_Canonical, frozen=True, omit_defaults=True):
+    """Everything that a box of one cohort runs. Nothing of it is changed alone.
 
-    format: Literal[1]
+    `leaving`: what a box does whose own decisions, replayed, would leave the device under this policy.
+    """
+
+    format: Literal[1, 2]
     cohort: Name
     serial: Annotated[int, Meta(ge=1, le=1 << 53)]  # grows by one with each bundle of the cohort
     created: Annotated[int, Meta(ge=0, le=1 << 53)]  # Unix seconds
@@ -109,6 +132,7 @@ class BundleManifest(_Canonical, frozen=True):
     models: tuple[BundleModel, ...]
     settings: dict[str, SettingValue]  # by dotted key of edge.yaml; only keys of `settings.SETTINGS`
     min_daemon: Release  # the oldest daemon that understands this bundle
+    leaving: Leaving = "refuse"
 
     @property
     def adapters(self) -> dict[str, tuple[str, ...]]:
@@ -119,6 +143,7 @@ class BundleManifest(_Canonical, frozen=True):
     def blobs(self) -> tuple[Blob, ...]:
         """Every file of the bundle, each once: the policy, its cases, the models with all that belongs to them."""
         models = [blob for model in self.models for blob in (*model.loaded, *model.pictures)]
+        models += [signal.blob for model in self.models for signal in model.signals]
         return tuple(dict.fromkeys((self.policy, *self.cases, *models)))
 
 
@@ -127,6 +152,11 @@ class _Header(msgspec.Struct, frozen=True):
 
     format: int
     min_daemon: Release
+
+
+def format_of(manifest: BundleManifest) -> Literal[1, 2]:
+    """Return the oldest format that can say all of this manifest."""
+    return 2 if manifest.leaving != "refuse" or any(model.signals for model in manifest.models) else 1
 
 
 def blob_of(content: bytes) -> Blob:
@@ -173,8 +203,8 @@ def read_manifest(content: bytes, expected_id: str, daemon_version: str) -> Bund
 
 
 def check_manifest(manifest: BundleManifest) -> None:
-    """Check what the types cannot say: each model and adapter once, adapters that have an effect, projectors of these
-    weights, and settings that a fleet may set, within their bounds.
+    """Check what the types cannot say: each model, adapter and signal once, adapters that have an effect, projectors
+    and signals of these weights, settings that a fleet may set, within their bounds, and the format.
 
     Raises:
         BundleInvalid: Names the model, the adapter or the key.
@@ -187,6 +217,9 @@ def check_manifest(manifest: BundleManifest) -> None:
             raise BundleInvalid(f"{name}: the scale {adapter.scale:g} is not a finite number other than 0")
     for model in manifest.models:
         _check_projector(model)
+        _check_signals(model)
+    if manifest.format != format_of(manifest):
+        raise BundleInvalid(f"format: must be {format_of(manifest)} for this content, not {manifest.format}")
     for key, value in manifest.settings.items():
         try:
             checked = check_setting(key, value)
@@ -230,8 +263,18 @@ def _check_projector(model: BundleModel) -> None:
         raise BundleInvalid(f"{model.name}: `encoder` and `tokens` of a projector belong together")
 
 
+def _check_signals(model: BundleModel) -> None:
+    _check_once("signal", [f"{signal.kind} of {model.name}" for signal in model.signals])
+    for signal in model.signals:
+        if signal.model_sha256 != model.blob.sha256:
+            raise BundleInvalid(
+                f"{model.name}: its signal {signal.kind} was fitted on the weights {signal.model_sha256[:12]}, "
+                f"and the bundle's are {model.blob.sha256[:12]}"
+            )
+
+
 def _check_version(header: _Header, expected_id: str, daemon_version: str) -> None:
-    if header.format != 1 or not daemon_is_new_enough(daemon_version, header.min_daemon):
+    if header.format not in _FORMATS or not daemon_is_new_enough(daemon_version, header.min_daemon):
         raise DaemonTooOld(
             f"bundle {expected_id} (format {header.format}) needs a daemon {header.min_daemon} or newer, "
             f"this is {daemon_version}: update the daemon first"

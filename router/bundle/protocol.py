@@ -149,7 +149,8 @@ class StatusReport(_Message, frozen=True):
         running: The bundle that serves requests now; None: the factory's files.
         wanted: The bundle that the plan assigns, if another one.
         rollout: The rollout whose plan the box follows.
-        code: The code of the last refusal or failed trial, "" if there is none.
+        code: The code of the last refusal or failed trial, or `requests_leave` while a box changes to a bundle under
+            which some of its requests would leave it; "" if there is none.
         reason: The reason for people.
         quarantined: Bundles that the box rolled back and does not try again.
         unproven: The running bundle was committed without enough requests to prove it.

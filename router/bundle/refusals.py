@@ -120,6 +120,12 @@ class CasesFailed(UpdateRefused):
     code = "cases_failed"
 
 
+class RequestsLeave(UpdateRefused):
+    """Requests that this box decided lately would leave it under the policy; the cohort's `leaving` is `refuse`."""
+
+    code = "requests_leave"
+
+
 class ModelUnusable(UpdateRefused):
     """A model of the bundle cannot be read, or the engine cannot load it."""
 

@@ -23,7 +23,7 @@ from router.types import DecisionRecord
 
 from ...storage.decisions import read_stored
 from ..inspection import BundleReport, BundleRequest
-from .model_files import check_adapters, check_fit, check_projector, describe, known_model
+from .model_files import check_adapters, check_fit, check_projector, check_signals, describe, known_model
 
 _REPLAYED_RECORDS = 500
 
@@ -52,24 +52,29 @@ def examine(request: BundleRequest) -> BundleReport:
     policy = check_policy(
         Path(request.policy), temperature, lambda name: _adapters(described.get(name) or known_model(name, dirs))
     )
+    for file in request.models:
+        check_signals(file, described[file.model.name], policy, dirs)
     cases = check_cases(policy, [Path(case) for case in request.cases])
     report = BundleReport(tuple(models), cases)
     records = last_records(Path(request.state_dir), request.since)
     if not records:
         return report
+    running: Policy | None
     try:
         running = check_policy(
             Path(request.running_policy), temperature, lambda name: _adapters(known_model(name, dirs))
         )
     except PolicyUnusable:
-        return report
+        running = None  # compare with what was recorded
     replayed = replay(records, policy, running)
+    first = next(iter(replayed.leaving), None)
     return msgspec.structs.replace(
         report,
         replayed=replayed.requests,
         unchanged=replayed.unchanged,
         unknown=sum(row.requests for row in replayed.unknown),
         leaving=len(replayed.leaving),
+        example="" if first is None else f"{first.id} ({first.before} -> {first.after}, rule {first.rule or 'none'})",
     )
 
 

@@ -12,6 +12,7 @@ from models.catalog.artifact import (
     MMPROJ_FILE,
     PROJECTOR_FILE,
     AdapterEntry,
+    Artifact,
     ArtifactError,
     Manifest,
     ProjectorEntry,
@@ -24,10 +25,13 @@ from models.catalog.mmproj import read_mmproj
 from models.catalog.projector import missing_packages
 from models.publish.check import check_mmproj
 from models.publish.try_projector import try_projector
+from models.signals.calibration import ConfidenceCalibrator
 from router.bundle.manifest import BundleModel, BundleProjector
 from router.bundle.refusals import ModelTooLarge, ModelUnusable
+from router.policy.compiled import Policy
 
 from ..inspection import ModelFile
+from ..store import signal_manifest
 
 _CONTEXT_TOKENS = 1024  # a model that cannot take one request of so many tokens does not fit
 _PROJECTOR_PROCESS_BYTES = 256 * 2**20  # of onnxruntime, the interpreter, a picture's pixels
@@ -107,6 +111,43 @@ def check_projector(file: ModelFile) -> None:
             try_projector(path, Path(file.projector[1]), read_gguf(model).width, projector.tokens)
     except ArtifactError as error:
         raise ModelUnusable(f"{name}: {error}") from error
+
+
+def check_signals(file: ModelFile, described: Manifest, policy: Policy, model_dirs: Sequence[Path]) -> None:
+    """Load the signals about a model's answers, as the daemon will: without them a policy's conditions do not hold.
+
+    Raises:
+        ModelUnusable: A file is no such signal, or was fitted on other weights or beside another model.
+    """
+    model = Artifact(Path(file.path), described)
+    others = [target.model for target in policy.targets if target.model != model.name]
+    for signal, path in zip(file.model.signals, file.signals, strict=True):
+        artifact = Artifact(Path(path), signal_manifest(file.model, signal))
+        try:
+            if signal.kind == "confidence":
+                ConfidenceCalibrator.for_model(artifact, model)
+            elif signal.kind == "edge.quality":
+                _try_quality(artifact, model)
+            else:
+                _try_pair(artifact, model, others, model_dirs)
+        except (ArtifactError, ImportError) as error:
+            raise ModelUnusable(f"the signal {signal.kind} of {model.name}: {error}") from error
+
+
+def _try_quality(artifact: Artifact, model: Artifact) -> None:
+    from models.signals.quality import QualityEstimator  # brings ONNX Runtime
+
+    estimator = QualityEstimator.for_model(artifact, model)
+    try:
+        estimator("hello")
+    except Exception as error:  # onnxruntime raises classes of its own without a common base
+        raise ArtifactError(f"{artifact.path}: computes no quality of a prompt ({error})") from error
+
+
+def _try_pair(artifact: Artifact, model: Artifact, others: Sequence[str], model_dirs: Sequence[Path]) -> None:
+    from models.signals.pair import load_pair_file  # brings ONNX Runtime
+
+    load_pair_file(artifact, model, others, model_dirs)
 
 
 def describe(model: BundleModel, weights: Path, model_dirs: Sequence[Path]) -> Manifest:

@@ -89,8 +89,14 @@ def add_adapter(fleet: Path) -> None:
     edit(fleet / "fleet.yaml", "file: models/assistant.gguf", f"file: models/assistant.gguf\n        {adapters}")
 
 
+def add_signal(fleet: Path) -> None:
+    (fleet / "models" / "confidence.json").write_bytes(b"{}")
+    keys = f"signals: {{confidence: {{file: models/confidence.json, model_sha256: {WEIGHTS}}}}}"
+    edit(fleet / "fleet.yaml", "file: models/assistant.gguf", f"file: models/assistant.gguf\n        {keys}")
+
+
 @pytest.mark.parametrize(
-    "change", [change_model, change_golden, change_setting, change_case, change_daemon, add_adapter]
+    "change", [change_model, change_golden, change_setting, change_case, change_daemon, add_adapter, add_signal]
 )
 def test_each_part_counts(fleet: Path, change: Callable[[Path], None]) -> None:
     first = build(fleet)
@@ -190,6 +196,31 @@ def test_a_changed_projector_is_told_apart(fleet: Path) -> None:
         ["projector of assistant: 7 -> 9 tokens"],
         ["projector of assistant: removed"],
     ]
+
+
+def test_signals_travel_with_the_weights_that_they_were_fitted_on(fleet: Path) -> None:
+    first = build(fleet)["kiosk"].manifest
+    add_signal(fleet)
+    bundle = build(fleet)["kiosk"]
+    (signal,) = bundle.manifest.models[0].signals
+    assert (signal.kind, signal.model_sha256, bundle.manifest.format) == ("confidence", WEIGHTS, 2)
+    assert bundle.files[signal.blob.sha256] == fleet / "models" / "confidence.json"
+    assert read_manifest(encode_manifest(bundle.manifest), bundle.id, "0.1.0") == bundle.manifest
+    assert manifest_changes(first, bundle.manifest) == ["signal confidence of assistant: added"]
+    assert manifest_changes(bundle.manifest, first) == ["signal confidence of assistant: removed"]
+    edit(fleet / "fleet.yaml", "min_daemon", "leaving: report\n    min_daemon")
+    (fleet / "models" / "confidence.json").write_bytes(b"{ }")
+    assert manifest_changes(bundle.manifest, build(fleet)["kiosk"].manifest) == [
+        "signal confidence of assistant: changed",
+        "leaving: refuse -> report",
+    ]
+
+
+def test_a_signal_of_other_weights_is_not_built(fleet: Path) -> None:
+    add_signal(fleet)
+    (fleet / "models" / "assistant.gguf").write_bytes(b"GGUF and other weights")
+    with pytest.raises(BundleInvalid, match=f"confidence was fitted on the weights {WEIGHTS[:12]}"):
+        build(fleet)
 
 
 def test_a_fleet_with_errors_is_not_built(fleet: Path) -> None:

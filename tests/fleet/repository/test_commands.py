@@ -14,7 +14,8 @@ from .fleets import CASES, edit, write_fleet
 
 MODEL, FILE = "cohorts.kiosk.models.assistant", "file: models/assistant.gguf"
 UPLOADED = f"sha256: {'a' * 64}\n        size_bytes: 7"
-ADAPTERS = f"{MODEL}.adapters"
+ADAPTERS, SIGNALS = f"{MODEL}.adapters", f"{MODEL}.signals"
+FITTED = f"signals: {{{{{{}}: {{{{{FILE}, model_sha256: {'a' * 64}}}}}}}}}"
 
 
 @pytest.fixture
@@ -103,6 +104,30 @@ def test_lint_checks_the_fleet_and_its_policies(fleet: Path, path: str) -> None:
             f"{MODEL}.projector.model_sha256",
             "the projector was made for others",
         ),
+        ("golden:", f"signals: {{pair: {{{FILE}}}}}\n        golden:", 10, f"{SIGNALS}.pair", "needs `model_sha256`"),
+        ("golden:", "signals: {scope: {}}\n        golden:", 10, f"{SIGNALS}.scope", "edge.quality"),
+        (
+            "golden:",
+            f"{FITTED.format('pair')}\n        golden:".replace(FILE, "file: no.json"),
+            10,
+            f"{SIGNALS}.pair.file",
+            "there is no file",
+        ),
+        (
+            f"{FILE}\n        golden:",
+            f"{UPLOADED}\n        signals: {{pair: {{{FILE}, model_sha256: {'b' * 64}}}}}\n        golden:",
+            11,
+            f"{SIGNALS}.pair.model_sha256",
+            "the signal was fitted on others",
+        ),
+        (
+            "golden:",
+            f"{FITTED.format('pair')}\n        uncalibrated: true\n        golden:",
+            11,
+            f"{MODEL}.uncalibrated",
+            "remove one of both",
+        ),
+        ("min_daemon:", "leaving: allow\n    min_daemon:", 15, "cohorts.kiosk.leaving", "report"),
         ('answer: "4"', 'answer: "4", picture: a.png', 10, f"{MODEL}.golden[0].picture", "no `projector`"),
         ("stages: [1, 50, 100]", "stages: [1, 50]", 16, "cohorts.kiosk.rollout.stages", "end with 100"),
         ("stages: [1, 50, 100]", "stages: [50, 1, 100]", 16, "cohorts.kiosk.rollout.stages", "must grow"),
@@ -143,6 +168,42 @@ def test_a_target_s_adapter_must_be_in_the_bundle(fleet: Path) -> None:
     assert "1 error" in result.output
     edit(fleet / "fleet.yaml", "golden:", "adapters: {night: {file: models/assistant.gguf}}\n        golden:")
     assert run("lint", fleet).exit_code == 0
+
+
+HANDOFF = (
+    "routes:\n  - {name: device, use: [small]",
+    """  large: {at: cloud, model: large}
+routes:
+  - {name: device, use: [small, large], handoff: {after_tokens: 8, below: 0.5}""",
+)
+UNSURE = ("{name: device, use", "{name: unsure, when: edge.quality < 0.5, use: [small]}\n  - {name: device, use")
+
+
+@pytest.mark.parametrize(
+    ("rule", "words", "kinds"),
+    [
+        (HANDOFF, "route `device` compares the confidence of its first tokens (`handoff`)", ("confidence", "pair")),
+        (UNSURE, "the policy compares `edge.quality`", ("edge.quality", "pair")),
+    ],
+    ids=["handoff", "edge.quality"],
+)
+def test_new_weights_that_lose_their_calibration_are_an_error(
+    fleet: Path, rule: tuple[str, str], words: str, kinds: tuple[str, str]
+) -> None:
+    """The signals on the devices are those of the weights that they have; the cohort without a model keeps them."""
+    for policy in ("kiosk", "others"):
+        edit(fleet / "policies" / f"{policy}.yaml", *rule)
+    result = run("lint", fleet)
+    assert result.exit_code == 1
+    assert f"fleet.yaml:8:7: error: {words}, and these weights come without the signal `{kinds[0]}`" in result.output
+    assert "1 error" in result.output
+    text = (fleet / "fleet.yaml").read_text()
+    for cure in (*(FITTED.format(kind) for kind in kinds), "uncalibrated: true"):
+        (fleet / "fleet.yaml").write_text(text.replace("golden:", f"{cure}\n        golden:"))
+        assert run("lint", fleet).exit_code == 0, cure
+    other = "edge.quality" if kinds[0] == "confidence" else "confidence"
+    (fleet / "fleet.yaml").write_text(text.replace("golden:", f"{FITTED.format(other)}\n        golden:"))
+    assert run("lint", fleet).exit_code == 1
 
 
 def test_a_signal_that_no_box_of_a_cohort_can_read_is_a_warning(fleet: Path) -> None:

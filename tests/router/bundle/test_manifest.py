@@ -15,6 +15,7 @@ from router.bundle.manifest import (
     BundleManifest,
     BundleModel,
     BundleProjector,
+    BundleSignal,
     GoldenPrompt,
     blob_of,
     bundle_id,
@@ -133,6 +134,47 @@ def test_a_projector_that_cannot_be_is_refused(manifest: BundleManifest, words: 
         read(encode_manifest(manifest))
 
 
+QUALITY = BundleSignal("edge.quality", blob_of(b"quality"), MANIFEST.models[0].blob.sha256)
+
+
+def with_signals(*signals: BundleSignal, number: int = 2) -> BundleManifest:
+    model = msgspec.structs.replace(MANIFEST.models[0], signals=signals)
+    return msgspec.structs.replace(MANIFEST, models=(model,), format=number)
+
+
+def test_signals_are_files_of_the_bundle_but_none_that_the_engine_loads() -> None:
+    manifest = with_signals(QUALITY)
+    assert manifest.blobs == (*MANIFEST.blobs, QUALITY.blob)
+    assert manifest.models[0].loaded == MANIFEST.models[0].loaded
+    assert read(encode_manifest(manifest)) == manifest
+    assert b"signals" not in encode_manifest(MANIFEST)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"),
+    [
+        (with_signals(QUALITY, QUALITY), "signal edge.quality of assistant twice"),
+        (
+            with_signals(msgspec.structs.replace(QUALITY, model_sha256="a" * 64)),
+            "assistant: its signal edge.quality was fitted on the weights aaaaaaaaaaaa, and",
+        ),
+        (with_signals(msgspec.structs.replace(QUALITY, kind="scope")), r"signals\[0\]\.kind"),
+        (with_signals(QUALITY, number=1), "format: must be 2 for this content, not 1"),
+        (msgspec.structs.replace(MANIFEST, leaving="report"), "format: must be 2"),
+        (msgspec.structs.replace(MANIFEST, format=2), "format: must be 1 for this content, not 2"),
+    ],
+)
+def test_signals_and_formats_that_cannot_be_are_refused(manifest: BundleManifest, words: str) -> None:
+    with pytest.raises(BundleInvalid, match=words):
+        read(encode_manifest(manifest))
+
+
+def test_a_box_without_a_word_about_requests_that_leave_refuses_them() -> None:
+    assert read(encode_manifest(MANIFEST)).leaving == "refuse"
+    told = msgspec.structs.replace(MANIFEST, leaving="report", format=2)
+    assert read(encode_manifest(told)) == told
+
+
 def test_blobs_are_listed_once() -> None:
     twice = msgspec.structs.replace(MANIFEST, cases=(MANIFEST.cases[0], MANIFEST.cases[0]))
     assert twice.blobs == (MANIFEST.policy, MANIFEST.cases[0], MANIFEST.models[0].blob)
@@ -173,9 +215,11 @@ def test_a_doubled_model_is_refused() -> None:
 
 def test_a_bundle_of_a_later_release_says_what_it_needs() -> None:
     """Even if an older daemon cannot read its fields."""
-    later = altered(b'"format":1', b'"format":2').replace(b'"serial":7', b'"grown":true').replace(b"0.1.0", b"2.0.0")
+    later = altered(b'"format":1', b'"format":3').replace(b'"serial":7', b'"grown":true').replace(b"0.1.0", b"2.0.0")
     with pytest.raises(DaemonTooOld, match=r"needs a daemon 2\.0\.0 or newer, this is 0\.1\.0"):
         read(later)
+    with pytest.raises(DaemonTooOld, match="format 3"):
+        read(altered(b'"format":1', b'"format":3'))
 
 
 @pytest.mark.parametrize(
