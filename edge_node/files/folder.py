@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..jobs.box_time import ClockMark
+from ..box_time import ClockMark
 
 log = logging.getLogger(__name__)
 

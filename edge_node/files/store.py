@@ -1,6 +1,6 @@
 """The uploaded files of a box: who owns them, how many there may be, and until when.
 
-A file of another owner does not exist for a client. Files expire by the box's own time (`jobs.box_time`): a wall clock
+A file of another owner does not exist for a client. Files expire by the box's own time (`box_time`): a wall clock
 that jumps deletes none and keeps none. The disk is one thread's, so a file is never read while it is being erased.
 """
 
@@ -25,9 +25,9 @@ from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
 from router.trackers.fair_share import FairShare, network_of
 
+from ..box_time import BoxTime
 from ..clock import Clock
 from ..config.schema import FilesConfig
-from ..jobs.box_time import BoxTime
 from ..observability.faults import Fault
 from .errors import FileStoreUnavailable, StorageFull
 from .folder import Draft, FileFolder, StoredFile

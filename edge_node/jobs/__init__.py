@@ -8,5 +8,4 @@ tables     its transactions
 running    runs jobs on the service
 feed       the text of answers while they are made
 events     a job's events as server-sent events
-box_time   the box's own time, over restarts and reboots
 """

@@ -14,10 +14,10 @@ from router.jobs.states import JobEvent
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
+from ..box_time import BoxTime
 from ..clock import Clock
 from ..config.schema import JobsConfig
 from ..storage.group_commit import GroupCommit
-from .box_time import BoxTime
 from .entry import FILE
 from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance

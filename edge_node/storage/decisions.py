@@ -1,6 +1,7 @@
 """Decision records of past requests, without their content: the newest in memory, older ones in SQLite.
 
-Records of cache hits stay in memory: a row on disk for every hit would wear the flash and say little.
+Records of cache hits stay in memory: a row on disk for every hit would wear the flash and say little. Rows are deleted
+by age in the box's own time and in the order in which they came: a wall clock that jumps deletes none.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from router.types import DecisionRecord
 
+from ..box_time import BoxTime, ClockMark
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write, used_bytes
 
@@ -30,10 +32,13 @@ CREATE TABLE IF NOT EXISTS decisions (
     record BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS decisions_by_time ON decisions (created);
+CREATE TABLE IF NOT EXISTS ages (elapsed REAL NOT NULL, newest INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, mark BLOB NOT NULL);
 """
 _PUT = "INSERT OR REPLACE INTO decisions VALUES (?, ?, ?, ?, ?, ?)"
 _READ = "SELECT record FROM decisions WHERE created >= ? ORDER BY created, id"
-_EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY created LIMIT 256)"
+_EVICT = "DELETE FROM decisions WHERE id IN (SELECT id FROM decisions ORDER BY rowid LIMIT 256)"
+_AGES = 256  # notes of which row was the newest when, over `max_age_s`
 
 
 class DecisionQuery(msgspec.Struct, frozen=True):
@@ -56,13 +61,13 @@ class DecisionStore:
         memory_records: Maximum number of records in memory.
         max_age_s: Maximum age of records on disk.
         directory: The state folder; None: memory only.
-        clock: Wall-clock time, for the age of records.
+        clock: Time, for the age of records.
     """
 
     def __init__(self, *, memory_records: int, max_age_s: float, directory: Path | None, clock: Clock) -> None:
         self._memory_records = memory_records
         self._max_age_s = max_age_s
-        self._clock = clock
+        self._ages = _RowAges(clock, max_age_s)
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._database: BackgroundSqlite | None = None
         if directory is not None and max_age_s > 0.0:
@@ -136,10 +141,39 @@ class DecisionStore:
             return []
 
     def _trim_disk(self, database: sqlite3.Connection) -> None:
-        database.execute("DELETE FROM decisions WHERE created < ?", (self._clock.unix() - self._max_age_s,))
+        self._ages.delete_old(database)
         while used_bytes(database) > DISK_BYTES:
             if database.execute(_EVICT).rowcount == 0:
                 return
+
+
+class _RowAges:
+    """Deletes rows that are older than `max_age_s`; notes now and then which row is the newest. For one thread."""
+
+    def __init__(self, clock: Clock, max_age_s: float) -> None:
+        self._time = BoxTime(clock)
+        self._max_age_s = max_age_s
+        self._noted_at = -math.inf
+        self._restored = False
+
+    def delete_old(self, database: sqlite3.Connection) -> None:
+        if not self._restored:
+            row = database.execute("SELECT mark FROM box WHERE id = 1").fetchone()
+            mark = None if row is None else _decode_mark(row[0])
+            if mark is None:
+                database.execute("DELETE FROM ages")  # of another time
+            self._time.restore(mark)
+            self._restored = True
+        now = self._time.now()
+        old = (now - self._max_age_s,)
+        (newest,) = database.execute("SELECT max(newest) FROM ages WHERE elapsed <= ?", old).fetchone()
+        if newest is not None:
+            database.execute("DELETE FROM decisions WHERE rowid <= ?", (newest,))
+            database.execute("DELETE FROM ages WHERE elapsed <= ?", old)
+        if now >= self._noted_at + self._max_age_s / _AGES:
+            database.execute("INSERT INTO ages SELECT ?, max(rowid) FROM decisions HAVING max(rowid) NOT NULL", (now,))
+            self._noted_at = now
+        database.execute("INSERT OR REPLACE INTO box VALUES (1, ?)", (msgspec.msgpack.encode(self._time.mark()),))
 
 
 class StoredRecords(msgspec.Struct, frozen=True):
@@ -180,6 +214,14 @@ def read_stored(directory: Path, *, since: float = 0.0) -> StoredRecords:
             raise OSError(f"{path}: {error}") from error
 
     return StoredRecords(records(), lambda: unreadable)
+
+
+def _decode_mark(data: Value) -> ClockMark | None:
+    """Return the time that was noted last; None for a damaged note: then every row is as old as this start."""
+    try:
+        return msgspec.msgpack.decode(data, type=ClockMark)  # type: ignore[arg-type]
+    except Exception:
+        return None
 
 
 def _row(record: DecisionRecord) -> Row:

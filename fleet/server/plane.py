@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from .boxes.tokens import TokenKey
 from .wakes import Wakes
 
 _TIDY_S = 3600.0
+_STEADY_S, _STEP_S = 6 * 3600.0, 60.0  # how long the wall clock must have run without a step before rows are deleted
 _log = logging.getLogger("causeway.fleet.server")
 
 
@@ -47,6 +49,7 @@ class ControlPlane:
         self.store = store
         self.key = key
         self.clock = clock
+        self._steady = SteadyClock()
         self.wakes = Wakes(store, clock)
         messages = Messages(self.wakes.pace, clock, key.report_keys)
         self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, messages.handle)
@@ -62,13 +65,39 @@ class ControlPlane:
 
     async def _tidy(self) -> None:
         while True:
-            await anyio.sleep(_TIDY_S)
             try:
-                async with self.store.write() as connection:
-                    await forget_old_events(connection, self.clock())
-                    await forget_old_counters(connection, self.clock())
+                await self.tidy(time.monotonic())
             except StoreUnavailable as error:
                 _log.warning("old rows stay for another hour: %s", error.message)
+            await anyio.sleep(_TIDY_S)
+
+    async def tidy(self, monotonic: float) -> None:
+        """Delete old rows, unless the wall clock has stepped lately: it may be wrong. Raises StoreUnavailable.
+
+        Args:
+            monotonic: The monotonic clock, s.
+        """
+        now = self.clock()
+        if not self._steady.holds(now, monotonic):
+            return
+        async with self.store.write() as connection:
+            await forget_old_events(connection, now)
+            await forget_old_counters(connection, now)
+
+
+class SteadyClock:
+    """Tells whether the wall clock has run beside the monotonic clock for hours, without a step."""
+
+    def __init__(self) -> None:
+        self._offset = math.nan
+        self._since = math.inf
+
+    def holds(self, unix: float, monotonic: float) -> bool:
+        """Compare both clocks, s. Call this about once an hour."""
+        if not abs(unix - monotonic - self._offset) <= _STEP_S:  # also at the first call
+            self._since = monotonic
+        self._offset = unix - monotonic
+        return monotonic - self._since >= _STEADY_S
 
 
 async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Device | CausewayError]:

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
@@ -98,6 +99,7 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
     with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
         decisions.add(record(1, created=manual.unix_s))
     manual.unix_s += 60.0
+    manual.monotonic_s += 60.0
     with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
         assert await decisions.get("d1") is not None
         decisions.add(record(2, created=manual.unix_s))
@@ -105,6 +107,53 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
         await until(lambda: (stats := decisions.stats()) is not None and stats.available)
         assert await decisions.get("d1") is None
         assert await decisions.get("d2") is not None
+
+
+async def written(decisions: DecisionStore, number: int, created: float) -> None:
+    """Add a record, and wait until it is on disk, whatever else is deleted then."""
+    decisions.add(record(number, created=created))
+    stats = decisions.stats
+    await until(lambda: (found := stats()) is not None and found.available and not found.queued_writes)
+
+
+@pytest.mark.parametrize("jump_s", [400 * 86400.0, -400 * 86400.0])
+async def test_a_wall_clock_that_jumps_deletes_no_record(tmp_path: Path, jump_s: float) -> None:
+    """Neither while it is wrong nor when it is right again; what is old by the box's own time goes."""
+    manual = ManualClock()
+    for number, unix in enumerate((1e9, 1e9 + jump_s, 1e9)):
+        manual.unix_s = unix
+        manual.monotonic_s += 10.0
+        with closing(store(tmp_path, manual, max_age_s=25.0)) as decisions:
+            await written(decisions, number, unix)
+    with closing(store(tmp_path, manual, max_age_s=25.0, count=1)) as decisions:
+        assert [await decisions.get(f"d{number}") is not None for number in range(3)] == [True] * 3
+    manual.monotonic_s += 10.0
+    with closing(store(tmp_path, manual, max_age_s=25.0)) as decisions:
+        await written(decisions, 3, 1e9)
+    with closing(store(tmp_path, manual, max_age_s=25.0)) as decisions:
+        assert [await decisions.get(f"d{number}") is not None for number in range(4)] == [False, True, True, True]
+
+
+async def test_records_of_an_older_version_age_from_now_on_and_it_can_write_to_the_file_again(tmp_path: Path) -> None:
+    """An upgrade, and a downgrade."""
+    manual = ManualClock()
+    older = (
+        "CREATE TABLE decisions (id TEXT PRIMARY KEY, created REAL, route TEXT, target TEXT, status TEXT, record BLOB)"
+    )
+    insert = "INSERT OR REPLACE INTO decisions VALUES (?, ?, 'edge', 'small', 'ok', ?)"
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute(older)
+        database.execute(insert, ("d0", 1.0, msgspec.msgpack.encode(record(0))))
+    with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
+        await written(decisions, 1, 1e9)
+        assert await decisions.get("d0") is not None
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        database.execute(insert, ("d2", 1e9, msgspec.msgpack.encode(record(2))))
+    manual.monotonic_s += 11.0
+    with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
+        await written(decisions, 3, 1e9)
+    with closing(store(tmp_path, manual, max_age_s=10.0)) as decisions:
+        assert [await decisions.get(f"d{number}") is not None for number in range(4)] == [False, False, True, True]
 
 
 async def test_a_folder_is_read_while_a_daemon_writes_to_it(tmp_path: Path) -> None:

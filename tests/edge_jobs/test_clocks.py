@@ -11,14 +11,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.clock import Clock
-from edge_node.config.schema import JobsConfig
-from edge_node.jobs.box_time import BoxTime
+from edge_node.box_time import BoxTime, ClockMark
+from edge_node.clock import Clock, is_synchronised, system_clock
+from edge_node.config.schema import FilesConfig, JobsConfig
+from edge_node.files.store import FileStore
 from edge_node.jobs.running.cloud_gate import CloudGate
+from router.parts.upload_terms import UploadTerms
 
 from ..edge.box import running
 from .cloud import JobCloud
-from .support import PROMPT, accepted, away, ended, submit, text_of, view
+from .killed_outbox import new_job
+from .support import PROMPT, accepted, away, ended, opened, submit, text_of, view
 
 DAY_S = 86400.0
 STEP_S = 0.01
@@ -31,9 +34,15 @@ class Clocks:
         self.monotonic = 1000.0
         self.unix = 1.7e9
         self.boot = "one"
+        self.synchronised = True
 
     def clock(self) -> Clock:
-        return Clock(lambda: self.monotonic, lambda: self.unix, self.boot)
+        return Clock(lambda: self.monotonic, lambda: self.unix, self.boot, lambda: self.synchronised)
+
+    def reboot(self, off_s: float, *, unix: float | None = None) -> None:
+        """Start the box again after `off_s`; the wall clock is then right, or as given, and not synchronised."""
+        self.monotonic, self.boot, self.synchronised = 20.0, self.boot + "'", False
+        self.unix = self.unix + off_s + 20.0 if unix is None else unix
 
     def pass_s(self, seconds: float) -> None:
         self.monotonic += seconds
@@ -75,6 +84,105 @@ def test_a_reboot_counts_what_the_wall_clock_says_and_never_backwards(off_s: flo
     assert later.now() == pytest.approx(100.0 + counted_s + 20.0)
     clocks.unix += 365 * DAY_S  # the time is set over the network
     assert later.now() == pytest.approx(100.0 + counted_s + 20.0)
+
+
+def test_a_wall_clock_that_was_never_right_before_a_reboot_expires_nothing() -> None:
+    """A box without a battery clock accepts jobs in 1970, or where it was switched off, and gets the time later."""
+    clocks = Clocks()
+    clocks.unix, clocks.synchronised = 100.0, False
+    box = BoxTime(clocks.clock())
+    box.restore(None)
+    clocks.pass_s(100.0)
+    mark = box.mark()
+    clocks.reboot(10.0, unix=1.7e9)
+    clocks.synchronised = True
+    later = BoxTime(clocks.clock())
+    later.restore(mark)
+    assert later.now() == pytest.approx(120.0)
+
+
+@pytest.mark.parametrize("restarts", [0, 1], ids=["one run", "another run before the clock is right"])
+def test_the_time_off_is_counted_once_the_clock_is_right_again(restarts: int) -> None:
+    clocks = Clocks()
+    box = BoxTime(clocks.clock())
+    box.restore(None)
+    clocks.pass_s(100.0)
+    mark = box.mark()
+    right = clocks.unix + 3600.0
+    clocks.reboot(3600.0, unix=5.0)
+    later = BoxTime(clocks.clock())
+    later.restore(mark)
+    assert later.now() == pytest.approx(120.0)
+    passed_s = 20.0
+    for _ in range(restarts):
+        later, passed_s = restarted(clocks, later), passed_s + 5.0
+    clocks.unix, clocks.synchronised = right + passed_s, True
+    for _ in range(2):
+        assert later.now() == pytest.approx(100.0 + 3600.0 + passed_s)
+    clocks.unix += 365 * DAY_S  # it jumps
+    assert restarted(clocks, later).now() == pytest.approx(100.0 + 3600.0 + passed_s + 5.0)
+
+
+def test_a_date_that_was_set_by_hand_before_a_reboot_is_not_counted() -> None:
+    """The kernel takes the clock for one that is not synchronised then."""
+    clocks = Clocks()
+    box = BoxTime(clocks.clock())
+    box.restore(None)
+    box.mark()
+    clocks.pass_s(100.0)
+    right = clocks.unix
+    clocks.unix, clocks.synchronised = right - 365 * DAY_S, False
+    mark = box.mark()
+    clocks.reboot(0.0, unix=right + 20.0)
+    clocks.synchronised = True
+    later = BoxTime(clocks.clock())
+    later.restore(mark)
+    assert later.now() == pytest.approx(120.0)
+
+
+def test_a_note_of_an_older_version_says_nothing_of_the_time_off() -> None:
+    clocks = Clocks()
+    box = BoxTime(clocks.clock())
+    box.restore(None)
+    clocks.pass_s(100.0)
+    fields = msgspec.to_builtins(box.mark())
+    del fields["anchor"]
+    clocks.reboot(DAY_S)
+    clocks.synchronised = True
+    later = BoxTime(clocks.clock())
+    later.restore(msgspec.convert(fields, ClockMark))
+    assert later.now() == pytest.approx(120.0)
+
+
+def test_the_kernel_tells_whether_its_clock_is_synchronised() -> None:
+    assert is_synchronised() in (False, True)
+    assert system_clock().synchronised is is_synchronised
+
+
+@pytest.mark.parametrize("jump_s", [40 * DAY_S, -40 * DAY_S])
+async def test_a_reboot_with_an_old_clock_expires_neither_jobs_nor_files(tmp_path: Path, jump_s: float) -> None:
+    """The wall clock is wrong before the reboot and right after it."""
+    clocks = Clocks()
+    clocks.unix, clocks.synchronised = 1.7e9 - jump_s, False
+    store = await opened(tmp_path, clock=clocks.clock())
+    await store.accept(new_job(store, "job"), b"{}")
+    store.close()
+    files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
+    async with files.write("me", 4) as writer:
+        await writer.write(b"text")
+        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"))
+    files.close()
+    clocks.reboot(0.0, unix=1.7e9)
+    clocks.synchronised = True
+    store = await opened(tmp_path, clock=clocks.clock())
+    assert await store.expire() == 0
+    assert len(await store.claim("edge", 1)) == 1
+    store.close()
+    files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
+    await files.start()
+    await files.sweep()
+    assert await files.read(files.get(kept.id, "me")) == b"text"
+    files.close()
 
 
 @pytest.mark.slow

@@ -23,11 +23,11 @@ from router.jobs.submission import parse_job_request
 from router.types import Request, RoutingHints
 
 from ...backends.backend import JobTerms
+from ...box_time import BoxTime
 from ...clock import Clock
 from ...config.schema import JobsConfig
 from ...serving.request_context import RequestContext
 from ...serving.service import Service
-from ..box_time import BoxTime
 from ..errors import ResultTooLarge
 from ..feed import RunningText
 from ..record import JobAnswer, Lane

@@ -11,7 +11,7 @@ import sqlite3
 
 import msgspec
 
-from ..box_time import BoxTime
+from ...box_time import BoxTime
 from .values import OutboxStats
 
 _ADD = "INSERT OR IGNORE INTO cancellations (key, due, deadline, unknown) VALUES (?, ?, ?, 0)"

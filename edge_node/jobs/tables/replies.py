@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from ..box_time import BoxTime
+from ...box_time import BoxTime
 from ..record import EdgeJob
 from .bodies import body_of
 from .schema import DUE_REPLIES, decode_job

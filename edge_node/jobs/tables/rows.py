@@ -15,7 +15,7 @@ from router.errors import NotFound
 from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
 
-from ..box_time import BoxTime
+from ...box_time import BoxTime
 from ..record import EdgeJob
 from .bodies import OutboxBodies
 from .cancellations import OutboxCancellations

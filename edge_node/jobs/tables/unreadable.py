@@ -17,7 +17,7 @@ import msgspec
 from router.jobs.states import JobState
 from router.jobs.view import encode_job_error
 
-from ..box_time import ClockMark
+from ...box_time import ClockMark
 from ..errors import RecordUnreadable
 from ..record import EdgeJob
 from .schema import UNREADABLE, UPDATE, decode_job, decode_notice, updated

@@ -19,7 +19,7 @@ import msgspec
 
 from router.jobs.webhooks.payload import JobNotice
 
-from ..box_time import BoxTime
+from ...box_time import BoxTime
 from ..record import EdgeJob, WebhookStatus
 from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
 from .values import DueWebhook, OutboxStats
