@@ -51,9 +51,11 @@ _FILES: Errors = (job_errors.FileStoreUnavailable,)
 _NAMED_FILES: Errors = (*_FILES, errors.NotFound, job_errors.FileContentLost)  # of requests that name uploaded files
 _KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
 _TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")
-_TAGS = Parameter("x-causeway-tags", "At most 32 words of at most 64 characters, separated by commas.", "header")
+_TAGS = Parameter(
+    "x-causeway-tags", "At most 32 tags of at most 64 characters, separated by commas; case does not count.", "header"
+)
 _DEADLINE = Parameter(
-    "x-causeway-deadline-ms", "The time left, milliseconds.", "header", Annotated[int, Meta(ge=0, le=999_999_999)]
+    "x-causeway-deadline-ms", "The time left, milliseconds.", "header", Annotated[int, Meta(ge=1, le=999_999_999)]
 )
 _PRIORITY = Parameter("x-causeway-priority", "Which requests go first.", "header", Priority)
 _ROUTING = (

@@ -7,6 +7,7 @@ that everything is hashable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -111,9 +112,18 @@ class RoutingHints(msgspec.Struct, frozen=True):
     """The client's routing hints. They can only narrow a policy, and are never sent to a target."""
 
     prefer: Prefer | None = None
-    tags: tuple[str, ...] = ()  # sorted, unique
+    tags: tuple[str, ...] = ()  # as `folded_tags`, wherever they come from
     client: str = ""  # name of the API key, or address of the peer
     deadline_ms: int | None = None  # time limit that the client sets
+
+    def __post_init__(self) -> None:
+        if self.tags:
+            msgspec.structs.force_setattr(self, "tags", folded_tags(self.tags))
+
+
+def folded_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Return tags as they are compared: without case, sorted, unique."""
+    return tuple(sorted({tag.casefold() for tag in tags}))
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

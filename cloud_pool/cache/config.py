@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import ConfigError
+from router.openai.wire import Tag
 
 from ..redis.config import RedisAddress
 
@@ -25,7 +26,7 @@ class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stale_if_error_s: Pause = 3600.0  # how much longer an expired answer may be used instead of an error
     include_seeded: bool = False  # also cache sampled answers whose request has a seed
     include_tools: bool = False  # also cache answers to requests that offer tools
-    private_tags: tuple[str, ...] = ("private",)  # requests with one of these `x-causeway-tags` bypass the cache
+    private_tags: tuple[Tag, ...] = ("private",)  # requests with one of these `x-causeway-tags` bypass the cache
     version: str = ""  # part of each key: a new value starts an empty cache, for instance with new weights
     secret_file: str = ""  # shared by the gateways; without it prompts can be guessed from keys, and entries forged
     key_prefix: Annotated[str, Meta(pattern=r"^[^{}\s]+\Z")] = "causeway:cache"  # prefix of all Redis keys

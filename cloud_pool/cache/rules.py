@@ -13,7 +13,7 @@ import msgspec
 
 from router.decision.decide import fingerprint
 from router.policy.signals import is_sampled
-from router.types import Request, Usage
+from router.types import Request, Usage, folded_tags
 
 from ..config.tiers import Tier
 from .config import CacheConfig
@@ -45,7 +45,7 @@ def bypass_reason(request: Request, tier: Tier, config: CacheConfig) -> str:
 
 def is_private(request: Request, config: CacheConfig) -> bool:
     """Whether nothing of the request may be kept."""
-    return NO_STORE in request.hints.tags or not set(config.private_tags).isdisjoint(request.hints.tags)
+    return not {NO_STORE, *folded_tags(config.private_tags)}.isdisjoint(request.hints.tags)
 
 
 class CacheKeys:

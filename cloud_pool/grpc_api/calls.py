@@ -76,7 +76,7 @@ class GenerateCalls:
 
     async def generate(self, chunks: AsyncIterable[Any], call: Any) -> None:
         """Handle one call. Every error becomes a status with the message of HTTP's error body."""
-        headers = _headers(call.invocation_metadata())
+        headers = dict(reversed(_lines(call)))  # of a name that comes twice, the first value
         request_id = read_request_id(headers)
         REQUEST.set(request_id)
         outbox = Outbox(call, self._stalled_s)
@@ -135,7 +135,7 @@ class GenerateCalls:
                 f"{self._shares.capacity} (grpc.max_calls).",
                 retry_after_s=_RETRY_S,
             )
-        inbound = _with_deadline(read_headers(headers, entry.id), call.time_remaining())
+        inbound = _with_deadline(read_headers(_lines(call), entry.id), call.time_remaining())
         collected = await self._collect(chunks, principal, call)
         body, parse = collected.body()
         body = await self._admission.with_files(body, principal, call)
@@ -166,13 +166,10 @@ class GenerateCalls:
         return collected
 
 
-def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Metadata as headers: what is sent several times is one list, and binary values are nothing of ours."""
-    headers: dict[str, str] = {}
-    for name, value in metadata:
-        if isinstance(value, str):
-            headers[name] = f"{headers[name]},{value}" if name in headers else value
-    return headers
+def _lines(call: Any) -> list[tuple[str, str]]:
+    """The metadata as headers; binary values are nothing of ours."""
+    metadata: Iterable[tuple[str, str | bytes]] = call.invocation_metadata()
+    return [(name, value) for name, value in metadata if isinstance(value, str)]
 
 
 def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> RequestHeaders:

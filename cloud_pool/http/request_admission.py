@@ -122,7 +122,7 @@ class RequestAdmission:
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
         principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
-        inbound = read_headers(http.headers, entry.id)
+        inbound = read_headers(http.headers.items(), entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))
         return await self.admit_parsed(parsed, inbound, len(body), principal, arrived_at, entry)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import anyio
 import msgspec
@@ -16,6 +16,8 @@ from aiohttp import hdrs, web
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_header_names, check_media_type
 from router.openai.audio.form import check_form
+from router.request_headers import DEADLINE, TAGS, combined, members, read_deadline_ms, read_tags
+from router.types import folded_tags
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
@@ -27,8 +29,6 @@ _HEADERS = frozenset(
     for name in ("deadline-ms", "priority", "critical", "tags", "policy")  # policy: for the ledger
 )
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-_TAG = re.compile(r"[^,\s\x00-\x1f]{1,64}")
-_MAX_TAGS = 32
 _CACHE_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -39,7 +39,7 @@ class RequestHeaders(msgspec.Struct, frozen=True):
     priority: Priority
     traceparent: str
     critical: bool  # only the requested tier's full answer will do
-    tags: tuple[str, ...] = ()  # sorted, unique
+    tags: tuple[str, ...] = ()  # as `folded_tags`
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:
@@ -48,21 +48,26 @@ def read_request_id(headers: Mapping[str, str]) -> str:
     return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
 
 
-def read_headers(headers: Mapping[str, str], request_id: str = "") -> RequestHeaders:
-    """Parse our headers and the trace context. Raises InvalidRequest, also for a misspelt name of ours.
+def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> RequestHeaders:
+    """Parse our headers and the trace context.
 
     Args:
+        lines: the headers; a name may come more than once.
         request_id: the request's id, if it was read already.
+
+    Raises:
+        InvalidRequest: a header of ours is malformed, misspelt, or has two values.
     """
+    headers = combined(lines)
     check_header_names(headers, _HEADERS)
     traceparent = headers.get("traceparent", "")
     return RequestHeaders(
         id=request_id or read_request_id(headers),
-        deadline_ms=_deadline_ms(headers.get("x-causeway-deadline-ms")),
+        deadline_ms=read_deadline_ms(headers.get(DEADLINE)),
         priority=_priority(headers.get("x-causeway-priority", "standard")),
         traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
         critical=_critical(headers.get("x-causeway-critical", "false")),
-        tags=tuple(sorted({*_tags(headers.get("x-causeway-tags")), *_cache_tags(headers.get("cache-control"))})),
+        tags=folded_tags((*read_tags(headers.get(TAGS, "")), *_cache_tags(headers.get("cache-control", "")))),
     )
 
 
@@ -117,17 +122,6 @@ async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, me
     return bytes(body)
 
 
-def _deadline_ms(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InvalidRequest(
-            "`x-causeway-deadline-ms` is the time left as a whole number of milliseconds",
-            param="x-causeway-deadline-ms",
-        )
-    return int(text)
-
-
 def _critical(text: str) -> bool:
     if text not in ("true", "false"):
         raise InvalidRequest("`x-causeway-critical` is true or false", param="x-causeway-critical")
@@ -141,18 +135,7 @@ def _priority(text: str) -> Priority:
     raise InvalidRequest(f"`x-causeway-priority` is one of {', '.join(RANK)}", param="x-causeway-priority")
 
 
-def _tags(text: str | None) -> list[str]:
-    """Refuse a malformed tag rather than ignore it: it may be a wish for privacy."""
-    tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
-    if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
-        raise InvalidRequest(
-            f"`x-causeway-tags` holds at most {_MAX_TAGS} words of at most 64 characters, separated by commas",
-            param="x-causeway-tags",
-        )
-    return tags
-
-
-def _cache_tags(cache_control: str | None) -> list[str]:
+def _cache_tags(cache_control: str) -> list[str]:
     """A request that refuses a cached answer, or to be cached, bypasses the cache in both directions."""
-    directives = {word.strip().lower() for word in (cache_control or "").split(",")}
+    directives = {word.lower() for word in members([cache_control])}
     return [NO_STORE] if directives & _CACHE_BYPASS else []

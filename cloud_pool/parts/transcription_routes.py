@@ -65,7 +65,7 @@ class TranscriptionRoutes:
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Raises CausewayError."""
         principal = self._admission.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
-        inbound = read_headers(http.headers, entry.id)
+        inbound = read_headers(http.headers.items(), entry.id)
         body = await self._admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)

@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, PermissionDenied, QueueFull
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
+from router.request_headers import members
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
@@ -117,7 +118,7 @@ class Sessions:
         authorization = _authorization(http)
         principal = self._principal(authorization, http)
         self._services.bodies.enter(http, principal.caller)
-        inbound = read_headers(http.headers, REQUEST.get())
+        inbound = read_headers(http.headers.items(), REQUEST.get())
         hints = RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags)
         if self._tasks is None or self._draining:
             raise _shutting_down()
@@ -275,7 +276,7 @@ class Sessions:
 def _authorization(http: web.BaseRequest) -> str:
     """The header `Authorization`, or what a browser sends instead: the token as a subprotocol."""
     sent = http.headers.get(hdrs.AUTHORIZATION, "")
-    offered = [name.strip() for name in http.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",")]
+    offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
     tokens = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
     return f"Bearer {tokens[0]}" if tokens and not sent else sent
 

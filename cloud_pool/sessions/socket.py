@@ -15,6 +15,7 @@ from router.errors import CausewayError, InvalidRequest
 from router.realtime import EventsLost, encode_refusal
 from router.realtime.close_codes import MEANING, CloseCode
 from router.realtime.frames import text_frame
+from router.request_headers import members
 
 PROTOCOL = "realtime"
 """The subprotocol that OpenAI's browser clients offer."""
@@ -57,8 +58,8 @@ class RealtimeSocket:
 
     async def open(self) -> None:
         """Answer the handshake. Raises InvalidRequest."""
-        offered = self._http.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, PROTOCOL)
-        if PROTOCOL not in [name.strip() for name in offered.split(",")]:
+        offered = members(self._http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, (PROTOCOL,)))
+        if PROTOCOL not in offered:
             raise InvalidRequest(
                 f"Offer the subprotocol `{PROTOCOL}`, or none.", param=str(hdrs.SEC_WEBSOCKET_PROTOCOL)
             )

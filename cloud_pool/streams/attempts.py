@@ -13,6 +13,7 @@ import msgspec
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
 from router.jobs.cloud_event import CloudEvent
 from router.jobs.states import JobState
+from router.request_headers import read_tags
 
 from ..accounts.identity.principal import Grants, Principal
 from ..accounts.tenants.config import TenantLimits
@@ -180,7 +181,7 @@ class MessageRunner:
             principal=principal,
             body=bytes(event.data),
             priority=event.causewaypriority or "bulk",
-            tags=tuple(tag for part in event.causewaytags.split(",") if (tag := part.strip())),
+            tags=read_tags(event.causewaytags, "causewaytags"),
         )
         _refuse_job_fields(submission.body)
         return self._parser.parse(submission, int(self._clock() * 1000), self._limits(principal))

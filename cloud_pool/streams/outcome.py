@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, Literal
 from urllib.parse import quote
 
 import msgspec
 
-from router.errors import CausewayError
+from router.errors import CausewayError, InvalidRequest
 from router.jobs.cloud_event import (
     CONTENT_TYPE,
     AnswerEvent,
@@ -21,6 +22,7 @@ from router.jobs.cloud_event import (
     parse_event,
 )
 from router.jobs.view import encode_job_error
+from router.request_headers import OURS
 
 from ..brokers.port import IncomingMessage, OutgoingMessage
 
@@ -81,12 +83,21 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
     kind: EventFormat = "json"
     try:
         kind = event_format(incoming.headers.get(_CONTENT_TYPE_HEADER, ""))
+        _refuse_routing_headers(incoming.headers)
         event = parse_event(incoming.body, kind)
     except CausewayError as error:
         effect = _digest("unreadable", topic, incoming.position)
         return StreamMessage(effect=effect, key=incoming.key, format=kind, fault=error)
     effect = _digest("event", event.source, event.id)
     return StreamMessage(effect=effect, key=event.partitionkey or incoming.key, format=kind, event=event)
+
+
+def _refuse_routing_headers(headers: Iterable[str]) -> None:
+    """Refuse headers that would be lost: a client of NATS keeps one line of several. Raises InvalidRequest."""
+    for name in headers:
+        if name.startswith(OURS):
+            message = f"A message has no header `{name[:64]}`: its event has `causewaytags` and `causewaypriority`."
+            raise InvalidRequest(message, param=name[:64])
 
 
 class OutcomeWriter:

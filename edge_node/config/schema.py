@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.jobs.webhooks.payload import WebhookFormat
+from router.openai.wire import Tag
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -21,7 +22,7 @@ class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the key, hex: the key itself is never stored
-    tags: tuple[str, ...] = ()  # added to every request that uses this key
+    tags: tuple[Tag, ...] = ()  # added to every request that uses this key
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +134,7 @@ class MqttTopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     filter: Annotated[str, Meta(min_length=1)]
     form: Literal["chat", "text"] = "chat"
-    tags: tuple[str, ...] = ()  # added to every request of these topics
+    tags: tuple[Tag, ...] = ()  # added to every request of these topics
     priority: Literal["interactive", "standard", "bulk"] = "standard"
     deadline_s: Seconds | None = None
     answer_topic: str = ""  # of messages without a response topic; {topic} is the message's own

@@ -8,7 +8,8 @@ REQUEST_HEADERS: Mapping[str, str] = {
     "Authorization": "`Bearer KEY`; required if `server.keys` is set",
     "x-causeway-prefer": "`prefer_on_device`, `only_on_device`, `prefer_cloud` or `only_cloud`; "
     "narrows the policy, never widens it",
-    "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters",
+    "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
+    "case does not count",
     "x-causeway-deadline-ms": "time left for this request, milliseconds",
     "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
     "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",

@@ -39,6 +39,7 @@ from router.openai import (
     parse_response,
 )
 from router.parts.uploads import FILE_MARK
+from router.request_headers import DEADLINE, OURS, TAGS, combined, read_deadline_ms, read_tags
 from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
@@ -58,9 +59,7 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
 }
 _MAX_LARGE_BODIES = 8  # bodies of the largest size that may be in transit at the same time
 _PREFERENCES: frozenset[str] = frozenset(get_args(Prefer))
-_HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith("x-causeway-"))
-_TAG = re.compile(r"[^\s,]{1,64}")
-_MAX_TAGS = 32
+_HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -250,23 +249,23 @@ def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRe
 
 
 def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
-    """The ``x-causeway-*`` headers. Raises InvalidRequest for an unknown value or a misspelt name, whatever it means:
-    it may be meant to protect privacy.
+    """The ``x-causeway-*`` headers, each line of them.
+
+    Raises:
+        InvalidRequest: A value or a name is unknown, or a header has two values: it may be meant to protect privacy.
     """
     for name in headers:
-        if name[:11].lower() == "x-causeway-":
-            check_header_names(headers, _HEADERS)
+        if name[:11].lower() == OURS:
+            lines = combined(headers.items())
+            check_header_names(lines, _HEADERS)
             break
     else:
         return RoutingHints(client=caller.name, tags=caller.tags)
-    prefer = headers.get("x-causeway-prefer")
-    tags = headers.get("x-causeway-tags")
-    deadline = headers.get("x-causeway-deadline-ms")
     return RoutingHints(
-        prefer=_prefer(prefer),
-        tags=tuple(sorted({*caller.tags, *_tags(tags)})),
+        prefer=_prefer(lines.get("x-causeway-prefer")),
+        tags=(*caller.tags, *read_tags(lines.get(TAGS, ""))),
         client=caller.name,
-        deadline_ms=_deadline_ms(deadline),
+        deadline_ms=read_deadline_ms(lines.get(DEADLINE)),
     )
 
 
@@ -285,25 +284,6 @@ def _prefer(text: str | None) -> Prefer | None:
             return preference
     names = ", ".join(sorted(_PREFERENCES))
     raise InvalidRequest(f"`x-causeway-prefer` must be one of {names}, not {text[:64]!r}", param="x-causeway-prefer")
-
-
-def _tags(text: str | None) -> list[str]:
-    tags = [tag.strip() for tag in (text or "").split(",") if tag.strip()]
-    if len(tags) > _MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
-        rule = f"at most {_MAX_TAGS} tags of at most 64 characters, separated by commas"
-        raise InvalidRequest(f"`x-causeway-tags` must hold {rule}", param="x-causeway-tags")
-    return tags
-
-
-def _deadline_ms(text: str | None) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) == 0:
-        raise InvalidRequest(
-            f"`x-causeway-deadline-ms` must be the time left in milliseconds, from 1 to 999999999, not {text[:32]!r}",
-            param="x-causeway-deadline-ms",
-        )
-    return int(text)
 
 
 def _endpoint_of(body: bytes) -> Endpoint:

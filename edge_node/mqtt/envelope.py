@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from router.errors import InvalidRequest
 from router.jobs.cloud_event import CONTENT_TYPE, EventFormat
 
 JSON = "application/json"
@@ -16,7 +17,8 @@ _EVENT = ("specversion", "source", "id")
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message as it was received; a structured event as one in binary mode.
 
-    `mid`: the packet's number; `expires_s`: the time that it is still of use.
+    `mid`: the packet's number; `expires_s`: the time that it is still of use; `properties`: the user properties by
+    their names in lower case; `fault`: why they cannot be read.
     """
 
     mid: int
@@ -30,6 +32,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     expires_s: int | None = None
     content_type: str = ""
     properties: Mapping[str, str] = {}
+    fault: InvalidRequest | None = None
     event_format: EventFormat | None = None  # it was a structured event
 
     @property

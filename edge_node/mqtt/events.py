@@ -53,7 +53,7 @@ def in_binary_mode(message: Message, form: Literal["chat", "text"]) -> Message:
 
 def event_headers(properties: Mapping[str, str], *, is_event: bool) -> dict[str, str]:
     """Return user properties as headers of the API, with what the attributes of an event mean."""
-    headers = {name.lower(): value for name, value in properties.items()}
+    headers = dict(properties)
     if not is_event:
         return headers
     if tags := headers.get(_TAGS):

@@ -69,6 +69,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_message(message: Message, max_bytes: int) -> None:
     """Check a message before it is read. Raises InvalidRequest."""
+    if message.fault is not None:
+        raise message.fault
     if message.retain:
         raise InvalidRequest("a retained message is no request: the broker would send it again and again")
     if len(message.payload) > max_bytes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from paho.mqtt.client import MQTTMessage
 from paho.mqtt.properties import Properties
 
+from router.errors import InvalidRequest
+from router.request_headers import combined
+
 from .envelope import Message
 
 
@@ -12,9 +15,11 @@ def message_of(message: MQTTMessage) -> Message:
     """Return a message as it was received."""
     properties = message.properties
     user_properties: dict[str, str] = {}
-    for name, value in getattr(properties, "UserProperty", ()):
-        # A name that comes twice counts twice: a tag may protect privacy.
-        user_properties[name] = f"{user_properties[name]},{value}" if name in user_properties else value
+    fault: InvalidRequest | None = None
+    try:
+        user_properties = combined(getattr(properties, "UserProperty", ()))
+    except InvalidRequest as error:
+        fault = error
     return Message(
         mid=message.mid,
         topic=message.topic,
@@ -27,6 +32,7 @@ def message_of(message: MQTTMessage) -> Message:
         expires_s=getattr(properties, "MessageExpiryInterval", None),
         content_type=getattr(properties, "ContentType", ""),
         properties=user_properties,
+        fault=fault,
     )
 
 

@@ -41,6 +41,7 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
+from router.request_headers import members
 from router.trackers.fair_share import FairShare, network_of
 from router.types import AUTO, RoutingHints
 
@@ -235,8 +236,8 @@ class Sessions:
 
     def _caller(self, http: web.BaseRequest) -> Caller:
         """The client. Browsers send a key as a subprotocol. Raises AuthenticationFailed or PermissionDenied."""
-        offered = http.headers.get(hdrs.SEC_WEBSOCKET_PROTOCOL, "").split(",")
-        keys = [name.strip().removeprefix(_KEY_PROTOCOL) for name in offered if name.strip().startswith(_KEY_PROTOCOL)]
+        offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
+        keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
         if hdrs.AUTHORIZATION in http.headers or not keys:
             caller = self._reader.caller(http)
         else:

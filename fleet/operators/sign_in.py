@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import AuthenticationFailed, ConfigError, PermissionDenied
+from router.request_headers import one_value
 
 from ..store.database import Store
 from ..store.operators import PREFIX, end_session, find_session, new_session
@@ -106,8 +107,8 @@ class SignIn:
 
 
 def check_console_header(http: web.Request) -> None:
-    """Refuse what another site's page could have sent. Raises PermissionDenied."""
-    if http.headers.get(CSRF_HEADER) != "1":
+    """Refuse what another site's page could have sent. Raises PermissionDenied or InvalidRequest."""
+    if one_value(CSRF_HEADER, http.headers.getall(CSRF_HEADER, ())) != "1":
         raise PermissionDenied(f"a request from a browser that changes something needs the header `{CSRF_HEADER}: 1`")
 
 

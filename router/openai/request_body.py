@@ -67,7 +67,7 @@ _ADVICE = {
     "reasoning_effort": "Use none, minimal, low, medium, high or xhigh.",
     "effort": "Use none, minimal, low, medium, high or xhigh.",
     "prefer": "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud.",
-    "tags": "Send a list of up to 32 short strings.",
+    "tags": "Send a list of up to 32 tags of 1 to 64 characters, without spaces, commas and control characters.",
     "deadline_ms": "Send the time left as a whole number of milliseconds, at least 1.",
     "encoding_format": "Use float or base64.",
 }
@@ -187,7 +187,7 @@ def merge_hints(header: RoutingHints, body: WireRoutingHints | None) -> RoutingH
     deadlines = [ms for ms in (header.deadline_ms, body.deadline_ms) if ms is not None]
     return RoutingHints(
         prefer=_narrower(header.prefer, body.prefer),
-        tags=tuple(sorted({*header.tags, *(body.tags or ())})),
+        tags=(*header.tags, *(body.tags or ())),
         client=header.client,
         deadline_ms=min(deadlines, default=None),
     )
@@ -199,7 +199,8 @@ def _narrower(header: Prefer | None, body: Prefer | None) -> Prefer | None:
     narrower = _NARROWER.get(frozenset({header, body}))
     if narrower is None:
         raise InvalidRequest(
-            f"`causeway.prefer` is {body}, but the request's header says {header}. Send one of them.",
+            f"`causeway.prefer` is {body}, but {header} applies already: by a header, or by the session or an item of "
+            "its conversation. Send one of them.",
             param="causeway.prefer",
         )
     return narrower

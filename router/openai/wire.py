@@ -23,7 +23,10 @@ Count = Annotated[int, Meta(ge=1, le=INT32_MAX)]
 TokenId = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 StopText = Annotated[str, Meta(min_length=1)]
-Tag = Annotated[str, Meta(min_length=1, max_length=64)]
+TAG = r"[^\s,\x00-\x1f\x7f-\x9f]{1,64}"
+"""A tag, in the body as in a header: no spaces, commas or control characters, so that it is the same in both."""
+MAX_TAGS = 32
+Tag = Annotated[str, Meta(min_length=1, max_length=64, pattern=rf"^{TAG}(?![\s\S])")]
 Alternatives = Annotated[int, Meta(ge=0, le=20)]
 Tokens = list[TokenId]
 
@@ -123,7 +126,7 @@ class WireRoutingHints(msgspec.Struct, forbid_unknown_fields=True):
     """Our only field in the body. Unknown keys are refused: a misspelt request for privacy must not be ignored."""
 
     prefer: Prefer | None = None
-    tags: Annotated[list[Tag], Meta(max_length=32)] | None = None
+    tags: Annotated[list[Tag], Meta(max_length=MAX_TAGS)] | None = None
     deadline_ms: Count | None = None
     resume: Annotated[str, Meta(min_length=1)] | None = msgspec.field(default=None, name="continue")
 

@@ -16,6 +16,7 @@ import cel
 from .cel_mistakes import explain_syntax_error, find_habit
 from .cel_source import ExpressionError, Token, conditions, needed_signals, rewrite, scan
 from .signals import SIGNALS, Expression, SignalSpec, SignalValues, Value
+from .tag_literals import fold_tag_literals
 
 MAX_LENGTH = 2000
 
@@ -33,6 +34,7 @@ def compile_expression(source: str) -> Expression:
         if habit is None:
             raise
         raise habit from error
+    flat = fold_tag_literals(flat)
     program = _compile(" ".join(token.text for token in flat))
     for condition in conditions(flat):
         _check(condition, source[condition[0].offset : condition[-1].end])

@@ -17,6 +17,7 @@ from .contradictions import contradiction
 from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
 from .signals import OF_TEXT, SIGNALS, Expression
+from .tag_literals import changed_tag_literals
 
 _ADAPTED = re.compile(r"[^+]+\+[a-z0-9][a-z0-9._-]{0,63}")
 Conditions = Mapping[str, Expression]
@@ -41,6 +42,7 @@ def check_meaning(
         *checks.shadows(),
         *checks.absent_signals(readable),
         *checks.contradictions(),
+        *checks.upper_case_tags(),
         *checks.unreadable(readable),
     ]
 
@@ -203,6 +205,11 @@ class _Checks:
             if expression.signals and (reason := contradiction(expression.source)):
                 effect = "the constraint never binds" if path.startswith("constraints") else "the rule never holds"
                 yield self.warning(path, f"{effect}: {reason}")
+
+    def upper_case_tags(self) -> Iterator[Problem]:
+        for path, expression in self.conditions.items():
+            for written, compared in changed_tag_literals(expression.source):
+                yield self.warning(path, f"tags are compared in lower case: {written} means {compared}, write that")
 
     def unreadable(self, readable: frozenset[str] | None) -> Iterator[Problem]:
         """Find signals of the box that no box can read, of a known set of boxes."""

@@ -92,9 +92,9 @@ def test_headers_are_read_with_defaults() -> None:
         "x-causeway-priority": "bulk",
         "traceparent": trace,
     }
-    inbound = read_headers(headers)
+    inbound = read_headers(headers.items())
     assert (inbound.id, inbound.deadline_ms, inbound.priority, inbound.traceparent) == ("abc-1", 250, "bulk", trace)
-    plain = read_headers({"x-request-id": "bad id\n", "traceparent": "nonsense"})
+    plain = read_headers({"x-request-id": "bad id\n", "traceparent": "nonsense"}.items())
     assert plain.deadline_ms is None
     assert plain.priority == "standard"
     assert plain.traceparent == ""
@@ -106,6 +106,8 @@ def test_headers_are_read_with_defaults() -> None:
     [
         {"x-causeway-deadline-ms": "soon"},
         {"x-causeway-deadline-ms": "-1"},
+        {"x-causeway-deadline-ms": "0"},
+        {"x-causeway-tags": "a\x01b"},
         {"x-causeway-priority": "vip"},
         {"x-causeway-tag": "private"},
         {"X-Causeway-Prioirty": "bulk"},
@@ -113,4 +115,4 @@ def test_headers_are_read_with_defaults() -> None:
 )
 def test_a_malformed_header_is_a_400(headers: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
-        read_headers(headers)
+        read_headers(headers.items())

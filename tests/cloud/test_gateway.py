@@ -467,10 +467,12 @@ async def test_deadline_ends_the_work_everywhere(http: aiohttp.ClientSession, po
     assert await steps_of(pool, asyncio.ensure_future(late())) < 3000
 
 
-async def test_deadline_of_zero_is_504(http: aiohttp.ClientSession) -> None:
+async def test_deadline_of_zero_is_400(http: aiohttp.ClientSession) -> None:
+    """As at the edge: a client that has no time left sends no request."""
     body = {"model": "large", "prompt": "a"}
     async with http.post("/v1/completions", json=body, headers={"x-causeway-deadline-ms": "0"}) as reply:
-        assert reply.status == 504
+        assert reply.status == 400
+        assert (await reply.json())["error"]["param"] == "x-causeway-deadline-ms"
 
 
 async def test_full_tier_is_429_until_a_client_disconnects(http: aiohttp.ClientSession, pool: Pool) -> None:

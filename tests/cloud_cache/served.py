@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +39,10 @@ HEAD = answer_head("assistant-large", "requested")
 ASK = {"model": "assistant-large", "messages": [{"role": "user", "content": "my secret question"}]}
 
 
+Headers = Mapping[str, str] | Sequence[tuple[str, str]]
+"""A name may come more than once, each on a line of its own."""
+
+
 class Served:
     """A gateway over HTTP."""
 
@@ -48,12 +52,11 @@ class Served:
         self.session = session
         self._metrics = metrics
 
-    def post(self, token: str = "", *, headers: dict[str, str] | None = None, **changes: object) -> Any:
+    def post(self, token: str = "", *, headers: Headers = (), **changes: object) -> Any:
         """Send a chat request; `changes` are of its body."""
-        bearer = {"authorization": f"Bearer {token}"} if token else {}
-        return self.session.post(
-            f"{self.url}/v1/chat/completions", json={**ASK, **changes}, headers={**bearer, **(headers or {})}
-        )
+        lines = [*(headers.items() if isinstance(headers, Mapping) else headers)]
+        bearer = [("authorization", f"Bearer {token}")] if token else []
+        return self.session.post(f"{self.url}/v1/chat/completions", json={**ASK, **changes}, headers=[*bearer, *lines])
 
     def metric(self, name: str, **labels: str) -> float:
         return self._metrics.registry.get_sample_value(name, labels) or 0.0

@@ -31,7 +31,7 @@ from tests.redis_server import RedisServer
 from tests.waiting import until
 
 from .gateways import Clock
-from .served import HEAD, Served, served
+from .served import ASK, HEAD, Headers, Served, served
 
 pytestmark = pytest.mark.redis
 Two = tuple[Served, Served]
@@ -243,12 +243,16 @@ async def test_devices_of_a_tenant_share_and_tenants_do_not(two: Two, issuer: Is
         ({"cache-control": "no-store"}, {}),
         ({"cache-control": "max-age=0, No-Cache"}, {}),
         ({"x-causeway-tags": "staff,private"}, {}),
+        ({"x-causeway-tags": "Private"}, {}),
+        ([("x-causeway-tags", "staff"), ("x-causeway-tags", "PRIVATE")], {}),
+        ([("cache-control", "max-stale=5"), ("cache-control", "no-store")], {}),
+        ({}, {"causeway": {"tags": ["Private"]}}),
         ({}, {"causeway": {"tags": ["private"]}}),
         ({}, {"temperature": 0.5}),
     ],
 )
 async def test_marked_requests_bypass_the_cache_both_ways(
-    two: Two, issuer: Issuer, headers: dict[str, str], changes: dict[str, object]
+    two: Two, issuer: Issuer, headers: Headers, changes: dict[str, object]
 ) -> None:
     one, _ = two
     one.script.permit(99)
@@ -264,7 +268,38 @@ async def test_malformed_tag_is_refused(two: Two, issuer: Issuer) -> None:
     """It may be a wish for privacy."""
     async with two[0].post(token(issuer), headers={"x-causeway-tags": "priv\tate"}) as refused:
         assert refused.status == 400
+    async with two[0].post(token(issuer), causeway={"tags": ["a\x01b"]}) as refused:
+        assert refused.status == 400
     assert not two[0].script.requests
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("x-causeway-priority", "bulk", "interactive"),
+        ("x-causeway-critical", "true", "false"),
+        ("x-causeway-deadline-ms", "1000", "2000"),
+        ("x-causeway-policy", "a", "b"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_header_with_two_values_is_a_400_that_names_it(
+    two: Two, issuer: Issuer, path: str, name: str, first: str, second: str
+) -> None:
+    headers = [("authorization", f"Bearer {token(issuer)}"), (name, first), (name, second)]
+    async with two[0].session.post(two[0].url + path, json=ASK, headers=headers) as refused:
+        assert refused.status == 400
+        assert (await refused.json())["error"]["param"] == name
+    assert not two[0].script.requests
+
+
+async def test_a_configured_private_tag_has_no_case(whole_config: Config, clock: Clock, issuer: Issuer) -> None:
+    cache = msgspec.structs.replace(whole_config.cache, private_tags=("Medical",))
+    config = msgspec.structs.replace(whole_config, cache=cache)
+    async with served(config, now_ms=clock) as one:
+        one.script.permit(9)
+        async with one.post(token(issuer), headers={"x-causeway-tags": "mediCAL"}) as marked:
+            assert marked.headers["x-causeway-cache"] == "bypass"
 
 
 async def test_stale_answer_is_marked_and_neither_billed_nor_stored(

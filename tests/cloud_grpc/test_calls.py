@@ -52,6 +52,24 @@ async def test_an_answer_is_its_head_its_text_and_its_usage() -> None:
         assert 'requests_total{outcome="ok",tier="assistant-large"} 1.0' in served.gateway.metrics()
 
 
+async def test_metadata_is_read_as_headers_are() -> None:
+    """Lists are joined, tags have no case, and a name with two values is refused."""
+    async with serving() as served:
+        await rest(served.client.call(chat(), metadata=[("x-causeway-tags", "B"), ("x-causeway-tags", "a")]))
+        assert served.gateway.service.calls[-1].request.hints.tags == ("a", "b")
+        same = [("x-causeway-priority", "bulk")] * 2
+        await rest(served.client.call(chat(), metadata=same))
+        for name, first, second in (
+            ("x-causeway-priority", "bulk", "standard"),
+            ("x-causeway-deadline-ms", "0", "0"),
+            ("x-causeway-tags", "a b", "c"),
+        ):
+            call = served.client.call(chat(), metadata=[(name, first), (name, second)])
+            failure = await served.client.failure(call)
+            assert (failure.status, failure.error["param"]) == (StatusCode.INVALID_ARGUMENT, name)
+        assert len(served.gateway.service.calls) == 2
+
+
 async def test_grpcs_deadline_is_the_requests() -> None:
     async with serving() as served:
         await rest(served.client.call(chat(), timeout_s=PATIENCE_S))

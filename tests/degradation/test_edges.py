@@ -17,12 +17,12 @@ from .scripted import CHAT, WORDS, Bed, ScriptedTriton, text_of
 
 
 def test_the_critical_header_is_true_or_false_only() -> None:
-    assert not read_headers({}).critical
-    assert read_headers({"x-causeway-critical": "true"}).critical
-    assert not read_headers({"x-causeway-critical": "false"}).critical
+    assert not read_headers({}.items()).critical
+    assert read_headers({"x-causeway-critical": "true"}.items()).critical
+    assert not read_headers({"x-causeway-critical": "false"}.items()).critical
     for value in ("", "yes", "True", "1"):
         with pytest.raises(InvalidRequest):
-            read_headers({"x-causeway-critical": value})
+            read_headers({"x-causeway-critical": value}.items())
 
 
 def job_run() -> JobRun:

@@ -21,6 +21,8 @@ from .peer import ASK, FILTER, bridge_of, mqtt_config, outbox_of, peer_of
 from .relay import relay_to
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow]
+EVENT = [("specversion", "1.0"), ("id", "e-1"), ("source", "/sensor/7"), ("type", "asked")]
+TWICE = [("x-causeway-prefer", "prefer_cloud"), ("X-Causeway-Prefer", "only_on_device")]
 EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 
 
@@ -118,6 +120,24 @@ async def test_a_repeated_id_is_answered_again_and_an_equal_message_is_another(
             assert len(set(jobs)) == outbox_of(box).accepted == cloud.effects["hello"] == 3
 
 
+async def test_every_tag_of_the_user_properties_binds(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """Names and tags have no case, and a name that comes twice is one list."""
+    mosquitto.start()
+    config = mqtt_config(mosquitto.port, tags=("Cloud",))
+    async with running(tmp_path, jobs=PROMPT, mqtt=config) as box:
+        with peer_of(mosquitto) as peer:
+            await peer.state("online")
+            for properties in (
+                [("x-causeway-tags", "a"), ("x-causeway-tags", "Private")],
+                [("X-Causeway-Tags", "PRIVATE"), ("x-causeway-tags", "a")],
+                [*EVENT, ("causewaytags", "Private"), ("causewaytags", "a")],
+            ):
+                peer.ask("hello", correlation=properties[0][0].encode(), properties=properties)
+                assert (await peer.answer()).properties["x-causeway-route"] == "edge"
+                assert {"a", "cloud", "private"} <= set(box.newest().request.tags)
+            assert box.cloud.bodies == []
+
+
 async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """Errors are acknowledged and never retained, and an answer never goes where it would be a request."""
     mosquitto.start()
@@ -130,6 +150,7 @@ async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosq
                 peer.ask("x" * 5000, correlation=b"3"),
                 peer.ask(json.dumps({"model": "none", "messages": []}).encode(), correlation=b"4"),
                 peer.ask("hello", correlation=b"5", properties=[("x-causeway-prefr", "only_on_device")]),
+                peer.ask("hello", correlation=b"8", properties=TWICE),
                 peer.ask("hello", correlation=b"6", answers="plant/8/ask"),
                 peer.ask("hello", correlation=b"7", answers="valve/1/open"),
             ]
@@ -142,6 +163,7 @@ async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosq
                 b"3": ("plant/7/answers", "invalid_value"),
                 b"4": ("plant/7/answers", codes[b"4"][1]),
                 b"5": ("plant/7/answers", "unknown_parameter"),
+                b"8": ("plant/7/answers", "invalid_value"),
                 b"6": (own, "invalid_value"),
                 b"7": (own, "invalid_value"),
             }
@@ -149,7 +171,7 @@ async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosq
             assert not any(answer.retain for answer in answers)
             peer.ask("hello", correlation=b"good")
             assert (await peer.answer()).correlation == b"good"
-            assert (outbox_of(box).accepted, bridge_of(box).stats.messages) == (1, {"refused": 7, "accepted": 1})
+            assert (outbox_of(box).accepted, bridge_of(box).stats.messages) == (1, {"refused": 8, "accepted": 1})
 
 
 async def test_a_flood_waits_at_the_broker(mosquitto: Mosquitto, tmp_path: Path) -> None:

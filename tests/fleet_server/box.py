@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from base64 import urlsafe_b64encode
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -109,7 +109,7 @@ class Box:
         method: str,
         path: str,
         body: bytes | AsyncIterator[bytes] | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     ) -> Answered:
         async with self._http.request(method, self._url + path, data=body, headers=headers) as response:
             content = await response.read()

@@ -24,6 +24,7 @@ from router.bundle.protocol import (
     ReportKey,
     TokenRequest,
     mac_header,
+    signed_bytes,
 )
 
 from .box import Answered, Box, sample
@@ -90,6 +91,14 @@ async def test_a_report_for_another_box_is_refused(plane: Plane) -> None:
     assert refused(await other.post("/v1/status", foreign, with_token), 403, "foreign_device")
     assert refused(await other.post("/v1/status", foreign), 401, "signature_invalid")
     assert (await row(plane, box)).running is None
+
+
+@pytest.mark.parametrize("name", [SIGNATURE_HEADER, MAC_HEADER])
+async def test_a_message_has_one_signature(plane: Plane, name: str) -> None:
+    box = await plane.enrolled()
+    body = msgspec.json.encode(box.status())
+    twice = [(name, box.sign(signed_bytes("/v1/status", body))), (name, "another")]
+    assert refused(await box.send("POST", "/v1/status", body, twice), 400, "invalid_value")
 
 
 async def test_a_signature_covers_path_and_body(plane: Plane) -> None:

@@ -92,6 +92,20 @@ async def test_the_same_message_twice_has_one_effect(start: Start, topics: Topic
     assert sorted(runner.names) == ["q1", "q2"]
 
 
+async def test_tags_are_in_the_event_and_a_header_of_ours_is_refused(start: Start, topics: Topics) -> None:
+    """A broker's client may keep one of two headers, so that a tag would be lost."""
+    await topics.send(encoded("q1"), X_Causeway_Tags="private")
+    await topics.send(encoded("q2", causewaytags="Night,,PRIVATE"))
+    await topics.send(encoded("q3", causewaytags="a b"))
+    runner = ActingRunner()
+    async with start(runner):
+        await topics.until(1, dead=2)
+    assert [run.request.hints.tags for run in runner.runs] == [("night", "private")]
+    errors = [letter["data"]["error"] for letter in await topics.dead()]
+    assert {error["code"] for error in errors} == {"invalid_value"}
+    assert any("causewaytags" in error["message"] for error in errors)
+
+
 async def test_what_cannot_be_answered_is_a_dead_letter_with_the_reason(start: Start, topics: Topics) -> None:
     """It comes once, with the message, and the others go on. The model never sees it."""
     poison = [b"", b"\xff{", b"[1]", b'{"specversion":"1.0","id":"a","source":"s","type":"t"}', b"{" * 5000]

@@ -157,7 +157,7 @@ class BatchApi:
 
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.caller)
-        batch_request, headers = _parse(body), read_headers(request.headers)
+        batch_request, headers = _parse(body), read_headers(request.headers.items())
         endpoint = next((known for known in _ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
             raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")

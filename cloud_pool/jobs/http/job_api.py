@@ -196,7 +196,7 @@ class JobApi:
         self, request: web.BaseRequest, principal: Principal, endpoint: Endpoint | None = None
     ) -> tuple[JobRecord, dict[str, str]]:
         """Return the accepted job, and the headers that tell whether it was known. `endpoint`: of a plain request."""
-        headers = read_headers(request.headers)
+        headers = read_headers(request.headers.items())
         limits = self._limits(principal)
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
         body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.caller)

@@ -22,6 +22,7 @@ from router.bundle.protocol import (
     Wake,
 )
 from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
+from router.request_headers import one_value
 
 from ...store.database import StoreUnavailable
 from ...store.devices import Device
@@ -145,7 +146,7 @@ class DeviceApi:
     async def _submit(self, http: web.Request, kind: type[_Message]) -> Answer:
         body = await read_body(http)
         message: Message = decode_body(body, kind)
-        signature, mac = http.headers.get(SIGNATURE_HEADER, ""), http.headers.get(MAC_HEADER, "")
+        signature, mac = (one_value(name, http.headers.getall(name, ())) for name in (SIGNATURE_HEADER, MAC_HEADER))
         try:
             return await self._plane.messages.submit(SignedMessage(message, http.path, body, signature, mac))
         except refusals.SignatureInvalid:

@@ -1,0 +1,82 @@
+"""The headers of a request: which are lists, which have one value, and the values of the tags and the deadline.
+
+Edge, gateway and control plane read HTTP headers by this table, gRPC metadata and the user properties of MQTT as well.
+A list that comes on several lines is one list (RFC 9110, 5.3): a tag on the second line may be the one that protects
+privacy. Any other header of ours that comes twice with different values is refused, because either may be meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from .errors import InvalidRequest
+from .openai.wire import MAX_TAGS, TAG
+from .types import folded_tags
+
+OURS: Final = "x-causeway-"
+TAGS: Final = "x-causeway-tags"
+DEADLINE: Final = "x-causeway-deadline-ms"
+LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
+"""The headers that are lists, and the attribute of a CloudEvent that is one. Names are in lower case."""
+_OUR_PREFIXES: Final = (OURS, "causeway")
+_TAG: Final = re.compile(TAG)
+_DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+
+def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers by their names in lower case: lists are joined, others have their first value.
+
+    Raises:
+        InvalidRequest: A header of ours that is not a list comes twice with different values.
+    """
+    headers: dict[str, str] = {}
+    for written, value in lines:
+        name = written.lower()
+        if name not in headers:
+            headers[name] = value
+        elif name in LISTS:
+            headers[name] += f",{value}"
+        elif name.startswith(_OUR_PREFIXES):
+            one_value(name, (headers[name], value))
+    return headers
+
+
+def one_value(name: str, values: Sequence[str]) -> str:
+    """Return the value of a header that has one; "" without any. Raises InvalidRequest if there are several."""
+    if len(set(values)) > 1:
+        raise InvalidRequest(
+            f"The header `{name[:64]}` came more than once, with different values. Send it once.", param=name[:64]
+        )
+    return values[0] if values else ""
+
+
+def members(lines: Iterable[str]) -> list[str]:
+    """Return the members of a list header, of all its lines. Empty ones are left out, as RFC 9110 asks."""
+    return [text for line in lines for member in line.split(",") if (text := member.strip(" \t"))]
+
+
+def read_tags(text: str, name: str = TAGS) -> tuple[str, ...]:
+    """Return the tags of a list, as `folded_tags`. Raises InvalidRequest: a malformed tag may protect privacy, too.
+
+    Args:
+        name: The list's name in the error.
+    """
+    tags = members([text])
+    if len(tags) > MAX_TAGS or not all(_TAG.fullmatch(tag) for tag in tags):
+        rule = f"at most {MAX_TAGS} tags of at most 64 characters, without spaces and control characters"
+        raise InvalidRequest(f"`{name}` must hold {rule}, separated by commas.", param=name)
+    return folded_tags(tags)
+
+
+def read_deadline_ms(text: str | None) -> int | None:
+    """Return the value of `x-causeway-deadline-ms`. Raises InvalidRequest."""
+    if text is None:
+        return None
+    if not _DEADLINE_MS.fullmatch(text) or int(text) == 0:
+        raise InvalidRequest(
+            f"`{DEADLINE}` must be the time left in milliseconds, from 1 to 999999999, not {text[:32]!r}.",
+            param=DEADLINE,
+        )
+    return int(text)
