@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from ..errors import InvalidRequest, NotFound, UnsupportedFeature
 from ..openai import parse_response
 from ..parts.uploads import NamedFiles
-from ..types import RoutingHints
+from ..types import Prefer, RoutingHints
 from .sound import SoundBuffer
 from .wire import JSONObject
 
@@ -19,6 +19,7 @@ ROOT = "root"
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = ("message", "function_call", "function_call_output")
+_RESTRICTIONS = ("only_on_device", "only_cloud")  # the other preferences bind no later request
 _FIELDS = ("type", "role", "content", "call_id", "name", "arguments", "output")
 
 
@@ -31,7 +32,8 @@ class ConversationFull(InvalidRequest):
 class ConversationItem(msgspec.Struct, frozen=True):
     """`body`: the item's JSON, as the client sees it and, without sounds, as a request contains it.
 
-    `asked`: as a request contains it, with its sounds. `sounds`: their places in its content.
+    `asked`: as a request contains it, with its sounds. `sounds`: their places in its content. `tags`, `prefer`: of the
+    requests that had it, or that made it; every later request that has it carries them, too.
     """
 
     id: str
@@ -40,11 +42,18 @@ class ConversationItem(msgspec.Struct, frozen=True):
     asked: msgspec.Raw | None = None
     sounds: tuple[int, ...] = ()
     sound_bytes: int = 0
+    tags: tuple[str, ...] = ()
+    prefer: Prefer | None = None  # only_on_device or only_cloud
 
     @property
     def requested(self) -> msgspec.Raw:
         """The item as a request contains it."""
         return self.body if self.asked is None else self.asked
+
+    def restricted(self, hints: RoutingHints) -> ConversationItem:
+        """The item with the tags and the restriction of a request, which has those of its items already."""
+        prefer = hints.prefer if hints.prefer in _RESTRICTIONS else self.prefer
+        return msgspec.structs.replace(self, tags=hints.tags, prefer=prefer)
 
     def with_transcript(self, index: int, transcript: str) -> ConversationItem:
         """The item with the transcript of the sound at `index` of its content."""
@@ -118,6 +127,11 @@ class Conversation:
             self._count(self._items[at], -1)
             self._count(item, 1)
             self._items[at] = item
+
+    def restrict(self, requested: Iterable[ConversationItem], hints: RoutingHints) -> None:
+        """Let those of the items that are the conversation's keep the hints of the request that has them."""
+        asked = {id(item) for item in requested}  # an item of a response's own may have the name of one of these
+        self._items = [item.restricted(hints) if id(item) in asked else item for item in self._items]
 
     def delete(self, item_id: str) -> None:
         """Raises NotFound."""

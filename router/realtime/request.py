@@ -7,10 +7,15 @@ from typing import Final
 
 import msgspec
 
-from ..errors import MissingField
+from ..errors import InvalidRequest, MissingField
 from ..openai import parse_response
+from ..openai.request_body import merge_hints
+from ..openai.wire import WireRoutingHints
 from ..types import Request, RoutingHints
+from .conversation import ConversationItem
 from .wire import JSONObject, RealtimeSettings
+
+_MOST_TAGS: Final = 128
 
 ANYTHING: Final[JSONObject] = {"type": "message", "role": "user", "content": "."}
 """An item to check settings with."""
@@ -43,3 +48,34 @@ def build_request(settings: RealtimeSettings, items: Sequence[object], hints: Ro
     }
     encoded = _encode({name: value for name, value in body.items() if value is not None})
     return parse_response(encoded, hints)[0], len(encoded)
+
+
+def with_items(hints: RoutingHints, items: Sequence[ConversationItem]) -> RoutingHints:
+    """Return the hints of a request that has these items: tags add up, and the narrowest preference applies.
+
+    Raises:
+        InvalidRequest: the preferences contradict each other, or there are too many tags.
+    """
+    for prefer in {item.prefer for item in items if item.prefer is not None}:
+        hints = merge_hints(hints, WireRoutingHints(prefer=prefer))
+    return bounded(merge_hints(hints, WireRoutingHints(tags=[tag for item in items for tag in item.tags])))
+
+
+def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -> WireRoutingHints | None:
+    """Return the hints of a session after an update, which adds tags and narrows the preference.
+
+    A deadline protects nothing, and is the update's. Raises InvalidRequest as `with_items`.
+    """
+    if before is None:
+        return update
+    kept = merge_hints(RoutingHints(prefer=before.prefer, tags=tuple(before.tags or ())), update)
+    more = update or WireRoutingHints()
+    return msgspec.structs.replace(more, prefer=kept.prefer, tags=[*kept.tags] or None)
+
+
+def bounded(hints: RoutingHints) -> RoutingHints:
+    """Return hints that have not too many tags. Raises InvalidRequest."""
+    if len(hints.tags) > _MOST_TAGS:
+        message = f"A session and its conversation may have {_MOST_TAGS} tags. Delete items, or start a new session."
+        raise InvalidRequest(message, param="causeway.tags")
+    return hints

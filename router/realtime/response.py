@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from ..errors import CausewayError, StreamBroken
-from ..types import Chunk, ToolCallDelta, Usage
+from ..types import Chunk, RoutingHints, ToolCallDelta, Usage
 from .conversation import Conversation, make_item, spoken_answer
 from .event_log import error_fields
 from .wire import JSONObject
@@ -31,6 +31,7 @@ class ResponseStream:
         conversation: to which the items are added; None: the response is in no conversation.
         echo: fields of the response that repeat what the client asked for.
         on_end: called once, after the last event.
+        hints: of the request; its items keep them.
         spoken: its text is the transcript of `audio`.
     """
 
@@ -41,6 +42,7 @@ class ResponseStream:
         conversation: Conversation | None,
         echo: JSONObject,
         on_end: Callable[[], None],
+        hints: RoutingHints,
         *,
         spoken: bool = False,
     ) -> None:
@@ -48,6 +50,7 @@ class ResponseStream:
         self.ended = False
         """Whether `response.done` was sent: what comes later is dropped."""
         self._on_end = on_end
+        self._hints = hints
         self._spoken = spoken
         self._emit = emit
         self._conversation = conversation
@@ -153,7 +156,7 @@ class ResponseStream:
         made = make_item(item.id, item.fields(begun=True), "in_progress")
         self._emit("response.output_item.added", {**self._output_place, "item": made.body})
         if self._conversation is not None:
-            self._conversation.insert(made)
+            self._conversation.insert(made.restricted(self._hints))
             previous = self._conversation.previous(item.id)
             self._emit("conversation.item.added", {"previous_item_id": previous, "item": made.body})
         return item
@@ -179,7 +182,7 @@ class ResponseStream:
         self._emit("response.output_item.done", {**self._output_place, "item": made.body})
         self._output.append(made.body)
         if self._conversation is not None and item.id in self._conversation:
-            self._conversation.replace(made)
+            self._conversation.replace(made.restricted(self._hints))
             previous = self._conversation.previous(item.id)
             self._emit("conversation.item.done", {"previous_item_id": previous, "item": made.body})
 

@@ -1,9 +1,10 @@
 """One session: a client's events change its settings and conversation, and start or cancel its one running response.
 
-    session.update                       1. settings
+    session.update                       1. settings; tags and the preference are only narrowed
     conversation.item.create             2. an item; with `truncation: auto` the oldest ones make room, and are told
     conversation.item.delete, .retrieve  3. an item by its id
-    response.create                      4. the conversation becomes a Request, which the caller answers
+    response.create                      4. the conversation becomes a Request, which the caller answers; it carries the
+                                            tags and restrictions of all its items, and they keep those of the request
     response.cancel                      5. the running response ends; the caller stops the work
     input_audio_buffer.append, .clear    6. sound is kept, at most so much
     input_audio_buffer.commit            7. it becomes an item; the caller transcribes it, if the client asks
@@ -37,7 +38,7 @@ from .effects import (
     Voice,
 )
 from .event_log import EventLog, error_fields
-from .request import ANYTHING, build_request
+from .request import ANYTHING, bounded, build_request, narrowed, with_items
 from .response import ResponseStream
 from .settings import merged, supported, within
 from .sound import SoundBuffer, stored_bytes
@@ -165,7 +166,7 @@ class RealtimeSession:
     def narrow(self, hints: RoutingHints) -> None:
         """Add the hints of a connection that resumes the session. Raises InvalidRequest if they contradict."""
         more = WireRoutingHints(prefer=hints.prefer, tags=list(hints.tags), deadline_ms=hints.deadline_ms)
-        hints = merge_hints(self.hints, more)
+        hints = bounded(merge_hints(self.hints, more))
         merge_hints(hints, self._settings.causeway)
         self.hints = hints
 
@@ -287,6 +288,8 @@ class RealtimeSession:
             raise InvalidRequest("A session keeps its model. Start a new session.", param="session.model")
         settings = merged(self._settings, update, "session")
         try:
+            causeway = narrowed(self._settings.causeway, settings.causeway)
+            settings = msgspec.structs.replace(settings, causeway=causeway)
             build_request(settings, [ANYTHING], self.hints)
         except InvalidRequest as error:
             raise within("session", error) from None
@@ -367,16 +370,18 @@ class RealtimeSession:
                 raise InvalidRequest(f"`response.{name}` belongs to the session.", param=f"response.{name}")
         self._check_spoken(asked, "response")
         own = merged(ResponseFields(), {key: asked.pop(key) for key in [*asked] if key in _RESPONSE_FIELDS}, "response")
-        hints = self.request_hints  # hints add up: a response's own never replace those of the session
         settings = merged(msgspec.structs.replace(self._settings, causeway=None), asked, "response")
         in_conversation = own.conversation != "none"
         if in_conversation and self._settings.truncation == "disabled":
             self._conversation.check_room()
-        items = self._conversation if own.input is None else [self._input(at, one) for at, one in enumerate(own.input)]
-        try:
+        given = own.input
+        items = [*self._conversation] if given is None else [self._input(at, one) for at, one in enumerate(given)]
+        try:  # hints add up: a response's own never replace those of the session and of the items
+            hints = with_items(self.request_hints, items)
             request, size_bytes = build_request(settings, [item.requested for item in items], hints)
         except InvalidRequest as error:
             raise within("response", error) from None
+        self._conversation.restrict(items, request.hints)
         response_id = self._new_id()
         echo: JSONObject = {
             "conversation_id": self._conversation_id if in_conversation else None,
@@ -390,7 +395,13 @@ class RealtimeSession:
         if output is not msgspec.UNSET and settings.output_modalities == ("audio",):
             voice = Voice(output.voice, output.speed)
         self._response = ResponseStream(
-            f"resp_{response_id}", self._emit, conversation, echo, self._shorten, spoken=voice is not None
+            f"resp_{response_id}",
+            self._emit,
+            conversation,
+            echo,
+            self._shorten,
+            request.hints,
+            spoken=voice is not None,
         )
         return StartResponse(response_id, request, self._response, size_bytes, voice)
 

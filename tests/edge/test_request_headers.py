@@ -84,8 +84,8 @@ async def test_a_malformed_tag_of_a_body_is_a_400(box: Box, tag: str) -> None:
 
 @pytest.mark.parametrize("headers", [{"x-causeway-tags": "Private,cloud"}, {}])
 async def test_case_does_not_count_in_headers_and_bodies(box: Box, headers: dict[str, str]) -> None:
-    body = {} if headers else {"causeway": {"tags": ["PRIVATE", "Cloud"]}}
-    answer = await box.ask(headers=headers, **body)
+    hints = {} if headers else {"tags": ["PRIVATE", "Cloud"]}
+    answer = await box.ask(headers=headers, causeway=hints)
     assert answer.headers["x-causeway-route"] == "edge"
     assert box.newest().request.tags == ("cloud", "private")
     assert box.cloud.bodies == []
