@@ -85,7 +85,7 @@ class App:
         self._tracing = tracing
         self._tasks = tasks
         self._detector = detector
-        self._listener = Listener(config.server, server.handle)
+        self._listener = Listener(config.server, server.handle, config.web_origins)
         self._operator = operator
         self.grpc = grpc
         """The gRPC address, if it is configured."""
@@ -220,6 +220,7 @@ def build(
     routes = OperatorRoutes(
         accounts.operators,
         metrics,
+        free_probes=not config.has_operator_tokens,
         readiness=readiness,
         jobs_refused=(lambda: "") if jobs is None else (lambda: jobs.refused),
         reload=None if reread is None else partial(reload_endpoints, pools, config, reread),

@@ -14,6 +14,7 @@ from .accounts.audit import AuditLog
 from .accounts.identity.authenticator import OPERATOR_SCOPES, Authenticator
 from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.key_set import KeySet
+from .accounts.identity.operator_token import local_operator_token
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.static_tokens import StaticTokens, load_tokens
 from .accounts.identity.token_verifier import TokenVerifier
@@ -97,9 +98,8 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     )
     region = config.identity.region
     authenticator = Authenticator(tokens, verifier, revocations, region=region)
-    operator_tokens = load_tokens(Path(config.operator.token_file)) if config.operator.token_file else StaticTokens()
     operators = Authenticator(
-        operator_tokens,
+        _operator_tokens(config),
         verifier if key_file is not None else None,  # the fleet's keys make no operators
         revocations,
         static_scopes=OPERATOR_SCOPES,
@@ -118,6 +118,15 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         signed=config.identity.signed,
         fleet=fleet,
     )
+
+
+def _operator_tokens(config: Config) -> StaticTokens:
+    """Return the operators' static tokens; a configuration that has none gets one. Raises ConfigError."""
+    if config.operator.token_file:
+        return load_tokens(Path(config.operator.token_file))
+    if config.has_operator_tokens:
+        return StaticTokens()
+    return local_operator_token(Path(config.state_dir) if config.state_dir else None)
 
 
 def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:

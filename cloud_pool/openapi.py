@@ -123,7 +123,7 @@ def gateway_operations() -> list[Operation]:
             "chat",
             "The tier of the session's answers; needed without `session_id`.",
             _ROUTING,
-            (*_IDENTITY, errors.MissingField, errors.UnknownField, errors.ModelNotAllowed),
+            (*_IDENTITY, errors.PermissionDenied, errors.MissingField, errors.UnknownField, errors.ModelNotAllowed),
         ),
         *_jobs(),
         *secret_operations("jobs", _JOBS),

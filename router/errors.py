@@ -133,6 +133,13 @@ class MethodNotAllowed(InvalidRequest):
         self.allow = allow
 
 
+class MisdirectedRequest(InvalidRequest):
+    """The request's `Host` is not a name of this server: a web page may have pointed its name here."""
+
+    status = 421
+    code = "misdirected_request"
+
+
 class AuthenticationFailed(CausewayError):
     """The API key or token is missing or invalid."""
 
@@ -147,6 +154,12 @@ class PermissionDenied(CausewayError):
     status = 403
     type = "permission_error"
     code = "permission_denied"
+
+
+class OriginNotAllowed(PermissionDenied):
+    """A web page of another origin may not send this request."""
+
+    code = "origin_not_allowed"
 
 
 # --- the request is valid, but cannot be served now ------------------------------------------------------------------

@@ -8,8 +8,9 @@ at its usual port on this machine.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -41,8 +42,8 @@ class Flags(msgspec.Struct, frozen=True, kw_only=True):
     log: Literal["debug", "info", "warning", "error"] | None = None
 
 
-def load_config(path: Path | None, flags: Flags) -> Config:
-    """Read, merge and check the configuration.
+def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read, merge and check the configuration. `environ` says where `state_dir` is by default.
 
     Raises:
         ConfigError: names the file and line, or the flag, and the key.
@@ -59,6 +60,7 @@ def load_config(path: Path | None, flags: Flags) -> Config:
         server=msgspec.structs.replace(config.server, **server),
         operator=_with_port(config.operator, flags.operator_port),
         tiers=tiers,
+        state_dir=config.state_dir or _default_state_dir(environ),
         model_dirs=(*flags.model_dirs, *config.model_dirs),
         redis=config.redis if flags.redis is None else with_url(config.redis, flags.redis),
         log=flags.log or config.log,
@@ -133,6 +135,7 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
         operator=msgspec.structs.replace(config.operator, token_file=absolute(config.operator.token_file)),
         tiers=tuple(msgspec.structs.replace(tier, template_file=absolute(tier.template_file)) for tier in config.tiers),
         triton_key_file=absolute(config.triton_key_file),
+        state_dir=absolute(config.state_dir),
         model_dirs=tuple(absolute(path) for path in config.model_dirs),
         identity=msgspec.structs.replace(
             config.identity,
@@ -205,7 +208,7 @@ def _check(config: Config) -> None:
 
 def _check_operator(config: Config) -> None:
     operator = config.operator
-    if not (operator.token_file or config.identity.key_file) and not _is_loopback(operator.host):
+    if not config.has_operator_tokens and not _is_loopback(operator.host):
         raise ConfigError(
             f"listening on {operator.host} needs tokens: set this key or identity.key_file",
             where="operator.token_file",
@@ -230,6 +233,15 @@ def _check_endpoints(tier: TierConfig, where: str) -> None:
 
 def _with_port(operator: OperatorConfig, port: int | None) -> OperatorConfig:
     return operator if port is None else msgspec.structs.replace(operator, port=port)
+
+
+def _default_state_dir(environ: Mapping[str, str]) -> str:
+    """Return systemd's folder, of which `StateDirectory=` may name several, else the account's; "": there is none."""
+    if state_dir := environ.get("STATE_DIRECTORY", "").split(":")[0]:
+        return state_dir
+    home = environ.get("HOME", "")
+    state_home = environ.get("XDG_STATE_HOME") or (home and str(Path(home) / ".local" / "state"))
+    return state_home and str(Path(state_home) / "causeway-cloud")
 
 
 def _is_loopback(host: str) -> bool:

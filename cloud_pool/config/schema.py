@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from router.types import Modality
+from router.web_origins import HostName, Origin, WebOrigins, listener_hosts
 
 from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
@@ -45,6 +46,12 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"  # address to listen on; any other than loopback needs tokens: `token_file` or `identity`
     port: Port = 8090  # TCP port; 0: any free port, which the ready line names
     token_file: str = ""  # file with lines of `<device> <token or sha256:hex> [grants]`; empty: no static tokens
+    # further names, without a port, that `Host` may have while no token is needed; others get 421. Loopback names and
+    # `host` are always taken; where tokens are needed, any name is
+    hosts: tuple[HostName, ...] = ()
+    # web pages of other origins that may use the gateway, as `https://app.example`; `null` and `file://` are embedded
+    # web views, and `null` is any sandboxed page, too
+    origins: tuple[Origin, ...] = ()
     max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
     # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 503, 429
     max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
@@ -63,7 +70,8 @@ class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str = "127.0.0.1"  # any other than loopback needs `token_file` or `identity.key_file`
     port: Port | None = None  # TCP port; 0: any free one; default: 100 above `server.port`, or 0 if that is 0
-    # lines of `<name> <token>` or `<name> sha256:<hex>`, beside signed tokens with the scope `admin`; empty: none
+    # lines of `<name> <token>` or `<name> sha256:<hex>`, beside signed tokens with the scope `admin`; empty, and no
+    # `identity.key_file`: the token of `state_dir`/operator-token, for all but GET of /metrics and /readyz
     token_file: str = ""
 
 
@@ -170,6 +178,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     triton_key_file: str = ""
     load_balancing: LoadBalancingConfig = LoadBalancingConfig()
     degradation: DegradationConfig = DegradationConfig()
+    # folder of the operators' token, which is made at start; empty: `$STATE_DIRECTORY`, else
+    # `~/.local/state/causeway-cloud`
+    state_dir: str = ""
     model_dirs: tuple[str, ...] = ()  # folders searched for artifacts before the account's own and the ones that ship
     # that all gateways and workers share: a URL, or the keys below; empty: none
     redis: RedisAddress = ""
@@ -186,6 +197,24 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # level: debug, info, warning or error; none of them logs prompts or answers
     log: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"  # `text`, or `json`: one object per line, with the request's id
+
+    @property
+    def web_origins(self) -> WebOrigins:
+        """The web pages that may use the public address."""
+        needs_key = bool(self.server.token_file) or self.identity.signed
+        hosts = listener_hosts(self.server.host, self.server.hosts, needs_key=needs_key)
+        return WebOrigins(self.server.origins, hosts, "server.origins")
+
+    @property
+    def has_operator_tokens(self) -> bool:
+        """Whether the configuration says which tokens operators have; else the gateway makes one."""
+        return bool(self.operator.token_file or self.identity.key_file)
+
+    @property
+    def operator_web_origins(self) -> WebOrigins:
+        """The operators' address is for programs: no page of another origin may use it."""
+        hosts = listener_hosts(self.operator.host, self.server.hosts, needs_key=self.has_operator_tokens)
+        return WebOrigins(hosts=hosts)
 
     @property
     def operator_server(self) -> ServerConfig:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import hdrs, web
@@ -40,8 +41,12 @@ class Request(web.BaseRequest):
     aiohttp's own errors; aiohttp's web application overrides it for its signal `on_response_prepare`.
     """
 
+    cors: Mapping[str, str] = {}
+    """Headers of the response, so that a page of an allowed origin may read it."""
+
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         response.headers[hdrs.SERVER] = SERVER
+        response.headers.update(self.cors)
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> Request:

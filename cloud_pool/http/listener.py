@@ -8,6 +8,7 @@
    these (`body_memory`).
 4. A client that disconnects: its handler is cancelled, and with it the work in Triton.
 5. Requests that outlast the drain: they are cancelled while their clients are still there, and end with an error.
+6. A request under a foreign `Host`, or of a foreign web page: refused, see `router.web_origins`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from aiohttp import web
 
 from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
 from router.trackers.fair_share import FairShare, network_of
+from router.web_origins import WebOrigins
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
-from .aiohttp_internals import has_response_begun, is_between_requests, make_request
+from .aiohttp_internals import Request, has_response_begun, is_between_requests, make_request
+from .request_reader import read_request_id
 from .responses import STOPPED, error_response
 
 _MAX_HEADERS = 64
@@ -159,13 +162,15 @@ class Listener:
     Args:
         config: its address and `read_timeout_s`.
         handle: handles each request.
+        origins: which web pages may send requests.
         key: the configuration key of the address, for errors.
     """
 
-    def __init__(self, config: ServerConfig, handle: Handle, *, key: str = "server.port") -> None:
+    def __init__(self, config: ServerConfig, handle: Handle, origins: WebOrigins, *, key: str = "server.port") -> None:
         self._config = config
         self._key = key
         self._handle = handle
+        self._origins = origins
         self._http: _HttpServer | None = None
         self._socket: asyncio.AbstractServer | None = None
         self._idle = asyncio.Event()
@@ -228,7 +233,7 @@ class Listener:
         self._idle.clear()
         self._http.begin_request(http.protocol)
         try:
-            return await self._handle(http)
+            return await self._answer(http)
         except asyncio.CancelledError:
             if not self._closing or has_response_begun(http):
                 raise
@@ -239,3 +244,16 @@ class Listener:
             self._active.discard(task)
             if not self._active:
                 self._idle.set()
+
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, unless its `Host` or its page is refused, or it is a preflight. (6)"""
+        try:
+            cors = self._origins.admit(http.method, http.headers)
+        except CausewayError as error:
+            return error_response(error, read_request_id(http.headers))
+        if not cors:
+            return await self._handle(http)
+        assert isinstance(http, Request)
+        http.cors = cors
+        preflight = self._origins.preflight(http.method, http.headers)
+        return await self._handle(http) if preflight is None else web.Response(status=204, headers=preflight)

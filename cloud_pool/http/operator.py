@@ -7,7 +7,8 @@
     /dlq            dead letters, where the process accepts jobs (`jobs.http.dead_letter_api`)
 
 Every request needs a token of `operator.token_file`, or a signed one with the scope `admin`. With neither configured
-the address is on loopback, and every process of this machine may call it.
+the address is on loopback, GET of /metrics and /readyz is free for probes, and all else needs the token of the file
+that the process makes at start (`accounts.identity.operator_token`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.operator")
 _MAX_CONNECTIONS = 64
+_PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
 
 
@@ -41,6 +43,7 @@ class OperatorRoutes:
     """The handlers. What is None does not exist at this process: 404.
 
     Args:
+        free_probes: whether GET of /metrics and /readyz needs no token.
         jobs_refused: why no job is accepted now; "" if jobs are.
         reload: reads the endpoints again; raises ConfigError.
         drain: makes this process accept no more requests.
@@ -53,6 +56,7 @@ class OperatorRoutes:
         authenticator: Authenticator,
         metrics: Metrics,
         *,
+        free_probes: bool,
         readiness: Readiness | None = None,
         jobs_refused: Callable[[], str] = lambda: "",
         reload: Callable[[], None] | None = None,
@@ -61,6 +65,7 @@ class OperatorRoutes:
         more: Callable[[web.BaseRequest], RouteHandler | None] = lambda _: None,
     ) -> None:
         self._authenticator = authenticator
+        self._free = _PROBES if free_probes else frozenset()
         self._metrics = metrics
         self._readiness = readiness
         self._jobs_refused = jobs_refused
@@ -90,9 +95,11 @@ class OperatorRoutes:
 
     def _handler(self, http: web.BaseRequest) -> _Handler:
         """Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
+        method, handler = self._routes.get(http.path, ("", None))
+        if handler is not None and (http.method, http.path) in self._free:
+            return handler
         caller = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
         caller.require("admin")
-        method, handler = self._routes.get(http.path, ("", None))
         if handler is None and (found := self._more(http)) is not None:
             if http.method != hdrs.METH_GET:
                 _log.warning("%s %s by %s", http.method, http.path, caller.owner)
@@ -143,7 +150,7 @@ class OperatorRoutes:
 def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
     """Return the listener of the operators' address; the caller starts and closes it."""
     few = msgspec.structs.replace(config.operator_server, max_connections=_MAX_CONNECTIONS)
-    return Listener(few, routes.handle, key="operator.port")
+    return Listener(few, routes.handle, config.operator_web_origins, key="operator.port")
 
 
 def _json(document: object, status: int = 200) -> web.Response:

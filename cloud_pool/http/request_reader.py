@@ -88,10 +88,8 @@ async def read_body(
         RateLimited: the caller has its share of the memory.
         Shed: all tenants have.
     """
-    content_type = http.headers.get(hdrs.CONTENT_TYPE)
-    if form:
-        check_form(content_type or "")
-    check_media_type(None if form else content_type, http.headers.get(hdrs.CONTENT_ENCODING))
+    check = check_form if form else check_media_type
+    check(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
     length = http.content_length or 0
     if length > max_bytes:
         raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")

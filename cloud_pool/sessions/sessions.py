@@ -13,20 +13,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from functools import partial
-from urllib.parse import urlsplit
 
 import anyio
 from aiohttp import hdrs, web
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, PermissionDenied, QueueFull
+from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, QueueFull
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
 from router.request_headers import members
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
-from ..accounts.identity.principal import ANYONE, Principal
+from ..accounts.identity.principal import Principal
 from ..config.schema import RealtimeConfig
 from ..http.request_reader import read_headers
 from ..observability.logs import REQUEST
@@ -160,10 +159,6 @@ class Sessions:
         """Raises AuthenticationFailed, IdentityUnavailable or PermissionDenied."""
         principal = self._services.authenticator.principal(authorization)
         principal.require("chat")
-        origin = http.headers.get(hdrs.ORIGIN)
-        if origin is not None and principal is ANYONE and urlsplit(origin).netloc != http.headers.get(hdrs.HOST):
-            # Browsers let any page open a WebSocket anywhere, so without tokens each page would reach this gateway.
-            raise PermissionDenied("A page of another origin may open a session only with a token.")
         return principal
 
     def _take_share(self, session_id: str, principal: Principal) -> None:

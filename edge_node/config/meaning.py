@@ -11,6 +11,10 @@ MEANING: Mapping[str, str] = {
     "server.host": "address to listen on; set `server.keys` for any address other than loopback",
     "server.port": "TCP port; 0: any free port",
     "server.socket": "path of a Unix socket to listen on as well; empty: none",
+    "server.hosts": "further names, without a port, that a request's `Host` may have; others get 421. Loopback names "
+    "and `server.host` are always taken, and any name on the Unix socket, with `server.keys`, or beyond loopback",
+    "server.origins": "web pages of other origins that may use the daemon, as `https://app.example` or "
+    "`http://localhost:3000`; `null` and `file://` are embedded web views, and `null` is any sandboxed page, too",
     "server.max_connections": "maximum open connections over TCP, and as many over the Unix socket; "
     "one more closes the connection that has been idle longest",
     "server.max_body_bytes": "maximum request body; a larger one is rejected with 413",

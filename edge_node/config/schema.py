@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from router.jobs.webhooks.payload import WebhookFormat
 from router.openai.wire import Tag
+from router.web_origins import HostName, Origin
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
 NonNegative = Annotated[int, Meta(ge=0)]
@@ -29,6 +30,8 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: Port = 8080
     socket: str = ""
+    hosts: tuple[HostName, ...] = ()
+    origins: tuple[Origin, ...] = ()
     max_connections: Positive = 1024
     max_body_bytes: Positive = 8 * 1024 * 1024
     read_timeout_s: Seconds = 20.0

@@ -11,7 +11,6 @@ from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
-from router.openai import check_media_type
 from router.openai.audio.form import check_form
 from router.parts.upload_terms import clean_filename
 
@@ -34,8 +33,7 @@ class UploadForm(msgspec.Struct, frozen=True):
 
 def check_upload(http: web.BaseRequest) -> int:
     """Return the least size that the file can have; 0 if that is unknown. Raises UnsupportedMediaType."""
-    check_form(http.headers.get(hdrs.CONTENT_TYPE, ""))
-    check_media_type(None, http.headers.get(hdrs.CONTENT_ENCODING))
+    check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
     return max(0, (http.content_length or 0) - _OVERHEAD_BYTES)
 
 

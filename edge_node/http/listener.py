@@ -9,6 +9,8 @@ How misbehaving clients are treated:
    before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once. TCP and
    the Unix socket have `max_connections` each, so that a flood over the network does not lock out programs on the box
 4. pipelined requests: answered in order; only a few are read ahead
+5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`. The Unix socket takes
+   any `Host`, because no browser connects to it
 """
 
 from __future__ import annotations
@@ -22,17 +24,18 @@ from typing import cast
 
 import anyio
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
 from router.errors import CausewayError, InvalidRequest, QueueFull
 from router.openai import encode_error
 from router.trackers.fair_share import FairShare, network_of
+from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import is_between_requests
-from .responses import error_response
+from .responses import CORS, SERVER, error_response
 from .unix_socket import bind_failure, bind_unix_socket
 
 log = logging.getLogger(__name__)
@@ -156,6 +159,9 @@ class HttpListener:
         self._handle = handle
         self._tcp = tcp
         self._unix = unix
+        hosts = listener_hosts(config.host, config.hosts, needs_key=bool(config.keys))
+        self._tcp_origins = WebOrigins(config.origins, hosts, "server.origins")
+        self._unix_origins = WebOrigins(config.origins, key="server.origins")
         self._idle = asyncio.Event()
         self._idle.set()
         self._requests: set[asyncio.Task[object]] = set()  # each answers one request
@@ -239,12 +245,29 @@ class HttpListener:
         self._idle.clear()
         connection.table.begin_request(connection)
         try:
-            return await self._handle(http)
+            return await self._answer(http, self._unix_origins if connection.table is self._unix else self._tcp_origins)
         finally:
             connection.table.end_request(connection)
             self._requests.discard(task)
             if not self._requests:
                 self._idle.set()
+
+    async def _answer(self, http: web.BaseRequest, origins: WebOrigins) -> web.StreamResponse:
+        """Answer one request, unless its `Host` or its page is refused, or it is a preflight. (5)"""
+        try:
+            cors = origins.admit(http.method, http.headers)
+        except CausewayError as error:
+            return error_response(error)
+        if not cors:
+            return await self._handle(http)
+        preflight = origins.preflight(http.method, http.headers)
+        if preflight is not None:
+            return web.Response(status=204, headers={hdrs.SERVER: SERVER, **cors, **preflight})
+        http[CORS] = cors
+        response = await self._handle(http)
+        if not response.prepared:
+            response.headers.update(cors)
+        return response
 
 
 class _Connection(RequestHandler):

@@ -132,11 +132,6 @@ class RequestReader:
         """The client that sends this value of `Authorization`. Raises AuthenticationFailed."""
         return self._keys.identify(authorization, request.remote or "unix")
 
-    @property
-    def needs_key(self) -> bool:
-        """Whether clients need an API key."""
-        return len(self._keys) > 0
-
     async def request(self, request: web.BaseRequest, kind: Endpoint | None) -> ParsedRequest:
         """Read and parse one request. `kind` None: derive it from the body. Raises CausewayError, each a 4xx."""
         headers = request.headers

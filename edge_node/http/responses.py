@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from email.utils import formatdate
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 
@@ -38,6 +38,8 @@ from ..serving.reply import AnswerHead, Piece
 SERVER = "causeway"
 JSON = "application/json"
 EVENTS = "text/event-stream; charset=utf-8"
+CORS: web.RequestKey[Mapping[str, str]] = web.RequestKey("causeway.cors", Mapping)
+"""Key of a request: the headers that its answer gets, so that a page of an allowed origin may read it."""
 STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
 _TOGETHER_S = 0.001
 _CLOSED = "the client closed the connection"
@@ -235,7 +237,10 @@ class _Prebuilt(web.StreamResponse):
         elif http.version.minor == 0:
             connection = "Connection: keep-alive\r\n"
         head = f"HTTP/1.{http.version.minor} 200 OK\r\n{self._lines}{body}Date: {_date.now()}\r\nServer: {SERVER}\r\n"
-        return f"{head}{connection}\r\n".encode("latin-1")
+        cors = ""
+        if hdrs.ORIGIN in http.headers:
+            cors = "".join(f"{name}: {value}\r\n" for name, value in http.get(CORS, {}).items())
+        return f"{head}{cors}{connection}\r\n".encode("latin-1")
 
 
 class PrebuiltResponse(_Prebuilt):

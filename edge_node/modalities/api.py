@@ -61,8 +61,7 @@ class AudioApi:
         """POST /v1/audio/transcriptions. Raises CausewayError for what is refused before it has an id."""
         call = self._call(http)
         media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
-        check_form(media_type)
-        check_media_type(None, http.headers.get(hdrs.CONTENT_ENCODING))
+        check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
         request = parse_transcription(parse_form(await self._reader.body(http), media_type))
         if request.stream:
             return await self._stream(http, call, request)

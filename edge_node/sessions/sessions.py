@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -29,7 +28,6 @@ from router.errors import (
     InvalidRequest,
     ModelNotFound,
     NotFound,
-    PermissionDenied,
     QueueFull,
 )
 from router.openai.audio import Transcript
@@ -235,17 +233,13 @@ class Sessions:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     def _caller(self, http: web.BaseRequest) -> Caller:
-        """The client. Browsers send a key as a subprotocol. Raises AuthenticationFailed or PermissionDenied."""
+        """The client. Browsers send a key as a subprotocol. Raises AuthenticationFailed."""
         offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
         keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
         if hdrs.AUTHORIZATION in http.headers or not keys:
             caller = self._reader.caller(http)
         else:
             caller = self._reader.identify(f"Bearer {keys[0]}", http)
-        origin = http.headers.get(hdrs.ORIGIN)
-        if origin is not None and not self._reader.needs_key and urlsplit(origin).netloc != http.headers.get(hdrs.HOST):
-            # Browsers let any page open a WebSocket anywhere, so without keys each page would reach this box.
-            raise PermissionDenied("A page of another origin may open a session only with an API key (`server.keys`).")
         return caller
 
     def _take_share(self, session_id: str, client: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from router.api import ApiResponse, Operation, Parameter, openapi_document
+from router.errors import CausewayError, OriginNotAllowed, UnsupportedMediaType
 
 from .routes import JSON, ApiRoute
 
@@ -42,5 +43,11 @@ def _operation(route: ApiRoute) -> Operation:
         request={} if route.request is None else {JSON: route.request},
         parameters=tuple(parameters),
         responses=tuple(responses),
-        errors=route.errors,
+        errors=(*route.errors, *_any_errors(route)),
     )
+
+
+def _any_errors(route: ApiRoute) -> tuple[type[CausewayError], ...]:
+    """Return the errors that a route may send whatever its handler does."""
+    page = () if route.method == "GET" else (OriginNotAllowed,)
+    return page if route.request is None else (*page, UnsupportedMediaType)

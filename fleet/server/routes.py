@@ -8,17 +8,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest, MethodNotAllowed, NotFound
-from router.openai import encode_error, error_headers
+from router.openai import check_media_type, encode_error, error_headers
+from router.web_origins import WebOrigins
 
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 Caller = Literal["anyone", "device", "viewer", "operator", "approver"]
 Body = TypeVar("Body")
 JSON = "application/json"
 _TYPED = {"content-type": JSON}
+# Any `Host`: behind a proxy it is any name, and all but the signed files needs a token or a session's cookie, which a
+# page under a name of its own does not have.
+_ORIGINS = WebOrigins()
 _log = logging.getLogger("causeway.fleet.server")
 
 
@@ -56,15 +60,19 @@ class ApiRoute(msgspec.Struct, frozen=True):
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body, of at most MAX_MESSAGE_BYTES: `build_app` bounds what is read.
+    """Return the whole body, of at most MAX_MESSAGE_BYTES: `build_app` bounds what is read. It is empty or JSON.
 
     Raises:
         BodyTooLarge: It has more; the rest is not read.
+        UnsupportedMediaType: It is not said to be JSON, or is compressed.
     """
     try:
-        return await request.read()
+        body = await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLarge(f"the body has more than {MAX_MESSAGE_BYTES} bytes") from error
+    if body:
+        check_media_type(request.headers.get(hdrs.CONTENT_TYPE), request.headers.get(hdrs.CONTENT_ENCODING))
+    return body
 
 
 def decode_body(body: bytes, kind: type[Body]) -> Body:
@@ -116,13 +124,15 @@ class Unfinished:
 
 
 def errors_as_json(handler: Handler) -> Handler:
-    """Return a handler that answers errors with their JSON object, and logs and hides those that are no CausewayError.
+    """Return a handler that refuses pages of other origins, answers errors with their JSON object, and logs and hides
+    those that are no CausewayError.
 
     A wrapper, not a middleware: aiohttp's middlewares cost a tenth of a status post.
     """
 
     async def run(request: web.Request) -> web.StreamResponse:
         try:
+            _ORIGINS.admit(request.method, request.headers)
             return await handler(request)
         except CausewayError as error:
             response = error_response(error)

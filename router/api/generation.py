@@ -16,8 +16,14 @@ from .operation import EVENTS, JSON, ApiResponse, Operation, Parameter
 
 Errors = tuple[type[CausewayError], ...]
 
-ANY_REQUEST: Final[Errors] = (errors.InvalidRequest, errors.CausewayError)
-"""What any request may get: it is no valid HTTP or has a misspelt header, or the program failed."""
+ANY_REQUEST: Final[Errors] = (
+    errors.InvalidRequest,
+    errors.MisdirectedRequest,
+    errors.OriginNotAllowed,
+    errors.CausewayError,
+)
+"""What any request may get: it is no valid HTTP, has a misspelt header or a foreign `Host`, is a foreign web page's, or
+the program failed."""
 BODY: Final[Errors] = (
     errors.InvalidJSON,
     errors.MissingField,
@@ -136,7 +142,7 @@ def realtime_operation(caller: str, model: str, parameters: tuple[Parameter, ...
         ),
         responses=(ApiResponse(101, meaning="The connection speaks WebSocket (version 13, subprotocol `realtime`)."),),
         errors=(
-            *(*ANY_REQUEST, errors.PermissionDenied, errors.ModelNotFound, errors.QueueFull, errors.Draining),
+            *(*ANY_REQUEST, errors.ModelNotFound, errors.QueueFull, errors.Draining),
             *more_errors,
         ),
     )

@@ -29,6 +29,7 @@ JSONObject = dict[str, object]
 T = TypeVar("T")
 
 _JSON: Final = "application/json"
+_JSON_TYPE: Final = re.compile(r"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
@@ -80,13 +81,22 @@ _NARROWER: Final[dict[frozenset[Prefer], Prefer]] = {
 
 
 def check_media_type(content_type: str | None, content_encoding: str | None) -> None:
-    """Check the headers of these names; None: the header is absent, and the body is taken for plain JSON.
+    """Check the headers of these names; None: the header is absent.
+
+    A body without a type is not taken for JSON: a browser sends it for any page without asking first (CORS).
 
     Raises:
-        UnsupportedMediaType: the body is said to be something else, or compressed.
+        UnsupportedMediaType: the body is not said to be JSON, or is compressed.
     """
-    if content_type is not None and content_type != _JSON and _media_type(content_type) != _JSON:
+    if content_type is None:
+        raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_JSON}`.")
+    if content_type != _JSON and _JSON_TYPE.fullmatch(_media_type(content_type)) is None:
         raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_JSON}`.")
+    check_encoding(content_encoding)
+
+
+def check_encoding(content_encoding: str | None) -> None:
+    """Check the header of this name. Raises UnsupportedMediaType for a compressed body."""
     if content_encoding is not None and content_encoding.lower() != "identity":
         raise UnsupportedMediaType(f"The body is encoded as {content_encoding[:32]!r}. Send it uncompressed.")
 

@@ -39,6 +39,8 @@ slow, oversized and oddly framed requests on an IPv6 listener; listening without
     tests/attacks/test_ipv6.py
 TLS spoken to a listener that has none (TLS ends before the gateway)
     tests/attacks/test_tls.py, tests/cloud/test_listener.py
+pages of other origins and of rebound names in a browser
+    tests/attacks/test_browser.py; edge tests/edge/test_web_pages.py, gateway tests/cloud/test_web_pages.py
 control tokens in a caller's text
     tests/cloud/test_gateway.py, tests/engine/test_injection.py
 """

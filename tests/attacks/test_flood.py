@@ -19,7 +19,7 @@ from tests.waiting import until
 MANY = 10_000
 MAX_CONNECTIONS = ServerConfig().max_connections
 SPARE = 600  # files: of Python, gRPC, and of connections that end while others begin
-ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ def is_open(sock: socket.socket) -> bool:
     ("host", "start"),
     [
         ("127.0.0.1", b""),
-        ("127.0.0.1", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"),
+        ("127.0.0.1", b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"),
         ("::1", b""),
     ],
 )

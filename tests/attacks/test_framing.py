@@ -53,7 +53,7 @@ async def test_request_with_two_lengths_is_refused(framing: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"GET /healthz\r\n\r\n", b"GET  /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"PRI * HTTP/2.0"]
+    "line", [b"GET /healthz\r\n\r\n", b"GET  /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"PRI * HTTP/2.0"]
 )
 async def test_malformed_request_line_is_refused(line: bytes) -> None:
     """HTTP/0.9, two spaces and HTTP/2's preface get 400 or no answer."""
@@ -66,15 +66,15 @@ async def test_malformed_request_line_is_refused(line: bytes) -> None:
 async def test_path_traversal_is_404() -> None:
     async with gateway() as app:
         for path in (b"/../../etc/passwd", b"/v1/%2e%2e/metrics", b"//metrics", b"/v1/models/..%2f..%2fetc", b"/\x01"):
-            answer = await talk(app, b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = await talk(app, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             assert error_of(answer)[0] in (400, 404), path
 
 
 async def test_pipelined_requests_are_answered_in_turn() -> None:
     """A thousand requests in one packet use one connection's resources."""
     async with gateway() as app:
-        sent = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 999
-        answer = await talk(app, sent + b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sent = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 999
+        answer = await talk(app, sent + b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert answer.count(b"HTTP/1.1 200 ") == 1000
 
 

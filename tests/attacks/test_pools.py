@@ -76,7 +76,7 @@ class Caller:
 
     def __init__(self, port: int | None, token: str, pool: Pool) -> None:
         self.port = port
-        self._authorization = f"Host: x\r\nAuthorization: Bearer {token}\r\n"
+        self._authorization = f"Host: localhost\r\nAuthorization: Bearer {token}\r\n"
         self._pool = pool
         self._job = ""
         self._places: list[asyncio.StreamWriter] = []
@@ -175,10 +175,10 @@ async def test_flood_leaves_each_pool_to_the_others(
             caller.leave()
 
 
-ASK = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UNFINISHED = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer no\r\nContent-Type: application/json\r\n"
-    b"Content-Length: 100\r\n\r\n{"
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer no\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
 )
 ANY = Pool(48, session)
 

@@ -46,10 +46,10 @@ async def dripping(app: App, start: bytes, drop: bytes) -> AsyncIterator[asyncio
     [
         (b"", b"G"),
         (b"GET /", b"a"),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"a: b\r\n"),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nlong: ", b"b"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"a: b\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nlong: ", b"b"),
         (b"\r\n", b"\r\n"),
-        (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n"),
+        (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\r\n"),
     ],
 )
 async def test_dripping_head_ends_the_connection(start: bytes, drop: bytes) -> None:
@@ -92,7 +92,7 @@ async def test_endless_chunked_body_is_refused_at_the_limit() -> None:
 async def test_many_slow_clients_do_not_affect_others() -> None:
     """Three hundred dripping connections: a proper request is answered, and all of them are closed."""
     async with gateway(read_timeout_s=1.0) as app, contextlib.AsyncExitStack() as stack:
-        start = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+        start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
         slow = [await stack.enter_async_context(dripping(app, start, b"a")) for _ in range(300)]
         assert await is_alive(app)
         for answer in await asyncio.gather(*(read_to_end(reader) for reader in slow)):

@@ -131,7 +131,8 @@ class Client:
         messages = [{"role": "user", "content": f"{priority}-{number}"}]
         body = json.dumps({"model": "auto", "messages": messages, "priority": priority, **self._fields})
         head = (
-            f"POST /v1/jobs HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nIdempotency-Key: k{number}\r\n"
+            "POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Idempotency-Key: k{number}\r\n"
         )
         while True:
             started = time.perf_counter()
@@ -149,7 +150,7 @@ class Client:
             await asyncio.sleep(0.05)
 
     async def state(self, job: str) -> str:
-        _, answer = await self.ask(f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: box\r\n\r\n".encode())
+        _, answer = await self.ask(f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         return str(json.loads(answer)["status"])
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:

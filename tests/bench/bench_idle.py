@@ -27,7 +27,7 @@ REQUESTS = 1000
 LIMIT = 1.5
 _BODY = b'{"model":"auto","messages":[{"role":"user","content":"Turn on the light."}],"temperature":0}'
 _REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nHost: edge\r\nContent-Type: application/json\r\n"
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\n\r\n" % len(_BODY)
 ) + _BODY
 _LIMITS = {"calm": 4096, "crowded": 4096, "full": 1024}  # server.max_connections

@@ -17,6 +17,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from tests.redis_server import redis_server as redis_server  # a fixture
+
 ROOT = Path(__file__).parents[2]
 TOKEN = "kiosk-secret"
 PATIENCE_S = 60.0

@@ -17,7 +17,7 @@ from cloud_pool.http.aiohttp_internals import (
 )
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n"
+HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
 VERSION = f"aiohttp {aiohttp.__version__}"
 
 

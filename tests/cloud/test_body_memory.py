@@ -116,7 +116,8 @@ async def send(place: Place, body_bytes: int, *, chunked: bool, halt_at: int | N
     reader, writer = await asyncio.open_connection(place.host, place.port)
     head = "transfer-encoding: chunked" if chunked else f"content-length: {body_bytes}"
     writer.write(
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{head}\r\n\r\n".encode()
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        + f"{head}\r\n\r\n".encode()
     )
     response = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))  # it may come before the body is sent
     piece = b" " * 65536

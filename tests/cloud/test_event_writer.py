@@ -43,7 +43,7 @@ async def http_chunks(reader: asyncio.StreamReader) -> list[bytes]:
 
 
 async def test_chunks_that_come_together_leave_together() -> None:
-    async with answer_to(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", five_chunks()) as reader:
+    async with answer_to(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", five_chunks()) as reader:
         head = await reader.readuntil(b"\r\n\r\n")
         assert b"transfer-encoding: chunked" in head.lower()
         pieces = await http_chunks(reader)
@@ -70,7 +70,7 @@ async def test_the_source_waits_for_a_client_that_reads_slowly() -> None:
             yield Chunk("x" * 100_000, tokens=1)
         yield Chunk(finish_reason="stop")
 
-    async with answer_to(b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", many()) as reader:
+    async with answer_to(b"POST / HTTP/1.1\r\nHost: localhost\r\n\r\n", many()) as reader:
         await reader.readuntil(b"\r\n\r\n")
         before = -1
         while before != made:  # until the source waits

@@ -20,7 +20,7 @@ from .unreachable import unreachable_tier
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 60.0
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ async def talk(app: App, sent: bytes, *, until_closed: bool = True) -> bytes:
 
 
 async def is_alive(app: App) -> bool:
-    return b" 200 " in await talk(app, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", until_closed=False)
+    return b" 200 " in await talk(app, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", until_closed=False)
 
 
 def error_of(answer: bytes) -> tuple[int, str]:
@@ -93,7 +93,7 @@ async def test_incomplete_body_is_408() -> None:
         assert await is_alive(app)
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: x\r\n"])
+@pytest.mark.parametrize("sent", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"])
 async def test_connection_without_a_whole_head_is_closed(sent: bytes) -> None:
     async with gateway(read_timeout_s=0.2) as app:
         await talk(app, sent)

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from cloud_pool.accounts.identity.issuing import issue
+from cloud_pool.accounts.identity.operator_token import FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, OperatorConfig, ServerConfig
@@ -31,6 +32,11 @@ OPERATORS = {"/readyz": 503, "/metrics": 200, "/reload": 404, "/drain": 405, "/h
 @pytest.fixture
 def issuer(tmp_path: Path) -> Issuer:
     return Issuer(tmp_path)
+
+
+def local(state_dir: Path) -> dict[str, str]:
+    """The token that a gateway made at start."""
+    return {"authorization": f"Bearer {(state_dir / FILE).read_text().strip()}"}
 
 
 @asynccontextmanager
@@ -72,12 +78,19 @@ async def test_the_public_address_has_health_and_a_bare_readiness_only() -> None
             assert answer.status == 404
 
 
-async def test_the_operators_address_on_loopback_needs_no_token_unless_tokens_are_configured() -> None:
-    async with serving() as (app, http):
+async def test_on_loopback_probes_need_no_token_and_all_else_does(tmp_path: Path) -> None:
+    """Any page of a browser and any account of the machine can send a request to loopback."""
+    async with serving(state_dir=str(tmp_path)) as (app, http):
         assert app.operator_url.startswith("http://127.0.0.1:")
         for path, status in OPERATORS.items():
             async with http.get(app.operator_url + path) as answer:
+                assert answer.status == (status if path in ("/readyz", "/metrics") else 401), path
+            async with http.get(app.operator_url + path, headers=local(tmp_path)) as answer:
                 assert answer.status == status, path
+        for method, path in (("POST", "/drain"), ("POST", "/metrics"), ("GET", "/dlq"), ("DELETE", "/dlq/job_1")):
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer "}):
+                async with http.request(method, app.operator_url + path, headers=headers) as answer:
+                    assert (answer.status, (await answer.json())["error"]["code"]) == (401, "invalid_api_key")
         async with http.get(f"{app.operator_url}/readyz") as answer:
             found = await answer.json()
         assert found["tiers"]["large"]["endpoints"] == {"127.0.0.1:1": "cloud_unreachable"}
@@ -120,10 +133,80 @@ async def test_with_identity_alone_the_scope_admin_is_needed(issuer: Issuer) -> 
                 assert answer.status == status
 
 
-async def test_an_operator_drains_a_gateway() -> None:
+async def test_the_token_is_kept_and_its_file_is_for_its_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And the log says where it is: a configuration from before tokens has none."""
+    folder, found = tmp_path / "state", []
+    for _ in range(2):
+        with caplog.at_level("INFO"):
+            async with serving(state_dir=str(folder)):
+                found.append((folder / FILE).read_text())
+        assert (folder.stat().st_mode & 0o777, (folder / FILE).stat().st_mode & 0o777) == (0o700, 0o600)
+        assert str(folder / FILE) in caplog.text
+        assert found[0].strip() not in caplog.text
+        (folder / FILE).chmod(0o644)
+    assert found[0] == found[1]
+    assert [path.name for path in folder.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("obstacle", ["no folder", "a file", "a link"])
+async def test_where_no_token_can_be_kept_operators_calls_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, obstacle: str
+) -> None:
+    """A probe still gets its answer, and the log says what to do."""
+    folder = tmp_path / "state"
+    if obstacle == "a file":
+        folder.touch()
+    elif obstacle == "a link":
+        folder.mkdir()
+        (tmp_path / "elsewhere").write_text("a token that another account knows\n")
+        (folder / FILE).symlink_to(tmp_path / "elsewhere")
+    async with serving(state_dir="" if obstacle == "no folder" else str(folder)) as (app, http):
+        assert "operator.token_file" in caplog.text
+        for shown in ("", "a token that another account knows"):
+            async with http.post(f"{app.operator_url}/drain", headers={"authorization": f"Bearer {shown}"}) as answer:
+                assert answer.status == 401
+        async with http.get(f"{app.operator_url}/metrics") as answer:
+            assert answer.status == 200
+
+
+async def test_an_empty_token_file_lets_nobody_in(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(ConfigError, match=FILE):
+            build(Config(state_dir=str(tmp_path), tiers=(unreachable_tier(),)), tasks)
+
+
+async def test_no_page_uses_the_operators_address(tmp_path: Path) -> None:
+    """Not under a rebound name, which would read the endpoints, and not with a token that it came by."""
+    async with serving(state_dir=str(tmp_path)) as (app, http):
+        for path in ("/readyz", "/metrics"):
+            async with http.get(app.operator_url + path, headers={"host": "evil.example:8190"}) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (421, "misdirected_request")
+        for page in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            async with http.post(f"{app.operator_url}/drain", headers=local(tmp_path) | page) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (403, "origin_not_allowed")
+        async with http.get(f"{app.operator_url}/readyz") as answer:
+            assert not (await answer.json())["draining"]
+
+
+def test_the_token_is_in_the_accounts_state_folder(tmp_path: Path) -> None:
+    def folder(**environ: str) -> str:
+        return load_config(None, Flags(), environ).state_dir
+
+    assert folder(STATE_DIRECTORY="/var/lib/causeway:/b", HOME="/home/a") == "/var/lib/causeway"
+    assert folder(XDG_STATE_HOME="/x", HOME="/home/a") == "/x/causeway-cloud"
+    assert folder(HOME="/home/a") == "/home/a/.local/state/causeway-cloud"
+    assert folder() == ""
+    (tmp_path / "gateway.yaml").write_text("state_dir: state")
+    assert load_config(tmp_path / "gateway.yaml", Flags(), {}).state_dir == str(tmp_path / "state")
+
+
+async def test_an_operator_drains_a_gateway(tmp_path: Path) -> None:
     """It refuses new requests, and the public readiness says so; the process goes on."""
-    async with serving() as (app, http):
-        async with http.post(f"{app.operator_url}/drain") as answer:
+    async with serving(state_dir=str(tmp_path)) as (app, http):
+        async with http.post(f"{app.operator_url}/drain", headers=local(tmp_path)) as answer:
             assert await answer.json() == {"draining": True}
         body = {"model": "large", "messages": [{"role": "user", "content": "hello"}]}
         async with http.post(f"{app.url}/chat/completions", json=body) as answer:
@@ -132,7 +215,7 @@ async def test_an_operator_drains_a_gateway() -> None:
             assert (answer.status, (await answer.json())["draining"]) == (503, True)
 
 
-async def test_an_operator_reloads_the_endpoints() -> None:
+async def test_an_operator_reloads_the_endpoints(tmp_path: Path) -> None:
     """A faulty file is a 400 that says why, and changes nothing."""
     tier = unreachable_tier()
     files: list[Config | ConfigError] = [
@@ -150,11 +233,12 @@ async def test_an_operator_reloads_the_endpoints() -> None:
         async with http.get(f"{app.operator_url}/readyz") as answer:
             return set((await answer.json())["tiers"]["large"]["endpoints"])
 
-    async with serving(reread, server=ServerConfig(port=0, readiness_cache_s=0)) as (app, http):
-        async with http.post(f"{app.operator_url}/reload") as answer:
+    settings: dict[str, Any] = {"server": ServerConfig(port=0, readiness_cache_s=0), "state_dir": str(tmp_path)}
+    async with serving(reread, **settings) as (app, http):
+        async with http.post(f"{app.operator_url}/reload", headers=local(tmp_path)) as answer:
             assert (answer.status, "gateway.yaml:3" in await answer.text()) == (400, True)
         assert await endpoints(app, http) == {"127.0.0.1:1"}
-        async with http.post(f"{app.operator_url}/reload") as answer:
+        async with http.post(f"{app.operator_url}/reload", headers=local(tmp_path)) as answer:
             assert answer.status == 200
         while await endpoints(app, http) != {"127.0.0.1:2"}:  # noqa: ASYNC110 -- applied by a background task
             await asyncio.sleep(0.02)

@@ -19,22 +19,23 @@ PATIENCE_S = 60.0
 CHAT = b'{"model":"large","messages":[{"role":"user","content":"hello"}]}'
 UPGRADE = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + b"A" * 22
 REQUESTS = {
-    "answer": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "document": (b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "not ready": (b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n", 503),
-    "no such path": (b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+    "answer": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "document": (b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "not ready": (b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n", 503),
+    "no such path": (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
     "no tier answers": (
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(CHAT), CHAT),
         503,
     ),
-    "live session": (b"GET /v1/realtime?model=large HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"==\r\n\r\n", 101),
+    "live session": (b"GET /v1/realtime?model=large HTTP/1.1\r\nHost: localhost\r\n" + UPGRADE + b"==\r\n\r\n", 101),
     "no HTTP": (b"hello\r\n\r\n", 400),
 }
 TO_OPERATORS = {
-    "metrics": (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "not ready": (b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n", 503),
-    "no such path": (b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+    "metrics": (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "not ready": (b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n", 503),
+    "no token": (b"POST /drain HTTP/1.1\r\nHost: localhost\r\n\r\n", 401),
+    "rebound": (b"GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
     "no HTTP": (b"hello\r\n\r\n", 400),
 }
 

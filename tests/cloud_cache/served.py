@@ -98,7 +98,7 @@ async def _serve(
     admission = build_admission(config, by_name(tiers), accounts, bodies)
     runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
     server = build_server(config, by_name(tiers), admission, runner, ready, accounts, metrics, bodies)
-    listener = Listener(config.server, server.handle)
+    listener = Listener(config.server, server.handle, config.web_origins)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
         await accounts.prepare()
         await listener.start()

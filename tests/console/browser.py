@@ -60,13 +60,13 @@ class Watched:
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
-    """Start Chromium; without one the test is skipped."""
+async def browser(*flags: str) -> AsyncIterator[Browser]:
+    """Start Chromium, with more flags of the command line; without one the test is skipped."""
     program = find_chromium()
     if program is None:
         pytest.skip("no chromium here")
     async with async_playwright() as playwright:
-        running = await playwright.chromium.launch(executable_path=program, args=_FLAGS)
+        running = await playwright.chromium.launch(executable_path=program, args=[*_FLAGS, *flags])
         try:
             yield running
         finally:

@@ -20,7 +20,7 @@ async def test_waiter_tells_an_idle_connection_from_a_busy_one() -> None:
     server = await asyncio.get_running_loop().create_server(handler, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
     try:
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         idle += [is_between_requests(connection) for connection in handler.connections]
     finally:

@@ -19,7 +19,7 @@ from tests.waiting import until
 from .box import running
 from .test_server import BODY, GOOD, HEAD, JSON, Raw, code, connected
 
-ASK = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+ASK = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 class Server:

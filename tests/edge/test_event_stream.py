@@ -40,7 +40,7 @@ async def three_events(stream: EventStream) -> None:
 async def test_the_first_event_leaves_with_the_head_and_what_is_ready_together_in_one_chunk() -> None:
     async with client_of(three_events) as (reader, writer):
         for _ in range(2):  # the connection is kept
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"Transfer-Encoding: chunked\r\n" in head
             assert await reader.readuntil(b"0\r\n\r\n") == b"3\r\none\r\nc\r\ntwothreefour\r\n0\r\n\r\n"
@@ -64,7 +64,7 @@ async def test_an_event_that_is_ready_leaves_although_the_next_one_does_not_come
         await go_on.wait()
 
     async with client_of(stalls) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"3\r\ntwo\r\n")
         go_on.set()
         assert await reader.readuntil(b"0\r\n\r\n") == b"0\r\n\r\n"
@@ -76,7 +76,7 @@ async def test_the_last_event_and_the_end_leave_in_one_write() -> None:
         stream.end(b"end")
 
     async with client_of(answer) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         assert await reader.readuntil(b"0\r\n\r\n") == b"7\r\nlastend\r\n0\r\n\r\n"
 
@@ -98,7 +98,7 @@ async def test_a_client_that_left_is_an_error_for_the_sender(ends: bool) -> None
             outcome.set_result(str(error))
 
     async with client_of(until_gone) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"one")
         writer.transport.abort()
         assert await outcome == "the client closed the connection"
@@ -116,7 +116,7 @@ async def test_a_sender_waits_for_a_client_that_reads_slowly() -> None:
             await stream.drain()
 
     async with client_of(many) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         before = -1
         while before != sent:  # until the sender waits

@@ -29,7 +29,7 @@ async def test_every_response_header_of_an_answer_has_a_meaning(tmp_path: Path) 
 
 
 def _post(body: bytes) -> bytes:
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -39,12 +39,12 @@ REQUESTS = {
     "answer": (_post(CHAT % b""), 200),
     "stream": (_post(CHAT % b',"stream":true'), 200),
     "bad request": (_post(b"{}"), 400),
-    "health": (b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "metrics": (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "no such path": (b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-    "no such job": (b"GET /v1/jobs/nothing HTTP/1.1\r\nHost: x\r\n\r\n", 404),
-    "console": (b"GET /console HTTP/1.1\r\nHost: x\r\n\r\n", 200),
-    "live session": (b"GET /v1/realtime?model=auto HTTP/1.1\r\nHost: x\r\n" + UPGRADE + b"==\r\n\r\n", 101),
+    "health": (b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "metrics": (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "no such path": (b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    "no such job": (b"GET /v1/jobs/nothing HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    "console": (b"GET /console HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+    "live session": (b"GET /v1/realtime?model=auto HTTP/1.1\r\nHost: localhost\r\n" + UPGRADE + b"==\r\n\r\n", 101),
     "no HTTP": (b"hello\r\n\r\n", 400),
 }
 

@@ -24,7 +24,7 @@ from .scripted import EDGE_WORDS
 pytestmark = pytest.mark.slow
 
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hi"}]}).encode()
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GOOD = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
@@ -89,13 +89,13 @@ async def assert_still_well(box: Box) -> None:
         b"hello\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50,
         b"GET / HTTP/9.9\r\n\r\n",
-        b"GET /\xff\xfe\x00 HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: minus one\r\n\r\n",
+        b"GET /\xff\xfe\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: minus one\r\n\r\n",
         HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /healthz HTTP/1.1\r\nbad header\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nHost: x\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n",
-        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nx-long: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=["no http", "tls", "version", "bytes", "length", "smuggling", "chunks", "header", "long header", "long line"],
 )
@@ -112,7 +112,7 @@ async def test_malformed_http_gets_a_4xx_or_a_closed_connection(box: Box, bad: b
 
 async def test_ten_megabytes_of_headers_are_refused_early(box: Box) -> None:
     async with raw(box) as client:
-        await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        await client.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         sent = 0
         with pytest.raises(ConnectionError):  # noqa: PT012 -- which write notices first is the kernel's business
             for number in range(20_000):
@@ -191,7 +191,9 @@ async def test_a_client_that_disconnects_in_the_body_leaves_no_record(box: Box) 
 
 async def test_pipelined_requests_are_answered_in_order(box: Box) -> None:
     async with raw(box) as client:
-        await client.send(b"".join(b"GET /v1/models/%d HTTP/1.1\r\nHost: x\r\n\r\n" % number for number in range(100)))
+        await client.send(
+            b"".join(b"GET /v1/models/%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number for number in range(100))
+        )
         for number in range(100):
             status, body = await client.answer()
             assert status == 404
@@ -212,7 +214,9 @@ async def test_keep_alive_follows_the_http_version_and_the_connection_header(
     box: Box, version: str, connection: str, stays: bool, stream: bool
 ) -> None:
     body = BODY.replace(b'"auto"', b'"auto", "stream": true') if stream else BODY
-    head = f"POST /v1/chat/completions HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n{connection}"
+    head = (
+        f"POST /v1/chat/completions HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n{connection}"
+    )
     async with raw(box) as client:
         await client.send(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         answer = await client.reader.readuntil(b"\r\n\r\n")

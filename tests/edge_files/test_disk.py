@@ -126,7 +126,7 @@ async def test_a_full_disk_is_507_and_loses_nothing(tmp_path: Path, small_disk: 
 async def test_a_daemon_that_is_killed_during_an_upload_has_no_half_file(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "files"
     head = (
-        b"POST /v1/files HTTP/1.1\r\nHost: box\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         b"Content-Length: 4000000\r\n\r\n--b\r\nContent-Disposition: form-data; name=file; filename=a\r\n\r\n"
     )
     with serve(tmp_path, "--set", "files.accept=true") as daemon:

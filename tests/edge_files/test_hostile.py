@@ -119,7 +119,7 @@ async def test_a_client_that_leaves_or_stops_in_its_upload_leaves_nothing(tmp_pa
     server = ServerConfig(port=0, drain_s=1.0, read_timeout_s=0.5)
     async with filing(tmp_path, server=server) as (box, client):
         _, writer = await asyncio.open_connection("127.0.0.1", box.app.port)
-        head = "POST /v1/files HTTP/1.1\r\nHost: box\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         begun = f"{head}Content-Length: 3000000\r\n\r\n".encode() + form(PURPOSE, FILE)[:-9] + b"x" * 2_000_000
         writer.write(begun)
         await until(lambda: contents(folder_of(box)))

@@ -223,7 +223,9 @@ async def test_bad_submissions_are_refused_with_their_reason(box: Box) -> None:
 
 async def test_a_tag_that_is_no_text_is_accepted_as_in_a_request(box: Box) -> None:
     body = b'{"model": "auto", "messages": [{"role": "user", "content": "hello"}]}'
-    head = b"POST /v1/jobs HTTP/1.1\r\nHost: box\r\nContent-Type: application/json\r\nx-causeway-tags: edge,\xff\r\n"
+    head = (
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nx-causeway-tags: edge,\xff\r\n"
+    )
     async with connected(box.app.port) as raw:
         await raw.send(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
         status, answer = await raw.answer()

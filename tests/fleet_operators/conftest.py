@@ -44,6 +44,7 @@ class Server:
     ) -> Answered:
         sent = {"authorization": f"Bearer {as_}"} if as_ else {}
         data = None if body is None else msgspec.json.encode(body)
+        sent |= {} if data is None else {"content-type": "application/json"}
         async with self.http.request(
             method, self.url + path, data=data, headers=sent | (headers or {}), allow_redirects=False
         ) as response:

@@ -111,7 +111,8 @@ class Box:
         body: bytes | AsyncIterator[bytes] | None = None,
         headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     ) -> Answered:
-        async with self._http.request(method, self._url + path, data=body, headers=headers) as response:
+        typed = {} if body is None else {"content-type": "application/json"}
+        async with self._http.request(method, self._url + path, data=body, headers=typed | (headers or {})) as response:
             content = await response.read()
             is_json = response.content_type == "application/json" and content
             found = msgspec.json.decode(content) if is_json else content

@@ -88,6 +88,36 @@ async def test_no_response_names_versions_of_software(plane: Plane, sent: bytes,
     assert (int(status.split()[1]), fields["server"]) == (expected, "causeway")
 
 
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+async def test_a_foreign_page_changes_nothing(plane: Plane, page: dict[str, str]) -> None:
+    """Whatever the path, with a token of an operator, too; what it reads the browser keeps from it."""
+    for method, path in (("POST", "/v1/enroll"), ("POST", "/v1/session"), ("DELETE", "/v1/session"), ("PUT", "/no")):
+        answer = await plane.box().send(method, path, b"{}", page | {"x-causeway-console": "1"})
+        assert (answer.status, answer.code) == (403, "origin_not_allowed"), path
+    read = await plane.box().send("GET", "/healthz", headers=page)
+    assert (read.status, [name for name in read.headers if name.startswith("access-control-")]) == (200, [])
+
+
+async def test_the_page_of_the_control_plane_is_no_foreign_one(plane: Plane) -> None:
+    """Behind a proxy, whose name is not the `Host` that arrives here, the browser says so."""
+    for page in ({"origin": plane.url}, {"origin": "https://fleet.example", "sec-fetch-site": "same-origin"}):
+        assert (await plane.box().send("POST", "/v1/enroll", b"{", page)).code == "invalid_json"
+
+
+async def test_a_body_without_a_type_is_refused(plane: Plane) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        answer = await plane.box().send("POST", "/v1/enroll", b'{"token": "x"}', {"content-type": kind})
+        assert (answer.status, answer.code) == (415, "unsupported_media_type"), kind
+
+
 async def test_metrics_count_messages_and_polls(plane: Plane) -> None:
     await plane.enrolled()
     text = (await plane.box().send("GET", "/metrics")).body.decode()

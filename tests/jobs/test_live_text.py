@@ -232,7 +232,7 @@ async def test_a_client_that_stops_reading_holds_back_nothing(
     script = Steps(*[part] * 6)
     address, _, port = url.removeprefix("http://").partition(":")
     with socket.create_connection((address, int(port))) as stalled:
-        request = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer acme\r\n\r\n"
+        request = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer acme\r\n\r\n"
         stalled.sendall(request.encode())
         async with RunningWorker(store, ScriptedRunner(script), config):
             script.take(6)

@@ -69,6 +69,7 @@ async def running(
     speech: str = "",
     speech_detector: WorkerSpec | None = None,
     max_body_bytes: int = ServerConfig().max_body_bytes,
+    origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Gateway]:
     """`speech`: the address of an encoder of sounds; then there are all encoders, and the model repeats its prompt."""
     (folder / "template.jinja").write_text(ECHO if speech else TEMPLATE)
@@ -91,6 +92,7 @@ async def running(
             drain_s=30.0,
             token_file=str(folder / "tokens") if tokens else "",
             max_body_bytes=max_body_bytes,
+            origins=origins,
             max_body_memory_bytes=2 * max_body_bytes,
         ),
         tiers=(tier, *encoders) if speech else (tier,),

@@ -123,7 +123,8 @@ async def test_admission_limits_sessions_as_requests(tmp_path: Path) -> None:
 
 async def test_a_session_needs_the_boxs_key_which_a_browser_sends_as_a_subprotocol(tmp_path: Path) -> None:
     key = KeyConfig("kiosk", hashlib.sha256(b"secret").hexdigest(), ("private",))
-    async with running(tmp_path, server=ServerConfig(port=0, drain_s=1.0, keys=(key,))) as box:
+    server = ServerConfig(port=0, drain_s=1.0, keys=(key,), origins=("https://elsewhere",))
+    async with running(tmp_path, server=server) as box:
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Sec-WebSocket-Protocol": "realtime"}):
             with pytest.raises(Refused) as refused:
                 await Peer.connect(box.app.port, headers=headers)
@@ -136,12 +137,12 @@ async def test_a_session_needs_the_boxs_key_which_a_browser_sends_as_a_subprotoc
             assert box.newest().request.tags == ("private",)
 
 
-async def test_without_keys_no_page_of_another_origin_gets_in(box: Box) -> None:
+async def test_no_page_of_another_origin_gets_in(box: Box) -> None:
     """Browsers let any page open a WebSocket to this box."""
     for origin in ("https://evil.example", f"http://localhost:{box.app.port}", "null"):
         with pytest.raises(Refused) as refused:
             await Peer.connect(box.app.port, headers={"Origin": origin})
-        assert refused.value.code == "permission_denied"
+        assert (refused.value.status, refused.value.code) == (403, "origin_not_allowed")
     async with peer(box, Origin=f"http://127.0.0.1:{box.app.port}"):
         assert stats(box) == (1, 0)
 

@@ -82,7 +82,7 @@ async def test_a_cut_connection_resumes_and_of_two_the_second_takes_over(replica
 
 
 async def test_a_session_needs_a_token_and_is_its_devices(replica: Replica, tmp_path: Path) -> None:
-    async with running(replica, tmp_path, tokens=TOKENS) as gateway:
+    async with running(replica, tmp_path, tokens=TOKENS, origins=("https://any",)) as gateway:
         with pytest.raises(Refused) as refused:
             await Peer.connect(gateway.port, "model=large")
         assert refused.value.status == 401
@@ -99,7 +99,7 @@ async def test_a_session_needs_a_token_and_is_its_devices(replica: Replica, tmp_
     [
         ("", {}, "missing_required_parameter"),
         ("model=none", {}, "model_not_found"),
-        ("model=large", {"Origin": "https://evil.example"}, "permission_denied"),
+        ("model=large", {"Origin": "https://evil.example"}, "origin_not_allowed"),
         ("model=large", {"x-causeway-tag": "private"}, "unknown_parameter"),
     ],
 )

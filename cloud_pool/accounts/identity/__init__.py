@@ -4,6 +4,7 @@
     authenticator.py   `Authorization` header -> Principal: static or signed tokens
     principal.py       tenant, device and scopes of a caller
     static_tokens.py   tokens from a file
+    operator_token.py  the operators' token of a process on loopback, made at start
     token_verifier.py  signed token -> claims; a bounded cache of verified tokens
     claims.py          the claims and their checks, pure functions of the claims and `now`
     key_set.py         the public keys: a JWKS file that is read again when it changes

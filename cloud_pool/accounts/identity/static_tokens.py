@@ -40,7 +40,7 @@ class StaticTokens(msgspec.Struct, frozen=True):
 
     def find(self, secret: str) -> StaticToken:
         """Return the entry of a bearer token. Raises AuthenticationFailed."""
-        digest = hashlib.sha256(secret.encode(errors="replace")).digest()
+        digest = hash_token(secret)
         found: StaticToken | None = None
         for token in self.known:  # Compare with all of them: the time taken must not tell which one matches.
             if hmac.compare_digest(token.digest, digest):
@@ -48,6 +48,11 @@ class StaticTokens(msgspec.Struct, frozen=True):
         if found is None:
             raise AuthenticationFailed("the bearer token is not known here")
         return found
+
+
+def hash_token(secret: str) -> bytes:
+    """Return the digest by which a token is known."""
+    return hashlib.sha256(secret.encode(errors="replace")).digest()
 
 
 def load_tokens(path: Path) -> StaticTokens:
@@ -74,7 +79,7 @@ def _token(fields: Sequence[str], where: str) -> StaticToken:
     hashed = _HASH.fullmatch(secret)
     if secret.startswith("sha256:") and not hashed:
         raise ConfigError("sha256: must be followed by 64 hex digits", where=where)
-    digest = bytes.fromhex(hashed[1]) if hashed else hashlib.sha256(secret.encode()).digest()
+    digest = bytes.fromhex(hashed[1]) if hashed else hash_token(secret)
     return StaticToken(device, digest, _grants(fields[2:], where))
 
 

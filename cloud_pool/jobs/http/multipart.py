@@ -9,7 +9,8 @@ import msgspec
 from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http import HttpProcessingError
 
-from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout, UnsupportedMediaType
+from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from router.openai.audio.form import check_form
 
 _READ_S = 900.0
 _PIECE_S = 20.0  # a client that sends less than a piece in this time is too slow
@@ -32,8 +33,7 @@ class UploadFields(msgspec.Struct, frozen=True):
 
 def check_upload(request: web.BaseRequest) -> int:
     """Return the least size that the file can have; 0 if it is unknown. Raises UnsupportedMediaType."""
-    if not request.headers.get(hdrs.CONTENT_TYPE, "").lower().startswith("multipart/form-data"):
-        raise UnsupportedMediaType("Send the file as multipart/form-data with `purpose` and `file`.")
+    check_form(request.headers.get(hdrs.CONTENT_TYPE), request.headers.get(hdrs.CONTENT_ENCODING))
     return max(0, (request.content_length or 0) - OVERHEAD_BYTES)
 
 

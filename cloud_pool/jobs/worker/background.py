@@ -94,7 +94,8 @@ def build_background_service(
     backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier, serving.parts)
     runner = MeteredRunner(backend, accounts.ledger, trace, accounts.revocations, route=route)
     reload = None if reread is None else partial(reload_endpoints, pools, config, reread)
-    operator = operator_listener(config, OperatorRoutes(accounts.operators, metrics, reload=reload))
+    routes = OperatorRoutes(accounts.operators, metrics, free_probes=not config.has_operator_tokens, reload=reload)
+    operator = operator_listener(config, routes)
     closing: list[Callable[[], Awaitable[None]]] = [caching_service.close, accounts.close, pools.close]
     if tracing is not None:
         closing.append(partial(to_thread.run_sync, tracing.close))

@@ -7,16 +7,24 @@ from email.parser import HeaderParser
 from email.utils import collapse_rfc2231_value
 
 from ...errors import InvalidRequest, UnsupportedMediaType
+from ..request_body import check_encoding
 
 _FORM = "multipart/form-data"
 _MAX_FIELDS = 16
 _MAX_BOUNDARY = 70  # RFC 2046
 
 
-def check_form(content_type: str) -> None:
-    """Raises UnsupportedMediaType for a body that is said to be something else."""
+def check_form(content_type: str | None, content_encoding: str | None) -> None:
+    """Check the headers of these names; None: the header is absent.
+
+    Raises:
+        UnsupportedMediaType: the body is not said to be a form, or is compressed.
+    """
+    if content_type is None:
+        raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_FORM}`.")
     if content_type.partition(";")[0].strip().lower() != _FORM:
         raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_FORM}`.")
+    check_encoding(content_encoding)
 
 
 def parse_form(body: bytes, content_type: str) -> list[tuple[str, bytes]]:

@@ -100,7 +100,7 @@ async def running(config: Config, caching_service: CachingService | None = None)
     admission = build_admission(config, by_name(tiers), accounts, bodies)
     runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics)
     server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
-    listener = Listener(config.server, server.handle)
+    listener = Listener(config.server, server.handle, config.web_origins)
     async with anyio.create_task_group() as tasks:
         await accounts.prepare()
         await listener.start()

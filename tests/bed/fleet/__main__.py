@@ -68,7 +68,7 @@ class FleetBed:
         self.sign("first", AT_ONCE)
         self.serve()
         token = (self._folder / "data" / "bootstrap-token").read_text(encoding="utf-8").strip()
-        self._headers = {"authorization": f"Bearer {token}"}
+        self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
 
     def serve(self) -> None:
         """Start the control plane, and wait until it is ready."""

@@ -269,7 +269,8 @@ class SimulatedBox:
         answers: Collection[int] = _ANSWERS,
     ) -> bytes:
         self.requests += 1
-        async with self._http.request(method, self._url + path, data=body, headers=headers) as answer:
+        typed = {} if body is None else {"content-type": "application/json"}
+        async with self._http.request(method, self._url + path, data=body, headers=typed | (headers or {})) as answer:
             found = await answer.read()
             if answer.status not in answers:
                 raise Refused(path, answer.status, found.decode(errors="replace"))

@@ -1,0 +1,142 @@
+"""Decide which web pages may use a listener: DNS rebinding, cross-site requests, and CORS.
+
+A browser sends requests of any page to any address, this machine's included. For each request:
+
+1. Host: a page can point a name of its own at this machine (DNS rebinding), and is same-origin then. Its requests carry
+   that name in `Host`, so a listener that needs no key takes loopback names, its address and configured names only.
+2. A request that changes nothing (GET, HEAD, OPTIONS) is answered: the browser keeps the answer from a foreign page.
+3. Any other request, and the handshake of a WebSocket, is refused for a foreign page. `Sec-Fetch-Site` tells, and in
+   browsers that do not send it, `Origin` beside `Host`. Without both headers the client is not a browser. `same-site`
+   is foreign, too: another port of this machine is. This is the algorithm of Go's `http.CrossOriginProtection`.
+4. Pages of allowed origins are answered as CORS asks, preflights included (https://fetch.spec.whatwg.org/#http-cors-protocol).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Final
+from urllib.parse import urlsplit
+
+from msgspec import Meta
+
+from .errors import MisdirectedRequest, OriginNotAllowed
+
+Origin = Annotated[str, Meta(pattern=r"^(null|file://|[a-z][a-z0-9+.-]*://[^/\\\s?#@*,]+)$")]
+"""An origin as browsers send it: scheme, host and port without a path; `null` or `file://` of embedded web views."""
+HostName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9._-]+|[0-9a-fA-F:.]+)$")]
+"""A DNS name or an IP address, without a port."""
+
+_HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+_MAX_AGE_S: Final = 600
+_METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
+_VARY: Final[Mapping[str, str]] = {"Vary": "Origin"}
+
+
+class WebOrigins:
+    """The rules of one listener. `headers` of its methods must be read case-insensitively.
+
+    Args:
+        allowed: the origins, beside the listener's own, whose pages may use it.
+        hosts: the names that `Host` may have beside those of loopback; None: any name.
+        key: the configuration key of `allowed`, for messages; "": there is none.
+    """
+
+    def __init__(self, allowed: Iterable[str] = (), hosts: Iterable[str] | None = None, key: str = "") -> None:
+        self._allowed = frozenset(origin.lower() for origin in allowed)
+        self._vary: Mapping[str, str] = _VARY if self._allowed else {}
+        self._hosts = None if hosts is None else _LOOPBACK | {host.lower() for host in hosts}
+        self._advice = f"To allow it, add the origin to `{key}`." if key else "Send the request from a program."
+
+    def admit(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the headers that the answer gets for CORS.
+
+        Raises:
+            MisdirectedRequest: `Host` is not a name of this listener (1).
+            OriginNotAllowed: a page of a foreign origin may not send this request (3).
+        """
+        if self._hosts is not None:
+            self._check_host(headers.get("Host"))
+        origin = headers.get("Origin")
+        site = headers.get("Sec-Fetch-Site")
+        if origin is not None and origin.lower() in self._allowed:
+            return {"Access-Control-Allow-Origin": origin, "Access-Control-Expose-Headers": "*", **_VARY}
+        if origin is None and site is None:  # not a browser, or a page that only reads
+            return self._vary
+        changes = method not in _HARMLESS or "Upgrade" in headers
+        if changes and _is_foreign(origin, site, headers.get("Host", "")):
+            page = "of another site" if origin is None else f"of the origin {origin[:200]!r}"
+            raise OriginNotAllowed(f"A web page {page} may not send this request. {self._advice}")
+        return self._vary
+
+    def preflight(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Return the further headers of the answer to a preflight of an allowed origin (204); None: it is not one."""
+        if method != "OPTIONS" or "Access-Control-Request-Method" not in headers:
+            return None
+        if headers.get("Origin", "").lower() not in self._allowed:
+            return None
+        answer = {"Access-Control-Allow-Methods": _METHODS, "Access-Control-Max-Age": str(_MAX_AGE_S)}
+        if names := headers.get("Access-Control-Request-Headers"):
+            answer["Access-Control-Allow-Headers"] = names  # SDKs send many of their own; the origin is trusted
+        if headers.get("Access-Control-Request-Private-Network") == "true":
+            answer["Access-Control-Allow-Private-Network"] = "true"
+        return answer
+
+    def _check_host(self, host: str | None) -> None:
+        """Raises MisdirectedRequest. A request without `Host` is HTTP/1.0, which browsers do not speak."""
+        assert self._hosts is not None
+        if host is None:
+            return
+        name = _name_of(host)
+        if name not in self._hosts and not is_loopback(name):
+            raise MisdirectedRequest(
+                f"This server does not answer to the name {host[:200]!r}. Call it as `localhost`, or add the name to "
+                "`server.hosts`."
+            )
+
+
+def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tuple[str, ...] | None:
+    """Return what `hosts` of a listener is: None where each request needs a key, or other machines may connect.
+
+    Args:
+        bound: the address that it listens on.
+        named: the names that its configuration adds.
+        needs_key: whether no request is served without a key or token.
+    """
+    return None if needs_key or not is_loopback(bound.lower()) else (bound, *named)
+
+
+def is_loopback(name: str) -> bool:
+    """Return whether a lower-case name or address without brackets is this machine's loopback.
+
+    `*.localhost` is: no public name is below it, and resolvers keep it on loopback (RFC 6761, 6.3).
+    """
+    if name in _LOOPBACK or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _name_of(host: str) -> str:
+    """Return the lower-case name of a `Host` header, without port, brackets and the root's dot."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        address, closed, _ = name[1:].partition("]")
+        return address if closed else name
+    return name.partition(":")[0].removesuffix(".")
+
+
+def _is_foreign(origin: str | None, site: str | None, host: str) -> bool:
+    if site is not None:
+        return site.strip().lower() not in ("same-origin", "none")
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin.lower()).netloc != host.strip().lower()
+    except ValueError:
+        return True
