@@ -2,13 +2,14 @@
 
 `make test` draws the same examples on every run; `make fuzz` draws new ones until Ctrl-C. No profile has a deadline: on
 a busy machine the time of one example says nothing. The models of this account's folder are not seen by the tests,
-and a gateway's token is not written to it.
+and gateways and Triton keep their tokens and keys in a folder of the run.
 """
 
 import importlib.util
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ settings.register_profile("quick", settings.get_profile("repeatable"), max_examp
 settings.register_profile("fuzz", derandomize=False, deadline=None, suppress_health_check=_SLOW_IS_FINE)
 settings.load_profile("repeatable")
 
-os.environ["XDG_DATA_HOME"] = os.environ["XDG_STATE_HOME"] = os.devnull
+os.environ["XDG_DATA_HOME"] = os.devnull
+_state_home = tempfile.TemporaryDirectory(prefix="causeway-tests-")  # removed when the run ends
+os.environ["XDG_STATE_HOME"] = _state_home.name
 
 if importlib.util.find_spec("llama_cpp") is None:  # `make quick` compiles nothing
     collect_ignore = [

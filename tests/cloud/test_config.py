@@ -55,7 +55,7 @@ def test_flags_override_the_file(tmp_path: Path) -> None:
 
 def test_without_a_file_there_is_one_tier(tmp_path: Path) -> None:
     """`--tier` names others."""
-    assert load_config(None, Flags()) == Config()
+    assert load_config(None, Flags(), {}) == Config()
     assert [tier.name for tier in load_config(None, Flags(tiers=("a", "b"))).tiers] == ["a", "b"]
 
 
