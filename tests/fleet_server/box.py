@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from multidict import CIMultiDict
 
 from router.bundle.protocol import (
     LATENCY_BOUNDS_S,
@@ -111,8 +112,10 @@ class Box:
         body: bytes | AsyncIterator[bytes] | None = None,
         headers: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
     ) -> Answered:
-        typed = {} if body is None else {"content-type": "application/json"}
-        async with self._http.request(method, self._url + path, data=body, headers=typed | (headers or {})) as response:
+        sent = CIMultiDict(headers or {})
+        if body is not None:
+            sent.setdefault("content-type", "application/json")
+        async with self._http.request(method, self._url + path, data=body, headers=sent) as response:
             content = await response.read()
             is_json = response.content_type == "application/json" and content
             found = msgspec.json.decode(content) if is_json else content
