@@ -23,7 +23,7 @@ from router.api.files import FileView
 from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
 from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers.fair_share import FairShare, network_of, stored_share
 
 from ..box_time import BoxTime
 from ..clock import Clock
@@ -206,6 +206,13 @@ class FileStore:
             await self.sweep()
             if not self._has_room(writer, size):
                 stats = self.stats
+                if self._fits(writer, size):
+                    raise StorageFull(
+                        "your files would be more than your share of this box's "
+                        f"{self._config.max_files} files and {self._config.max_bytes} bytes (files.max_files, "
+                        "files.max_bytes): half while others have some, else seven eighths. Delete files, or wait "
+                        "until they expire"
+                    )
                 raise StorageFull(
                     f"this box has {stats.files} uploaded files with {stats.bytes} bytes, and may have "
                     f"{self._config.max_files} with {self._config.max_bytes}, those included that are being uploaded "
@@ -214,9 +221,21 @@ class FileStore:
         writer.reserved = size
 
     def _has_room(self, writer: FileWriter, size: int) -> bool:
-        others = [one for one in self._writing if one is not writer]
-        stats = self.stats
-        taken = stats.bytes + sum(one.reserved for one in others) + size
+        """Whether a file fits into the folder, and into its owner's share of it."""
+        owner = network_of(writer.owner)
+        own = [file.bytes for file in self._files.values() if network_of(file.owner) == owner]
+        own += [one.reserved for one in self._writing if one is not writer and network_of(one.owner) == owner]
+        has_others = len(own) < len(self._files) + sum(one is not writer for one in self._writing)
+        return (
+            self._fits(writer, size)
+            and len(own) < stored_share(self._config.max_files, has_others)
+            and sum(own) + size <= stored_share(self._config.max_bytes, has_others)
+        )
+
+    def _fits(self, writer: FileWriter, size: int) -> bool:
+        """Whether a file fits beside those that are there and that are being written."""
+        stats, others = self.stats, [one.reserved for one in self._writing if one is not writer]
+        taken = stats.bytes + sum(others) + size
         return stats.files + len(others) < self._config.max_files and taken <= self._config.max_bytes
 
     async def append(self, draft: Draft, data: bytes) -> None:

@@ -81,6 +81,14 @@ class FairShare:
         self._by_holder[holder] = caller, amount
 
 
+def stored_share(capacity: int, others: bool) -> int:
+    """Return the most that one caller may keep in a pool whose contents stay, such as uploaded files.
+
+    It is half while others keep something there, else all but an eighth, which a caller that comes new finds.
+    """
+    return max(1, capacity // 2) if others else capacity - capacity // 8
+
+
 @lru_cache(MAX_CLIENTS)
 def network_of(client: str) -> str:
     """Return the caller that an address stands for: the /64 of an IPv6 address (one customer, RFC 6177), the IPv4

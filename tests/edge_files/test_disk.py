@@ -15,7 +15,11 @@ from pathlib import Path
 import openai
 import pytest
 
+from edge_node.clock import system_clock
 from edge_node.config.schema import FilesConfig
+from edge_node.files.errors import StorageFull
+from edge_node.files.store import FileStore
+from router.parts.upload_terms import UploadTerms
 
 from ..edge_cli.test_serve import ready_line, serve
 from ..modalities.test_files import NOTE
@@ -151,3 +155,32 @@ async def test_a_daemon_that_is_killed_during_an_upload_has_no_half_file(tmp_pat
 def test_accepting_is_a_choice() -> None:
     assert not FilesConfig().accept
     assert ACCEPTING.accept
+
+
+async def keep(store: FileStore, owner: str, size: int = 10) -> bool:
+    """Upload a file; False: there is no room for it."""
+    try:
+        async with store.write(owner, size) as writer:
+            await writer.write(b"x" * size)
+            await writer.finish("note.txt", UploadTerms("user_data", None))
+    except StorageFull:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("bounds", "size"),
+    [(FilesConfig(accept=True, max_files=8), 10), (FilesConfig(accept=True, max_bytes=80), 10)],
+    ids=["number", "bytes"],
+)
+async def test_one_client_does_not_fill_the_folder_for_others(tmp_path: Path, bounds: FilesConfig, size: int) -> None:
+    """Alone it has seven of eight; beside another's file it gets no more until it has less than half."""
+    store = FileStore(tmp_path, bounds, MIB, system_clock())
+    assert [await keep(store, "flood", size) for _ in range(8)] == [True] * 7 + [False]
+    assert await keep(store, "quiet", size)
+    assert not await keep(store, "quiet", size), "the folder is full"
+    for file in store.list_owned("flood")[:4]:
+        await store.delete(file.id, "flood")
+    assert [await keep(store, "quiet", size) for _ in range(4)] == [True] * 3 + [False]
+    assert [await keep(store, "flood", size) for _ in range(2)] == [True, False]
+    store.close()

@@ -10,6 +10,8 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from cloud_pool.accounts.identity.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
@@ -18,11 +20,13 @@ from cloud_pool.config.schema import TierConfig
 from cloud_pool.config.tiers import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.http.routing import begin_response
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from router.errors import ClientGone
 from router.openai import parse_chat
 from router.sse import Event, SSEParser
 from router.types import RoutingHints
@@ -326,3 +330,15 @@ async def test_a_job_uses_the_models_and_content_of_its_token_only(http: aiohttp
         found, body = await submit(http, CHAT | changes, authorization="Bearer limited")
         assert found == status, body
         assert status == 202 or body["error"]["code"] == code  # type: ignore[index]
+
+
+class Left(web.StreamResponse):
+    """A response to a client that has left."""
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        raise ConnectionResetError
+
+
+async def test_client_that_leaves_before_its_response_is_no_fault_of_the_gateway() -> None:
+    with pytest.raises(ClientGone):
+        await begin_response(Left(), make_mocked_request("GET", "/"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers.fair_share import FairShare, network_of, stored_share
 
 
 def fill(pool: FairShare, caller: str) -> int:
@@ -82,6 +82,11 @@ def test_largest_caller_gives_way() -> None:
     assert pool.crowds("flood")
     assert not pool.crowds("quiet")
     assert FairShare(8).crowds("anyone")
+
+
+@pytest.mark.parametrize(("capacity", "alone", "beside"), [(1, 1, 1), (2, 2, 1), (8, 7, 4), (200, 175, 100)])
+def test_stored_pool_keeps_room_for_a_caller_that_comes_new(capacity: int, alone: int, beside: int) -> None:
+    assert (stored_share(capacity, others=False), stored_share(capacity, others=True)) == (alone, beside)
 
 
 @pytest.mark.parametrize(

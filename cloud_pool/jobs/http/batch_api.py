@@ -32,7 +32,7 @@ from ..errors import FileContentLost
 from ..off_peak import OffPeakHours, no_off_peak_hours
 from ..stores import JobStores
 from .multipart import check_upload, read_upload
-from .routing import Route, enqueue_span, json_response, read_page, route, write_chunk
+from .routing import Route, begin_response, enqueue_span, json_response, read_page, route, write_chunk
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
@@ -142,7 +142,7 @@ class BatchApi:
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}
         response = web.StreamResponse(headers=headers)
         response.content_length = file.bytes
-        await response.prepare(request)
+        await begin_response(response, request)
         try:
             await write_chunk(response, first)
             async for piece in pieces:

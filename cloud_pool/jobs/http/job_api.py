@@ -37,7 +37,17 @@ from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
-from .routing import Handler, OwnedHandler, Route, enqueue_span, json_response, read_page, route, write_chunk
+from .routing import (
+    Handler,
+    OwnedHandler,
+    Route,
+    begin_response,
+    enqueue_span,
+    json_response,
+    read_page,
+    route,
+    write_chunk,
+)
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""
@@ -271,7 +281,7 @@ class JobApi:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         headers["x-request-id"] = REQUEST.get()
         response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
+        await begin_response(response, request)
         try:
             async for data in EventReader(self._db, self._jobs, job, owner, last).read():
                 await write_chunk(response, data)

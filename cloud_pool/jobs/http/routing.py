@@ -57,6 +57,14 @@ def read_page(request: web.BaseRequest) -> tuple[int, str]:
     return limit, request.query.get("after", "")[:80]
 
 
+async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> None:
+    """Send the head. Raises ClientGone: the client left before it."""
+    try:
+        await response.prepare(request)
+    except ConnectionError as error:
+        raise ClientGone("the client left before its response began") from error
+
+
 async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
     """Write to the client. Raises ClientGone if the client left or stopped reading."""
     try:
