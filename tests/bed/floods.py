@@ -201,7 +201,7 @@ def measure(quiet: Target, flood: Target, seconds: float, rounds: int) -> list[s
 
 @contextmanager
 def gateway(folder: Path) -> Iterator[tuple[Target, Target]]:
-    """Run Redis and a gateway on the first core. Yields it as the quiet tenant and as the flood see it."""
+    """Run Redis and a gateway, which has the first core. Yields it as the quiet tenant and as the flood see it."""
     issuer, redis = Issuer(folder), RedisServer(folder, *_REDIS)
     config = folder / "gateway.yaml"
     config.write_text(
