@@ -14,8 +14,6 @@ from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from router.errors import ConfigError
-
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
 from .balancing.pools import Pools
@@ -35,6 +33,7 @@ from .http.request_runner import RequestRunner
 from .http.server import Server
 from .jobs.config import with_shared_redis
 from .jobs.gateway import JobsGateway
+from .lifetime import Closing, run_with_tasks
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .parts.assembly import build_speech_detection, build_transcription
@@ -348,21 +347,15 @@ async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] 
         stop: set to stop.
         reread: reads the configuration again; on SIGHUP the gateway takes its endpoints from it.
     """
-    errors = []
-    app: App | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            app = build(config, tasks, reread)
-            if reread is not None:
-                reload_on_sighup(app.pools, config, reread)
-            await _serve(app, stop)
-        except ConfigError as error:
-            errors.append(error)  # Raised below: a task group would wrap it.
-        tasks.cancel_scope.cancel()
-    if app is not None:
-        await app.close()
-    for config_error in errors:
-        raise config_error
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        app = build(config, tasks, reread)
+        closing.append(app.close)
+        if reread is not None:
+            reload_on_sighup(app.pools, config, reread)
+        await _serve(app, stop)
+
+    await run_with_tasks(work)
 
 
 async def _serve(app: App, stop: asyncio.Event) -> None:

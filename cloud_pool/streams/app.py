@@ -28,7 +28,7 @@ from ..jobs.store.usage_outbox import UsageOutbox
 from ..jobs.submission import SubmissionParser
 from ..jobs.worker.app import jobs_settings
 from ..jobs.worker.background import BackgroundService, build_background_service
-from ..jobs.worker.lifetime import Closing, open_all, run_with_tasks
+from ..lifetime import Closing, open_all, run_with_tasks
 from .attempts import MessageRunner
 from .effects import REPLICATED, STREAM_SCRIPTS, EffectStore
 from .insistence import Insistence

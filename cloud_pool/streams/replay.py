@@ -27,7 +27,7 @@ from ..jobs.record import RunBill
 from ..jobs.worker.app import jobs_settings
 from ..jobs.worker.background import build_background_service
 from ..jobs.worker.execution import JobResult
-from ..jobs.worker.lifetime import Closing, open_all, run_with_tasks
+from ..lifetime import Closing, open_all, run_with_tasks
 from .app import build_message_runner
 from .attempts import AUTHORIZATION, MessageRunner
 from .insistence import Insistence

@@ -92,6 +92,7 @@ class Controller:
         self._news = anyio.Event()
         self._surveyed_at = float("-inf")
         self._settled: object = None
+        self._unreadable: tuple[str, ...] = ()  # why some rollouts are left out
         self.leads = False
         self.problems: tuple[str, ...] = ()
         self.ahead: Mapping[str, int] = {}
@@ -140,7 +141,7 @@ class Controller:
         try:
             published = await to_thread.run_sync(self._publisher.published)
             async with self._store.read() as connection:
-                records = await working_rollouts(connection)
+                records, self._unreadable = await working_rollouts(connection)
             if await self._take_over(records, published, now):
                 return True
             if surveys:
@@ -157,6 +158,9 @@ class Controller:
             raise
         except (CausewayError, OSError) as error:
             self._report((getattr(error, "message", str(error)),))
+        except Exception as error:  # a fault of ours is no reason to stop serving the boxes
+            _log.exception("a tick of the controller failed")
+            self._report((f"the controller failed and tries again: {type(error).__name__}",))
         return False
 
     # --- (1) ---------------------------------------------------------------------------------------------------------
@@ -253,7 +257,7 @@ class Controller:
     # --- (4) and (5) -------------------------------------------------------------------------------------------------
 
     async def _publish(self, records: Sequence[RolloutRecord], now: float, surveys: bool) -> None:
-        settled = tuple((record.rollout.id, record.version) for record in records)
+        settled = (*((record.rollout.id, record.version) for record in records), self._unreadable)
         if settled == self._settled and not surveys:
             return
         if self.ahead:
@@ -265,6 +269,7 @@ class Controller:
         self._settled = settled
 
     def _report(self, problems: tuple[str, ...]) -> None:
+        problems = (*problems, *self._unreadable)
         if problems != self.problems:
             for problem in problems:
                 _log.error("%s", problem)

@@ -55,7 +55,7 @@ class RolloutRoutes:
         await parts.sign_in.require(http, "viewer")
         async with parts.store.read() as connection:
             counts = await count_devices(connection, parts.clock() - RECENT_S)
-            records = await working_rollouts(connection)
+            records, _ = await working_rollouts(connection)
         names = dict.fromkeys((*parts.cohorts, *(count.cohort for count in counts)))
         cohorts = []
         for name in names:
@@ -76,7 +76,7 @@ class RolloutRoutes:
     async def rollouts(self, http: web.Request) -> web.StreamResponse:
         await self._parts.sign_in.require(http, "viewer")
         async with self._parts.store.read() as connection:
-            records = await list_rollouts(connection, http.query.get("cohort", ""))
+            records = await list_rollouts(connection, http.query.get("cohort", ""), readable=True)
         return json_response([rollout_answer(record) for record in records])
 
     async def rollout(self, http: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from aiohttp import web
 
-from router.errors import ConfigError
+from router.errors import CausewayError, ConfigError
 
 from ..controller.loop import SURVEY_S
 from ..operators.assembly import build_operators, operator_routes
@@ -123,16 +123,24 @@ def read_fleet_folder(folder: Path) -> FleetDoc:
 
 
 async def serve(settings: ServeSettings) -> None:
-    """Serve until SIGTERM or SIGINT; print one line when it is ready. Raises as `running`."""
+    """Serve until SIGTERM or SIGINT; print one line when it is ready.
+
+    Raises:
+        CausewayError: As `running`; or a background task failed, which ends the control plane.
+    """
     allow_many_files()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running(settings) as (plane, url):
-        _log.info("the fleet %s is served at %s", plane.fleet.name, url)
-        print(f"ready url={url}", flush=True)
-        await stop.wait()
-        _log.info("stopping")
+    try:
+        async with running(settings) as (plane, url):
+            _log.info("the fleet %s is served at %s", plane.fleet.name, url)
+            print(f"ready url={url}", flush=True)
+            await stop.wait()
+            _log.info("stopping")
+    except BaseExceptionGroup as error:
+        _log.critical("A background task failed, and the control plane ends.", exc_info=error)
+        raise CausewayError("A background task failed, and the control plane ends.") from error
 
 
 def allow_many_files() -> None:

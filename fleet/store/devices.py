@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Dialect, Insert, Select, Update, bindparam, case, delete, func, insert, or_, select, update
@@ -16,6 +16,7 @@ from router.bundle.protocol import BoxState
 from .database import among, as_list, one_of
 from .tables import device_events, devices
 
+T = TypeVar("T")
 CHANGING = (BoxState.STAGE, BoxState.ACTIVATE, BoxState.TRIAL, BoxState.ROLLBACK)
 """States between the first effect of a change and its commit."""
 GRANT_S = 120.0
@@ -74,11 +75,20 @@ class Device(msgspec.Struct, frozen=True):
 
     @property
     def labels(self) -> dict[str, str]:
-        return msgspec.json.decode(self.labels_json, type=dict[str, str])
+        """None of a row that is damaged or of a newer version."""
+        return _decoded(self.labels_json, dict[str, str]) or {}
 
     @property
     def quarantined(self) -> tuple[str, ...]:
-        return msgspec.json.decode(self.quarantined_json, type=tuple[str, ...])
+        """None of a row that is damaged or of a newer version: the box itself refuses those bundles."""
+        return _decoded(self.quarantined_json, tuple[str, ...]) or ()
+
+
+def _decoded(text: str, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, ValueError):
+        return None
 
 
 class DeviceEvent(msgspec.Struct, frozen=True):

@@ -73,7 +73,12 @@ async def set_pace(connection: AsyncConnection, cohort: str, pace: CohortPace) -
 async def read_generations(connection: AsyncConnection) -> Mapping[str, Generation]:
     """Return the generation of each name that has one."""
     rows = await connection.execute(select(generations))
-    return {
-        row.name: Generation(row.counter, row.nonce, msgspec.json.decode(row.pace_json, type=CohortPace))
-        for row in rows
-    }
+    return {row.name: Generation(row.counter, row.nonce, _pace(row.pace_json)) for row in rows}
+
+
+def _pace(text: str) -> CohortPace:
+    """Return a cohort's pace; the default one for a row that is damaged or of a newer version."""
+    try:
+        return msgspec.json.decode(text, type=CohortPace)
+    except (msgspec.DecodeError, ValueError):
+        return CohortPace()

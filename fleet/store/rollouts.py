@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,6 +28,12 @@ class RolloutChanged(CausewayError):
     status = 409
     code = "changed_meanwhile"
     retryable = True
+
+
+class RolloutUnreadable(CausewayError):
+    """The row of a rollout is damaged, or a newer version of the control plane wrote it."""
+
+    code = "record_unreadable"
 
 
 class RolloutRecord(msgspec.Struct, frozen=True):
@@ -69,7 +75,10 @@ class ReportedPlan(msgspec.Struct, frozen=True):
     boxes: int
 
 
-_COLUMNS = [rollouts.c[name] for name in ("body_json", "version", "author", "created", "updated", "allow_leaving")]
+_COLUMNS = [
+    rollouts.c[name]
+    for name in ("id", "cohort", "body_json", "version", "author", "created", "updated", "allow_leaving")
+]
 _COLUMNS += [rollouts.c.without_replay, rollouts.c.acknowledged_json]
 _NEWEST = (rollouts.c.created.desc(), rollouts.c.id)
 
@@ -98,23 +107,39 @@ async def change_rollout(connection: AsyncConnection, record: RolloutRecord) -> 
 
 
 async def read_rollout(connection: AsyncConnection, rollout: str) -> RolloutRecord | None:
+    """Return a rollout; None: there is none. Raises RolloutUnreadable."""
     row = (await connection.execute(select(*_COLUMNS).where(rollouts.c.id == rollout))).first()
     return None if row is None else _record(*row)
 
 
-async def list_rollouts(connection: AsyncConnection, cohort: str = "") -> list[RolloutRecord]:
-    """Return the newest rollouts, newest first; `cohort` "": of all cohorts."""
+async def list_rollouts(
+    connection: AsyncConnection, cohort: str = "", *, readable: bool = False
+) -> list[RolloutRecord]:
+    """Return the newest rollouts, newest first; `cohort` "": of all cohorts.
+
+    Args:
+        connection: The connection of a transaction.
+        cohort: The cohort.
+        readable: Leave out those that cannot be read.
+
+    Raises:
+        RolloutUnreadable: One of them cannot be read.
+    """
     chosen = select(*_COLUMNS).order_by(*_NEWEST).limit(_MOST_LISTED)
     if cohort:
         chosen = chosen.where(rollouts.c.cohort == cohort)
-    return [_record(*row) for row in await connection.execute(chosen)]
+    rows = (await connection.execute(chosen)).all()
+    return [_record(*row) for row in rows if not readable or _can_read(row)]
 
 
-async def working_rollouts(connection: AsyncConnection) -> list[RolloutRecord]:
-    """Return the rollouts that go on by themselves and the newest of each cohort that has begun; newest first."""
+async def working_rollouts(connection: AsyncConnection) -> tuple[list[RolloutRecord], tuple[str, ...]]:
+    """Return the rollouts that go on by themselves and the newest of each cohort that has begun; newest first.
+
+    Also return why some cannot be read. Their cohorts are left out: they pause, and the others go on.
+    """
     newest = select(func.max(rollouts.c.created)).where(rollouts.c.begun).group_by(rollouts.c.cohort)
     chosen = select(*_COLUMNS).where(or_(rollouts.c.state.not_in(ENDED), rollouts.c.created.in_(newest)))
-    return [_record(*row) for row in await connection.execute(chosen.order_by(*_NEWEST))]
+    return _readable((await connection.execute(chosen.order_by(*_NEWEST))).all())
 
 
 async def known_rollouts(connection: AsyncConnection, ids: Collection[str]) -> frozenset[str]:
@@ -175,7 +200,32 @@ def _values(record: RolloutRecord) -> dict[str, Any]:
     }
 
 
-def _record(body: str, *columns: Any) -> RolloutRecord:
-    """Return the record of a row of `_COLUMNS`."""
-    record = RolloutRecord(msgspec.json.decode(body, type=Rollout), *columns)
-    return msgspec.structs.replace(record, acknowledged=msgspec.json.decode(columns[-1], type=frozenset[str]))
+def _readable(rows: Sequence[Any]) -> tuple[list[RolloutRecord], tuple[str, ...]]:
+    """Return the records of rows whose cohort has none that cannot be read, and why those cannot be read."""
+    records, unreadable = [], {}
+    for row in rows:
+        try:
+            records.append(_record(*row))
+        except RolloutUnreadable as error:
+            unreadable[row.cohort] = error.message
+    return [record for record in records if record.rollout.cohort not in unreadable], tuple(unreadable.values())
+
+
+def _can_read(row: Sequence[Any]) -> bool:
+    try:
+        _record(*row)
+    except RolloutUnreadable:
+        return False
+    return True
+
+
+def _record(rollout: str, cohort: str, body: str, *columns: Any) -> RolloutRecord:
+    """Return the record of a row of `_COLUMNS`. Raises RolloutUnreadable."""
+    try:
+        record = RolloutRecord(msgspec.json.decode(body, type=Rollout), *columns)
+        return msgspec.structs.replace(record, acknowledged=msgspec.json.decode(columns[-1], type=frozenset[str]))
+    except (msgspec.DecodeError, ValueError) as error:
+        raise RolloutUnreadable(
+            f"The cohort {cohort} pauses: the row of its rollout {rollout} is damaged, or of a newer version of the "
+            "control plane. Upgrade the control plane, or restore the row from a backup."
+        ) from error

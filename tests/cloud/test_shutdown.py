@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 import time
 
 import anyio
@@ -12,6 +15,7 @@ from anyio import to_thread
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config, ServerConfig
 from router.errors import CausewayError, CloudUnreachable
+from tests.check.sources import ROOT
 
 from .unreachable import unreachable_tier
 
@@ -47,3 +51,21 @@ async def test_background_work_ends_before_its_connections_close(caplog: pytest.
     await app.close()
     assert codes == [CloudUnreachable.code]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gateway", "background"])
+def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(kind: str) -> None:
+    """`background`: what a worker and a stream run in."""
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.cloud.failing_process", kind],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (1, "ready\n")
+    (line,) = [record for record in map(json.loads, process.stderr.splitlines()) if record["level"] == "critical"]
+    assert line["message"] == "the process failed"
+    assert "RuntimeError" in str(line)

@@ -343,3 +343,30 @@ class FullDisk:
             if self.is_full:
                 raise StoreUnavailable("database or disk is full")
             yield still
+
+
+async def test_a_rollout_whose_row_cannot_be_read_pauses_by_name_until_it_can(bed: Bed) -> None:
+    """A row of a newer version, after a downgrade; nothing else is published for its cohort meanwhile."""
+    bundle = bed.release()
+    async with bed.store() as store:
+        await bed.enrol(store, 5)
+        controller = bed.controller(store)
+        await bed.begin(store, "r1", bundle, None)
+        readable = await body_of(store, "{}")
+        assert not await controller.tick()
+        (problem,) = controller.problems
+        assert problem.startswith("The cohort kiosk pauses: the row of its rollout r1")
+        assert bed.publisher().published() == {}
+        await body_of(store, readable)
+        async with store.write() as connection:
+            await connection.exec_driver_sql("UPDATE devices SET quarantined_json = 'no list' WHERE id = 'box-0'")
+        await bed.until(store, controller, "r1", "done")
+        assert controller.problems == ()
+
+
+async def body_of(store: Store, body: str) -> str:
+    """Replace the body of the only rollout; return what it was."""
+    async with store.write() as connection:
+        (row,) = (await connection.exec_driver_sql("SELECT body_json FROM rollouts")).all()
+        await connection.exec_driver_sql("UPDATE rollouts SET body_json = ?", (body,))
+    return str(row[0])

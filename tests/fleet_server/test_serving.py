@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import signal
 import socket
 import sys
@@ -11,9 +12,15 @@ import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
+import msgspec
 import pytest
 
+from fleet.server.serving import ServeSettings, running, serve
+from fleet.store.generations import CohortPace
+from fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
+from router.errors import CausewayError
 from tests.check.sources import ROOT
 from tests.ports import free_port
 
@@ -95,3 +102,34 @@ async def test_a_key_that_others_can_read_is_refused(fleet_folder: Path) -> None
         _, errors = await process.communicate()
     assert process.returncode == 1
     assert b"readable by others" in errors
+
+
+async def test_a_background_task_that_fails_ends_the_control_plane_with_a_line(
+    fleet_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The command ends with status 1 for this error."""
+    settings = ServeSettings(fleet_folder, fleet_folder / "keys", fleet_folder / "data", port=0)
+    broken = msgspec.structs.replace(settings, survey_s=cast("float", "no number"))
+    async with asyncio.timeout(60.0):
+        with pytest.raises(CausewayError, match="A background task failed, and the control plane ends"):
+            await serve(broken)
+    assert [record.exc_info is not None for record in caplog.records if record.levelno == logging.CRITICAL] == [True]
+
+
+async def test_rows_that_cannot_be_read_stop_nothing_else(fleet_folder: Path) -> None:
+    """Of a newer version, or damaged: the pace of a cohort, a rollout of one that pauses, what a device reported."""
+    settings = ServeSettings(fleet_folder, fleet_folder / "keys", fleet_folder / "data", port=0)
+    rollout = ("newer", "kiosk", "soak", 1, "{}", 1, "anna", 1.0, 1.0, 0, 1, "[]")
+    columns = "id, cohort, state, begun, body_json, version, author, created, updated, allow_leaving, without_replay"
+    async with running(settings) as (plane, _), plane.store.write() as connection:
+        await connection.exec_driver_sql("INSERT INTO generations VALUES ('kiosk', 1, 'n', '{\"pace\": ')")
+        marks = ", ".join("?" * len(rollout))
+        statement = f"INSERT INTO rollouts ({columns}, acknowledged_json) VALUES ({marks})"
+        await connection.exec_driver_sql(statement, rollout)
+    async with running(settings) as (plane, _):
+        assert plane.wakes.pace("kiosk") == CohortPace()
+        async with plane.store.read() as connection:
+            assert await list_rollouts(connection, readable=True) == []
+            assert (await working_rollouts(connection))[1][0].startswith("The cohort kiosk pauses: ")
+            with pytest.raises(RolloutUnreadable):
+                await list_rollouts(connection, "kiosk")

@@ -2,7 +2,6 @@
 
 app             composition root of `causeway-cloud worker`
 background      the gateway's service without its listener, for workers and pipelines
-lifetime        tasks of such a process, and what is closed after them
 runtime         worker, batch processor and webhook sender over one Redis
 worker          claims, leases, drain
 slots           how many jobs of a tier may run now, and which priority a free slot prefers

@@ -17,9 +17,9 @@ from router.errors import ConfigError
 
 from ...assembly import tune_garbage_collector
 from ...config.schema import Config
+from ...lifetime import Closing, run_with_tasks
 from ..config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .background import UNBOUNDED, build_background_service
-from .lifetime import Closing, run_with_tasks
 from .runtime import WorkerRuntime
 
 

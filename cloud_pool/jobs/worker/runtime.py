@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from ...accounts.tenants.config import TenantLimits
 from ...config.tiers import Tier
+from ...lifetime import open_all
 from ...observability.tracing import JobTrace
 from ..batches.processor import BatchProcessor
 from ..config import JobsConfig
@@ -20,7 +21,6 @@ from ..store.usage_outbox import AddUsage, UsageOutbox
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.delivery import WebhookSender
-from .lifetime import open_all
 from .revisions import read_nothing
 from .runner import JobRunner, ReadLate
 from .slots import SharedLimit

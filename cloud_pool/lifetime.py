@@ -1,15 +1,20 @@
-"""The life of a background process: its tasks, steps that wait for servers, and what is closed after the tasks."""
+"""The life of a gateway or background process: its tasks, steps that wait for servers, what is closed after the tasks.
+
+A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, the status is 1.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-from .worker import StopSignal
+if TYPE_CHECKING:
+    from .jobs.worker.worker import StopSignal
 
 Closing = Callable[[], Awaitable[None]]
 
