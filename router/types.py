@@ -120,6 +120,11 @@ class RoutingHints(msgspec.Struct, frozen=True):
         if self.tags:
             msgspec.structs.force_setattr(self, "tags", folded_tags(self.tags))
 
+    @property
+    def restriction(self) -> Prefer | None:
+        """The preference if it excludes targets; the others only order them."""
+        return self.prefer if self.prefer in ("only_on_device", "only_cloud") else None
+
 
 def folded_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """Return tags as they are compared: without case, sorted, unique."""

@@ -8,16 +8,18 @@ import msgspec
 from aiohttp import web
 
 from router.api.files import DeletedFile, list_page
-from router.errors import UnsupportedFeature
+from router.errors import InvalidRequest, UnsupportedFeature
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from router.request_headers import TAGS
 
-from ..http.request_reader import RequestReader, send_continue
+from ..http.request_reader import RequestReader, routing_hints, send_continue
 from ..http.responses import JSON, SERVER
 from ..jobs.api import read_page
 from .store import FileStore
 from .upload import check_upload, read_upload
 
 PATH = "/v1/files"
+_MAX_TAG_BYTES = 1024  # they are in the file's header
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _encoder = msgspec.json.Encoder()
 
@@ -42,13 +44,16 @@ class FileApi:
         return await self._upload(http) if http.method == "POST" else self._list(http)
 
     async def _upload(self, http: web.BaseRequest) -> web.StreamResponse:
-        owner = self._reader.caller(http).name
+        hints = routing_hints(http.headers, self._reader.caller(http))
+        if sum(len(tag.encode("utf-8", "replace")) for tag in hints.tags) > _MAX_TAG_BYTES:
+            message = f"The tags of a file may have {_MAX_TAG_BYTES} bytes together. Send fewer or shorter ones."
+            raise InvalidRequest(message, param=TAGS)
         expected_bytes = check_upload(http)
-        async with self._store.write(owner, expected_bytes) as writer:
+        async with self._store.write(hints.client, expected_bytes) as writer:
             send_continue(http)
             form = await read_upload(http, writer.write, self._piece_s)
             terms = parse_upload_terms(form.fields, PART_PURPOSES, self._store.max_ttl_s)
-            file = await writer.finish(form.filename, terms)
+            file = await writer.finish(form.filename, terms, hints)
         return _json(self._store.view(file))
 
     def _list(self, http: web.BaseRequest) -> web.Response:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.types import Prefer
+
 from ..box_time import ClockMark
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,10 @@ _ZEROS = bytes(_PIECE_BYTES)
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's header. `created_unix`: s, for people; `expires`: s of the box's own time."""
+    """A file's header. `created_unix`: s, for people; `expires`: s of the box's own time.
+
+    `tags`, `prefer`: of the upload; every request that names the file carries them.
+    """
 
     id: str
     owner: str
@@ -38,6 +43,8 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     created_unix: float
     expires: float
+    tags: tuple[str, ...] = ()
+    prefer: Prefer | None = None
 
 
 class FileFolder:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from router.errors import NotFound
 from router.parts.uploads import Upload, named_files
+from router.types import RoutingHints
 
 from .folder import StoredFile
 from .store import FileStore
@@ -35,7 +36,7 @@ class NamedFileReader:
             NotFound: `owner` has no such file; names the part.
             BodyTooLarge: the files are too large for one request.
             QueueFull: too much is in memory.
-            InvalidRequest: the body is malformed, or a file is no picture.
+            InvalidRequest: the body is malformed, a file is no picture, or the preference contradicts that of a file.
             FileStoreUnavailable: a file cannot be read.
         """
         named = named_files(body) if self._store.in_use else None
@@ -58,4 +59,6 @@ class NamedFileReader:
                 except NotFound as error:
                     path = named.first[name].path
                     raise NotFound(f"`{path}`: {error.message}", param=path) from None
+            for file in files.values():
+                named.restrict(RoutingHints(prefer=file.prefer, tags=file.tags))
             return named.inline(uploads, contents)

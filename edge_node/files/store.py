@@ -24,6 +24,7 @@ from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
 from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
 from router.trackers.fair_share import FairShare, network_of, stored_share
+from router.types import RoutingHints
 
 from ..box_time import BoxTime
 from ..clock import Clock
@@ -241,8 +242,8 @@ class FileStore:
     async def append(self, draft: Draft, data: bytes) -> None:
         await self._on_disk(partial(draft.write, data))
 
-    async def publish(self, writer: FileWriter, filename: str, terms: UploadTerms) -> StoredFile:
-        """Make a written file visible to its owner."""
+    async def publish(self, writer: FileWriter, filename: str, terms: UploadTerms, hints: RoutingHints) -> StoredFile:
+        """Make a written file visible to its owner. `hints`: of the upload."""
         ttl_s = self.max_ttl_s if terms.ttl_s is None else float(terms.ttl_s)
         file = StoredFile(
             id=writer.id,
@@ -253,6 +254,8 @@ class FileStore:
             sha256=writer.draft.sha256,
             created_unix=self._clock.unix(),
             expires=self._time.now() + ttl_s,
+            tags=hints.tags,
+            prefer=hints.restriction,
         )
         await self._on_disk(partial(self._folder.publish, writer.draft, file, self._time.mark()))
         self._files[file.id] = file

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from router.errors import InvalidRequest
 from router.parts.upload_terms import UploadTerms
+from router.types import RoutingHints
 
 from .folder import StoredFile
 
@@ -37,12 +38,12 @@ class FileWriter:
         if len(self._buffer) >= _WRITE_BYTES:
             await self._flush()
 
-    async def finish(self, filename: str, terms: UploadTerms) -> StoredFile:
+    async def finish(self, filename: str, terms: UploadTerms, hints: RoutingHints) -> StoredFile:
         """Make the file visible and return it. Raises InvalidRequest if it is empty, and as `FileStore.write` does."""
         await self._flush()
         if not self.written:
             raise InvalidRequest("`file` is empty. Send its bytes.", param="file")
-        file = await self._store.publish(self, filename, terms)
+        file = await self._store.publish(self, filename, terms, hints)
         self.finished = True
         return file
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
 from ..errors import BodyTooLarge, InvalidRequest
-from ..openai.request_body import load
+from ..openai.request_body import load, merge_hints
+from ..openai.wire import WireRoutingHints
+from ..types import RoutingHints
 
 PREFIX: Final = "file-"
 NOT_READ_HERE: Final = "uploaded files are not read here. Send the bytes as a data: URL in base64."
@@ -104,6 +107,16 @@ class NamedFiles:
                     param=reference.path,
                 )
         return size
+
+    def restrict(self, hints: RoutingHints) -> None:
+        """Add the tags and the restriction of its files to the hints of the body. Raises InvalidRequest.
+
+        A malformed `causeway` is left to the parser of the body, which refuses it.
+        """
+        own = self._document.get("causeway") or {}
+        with suppress(msgspec.ValidationError):
+            merged = merge_hints(hints, msgspec.convert(own, WireRoutingHints))
+            self._document["causeway"] = {**own, "tags": merged.tags, "prefer": merged.prefer}
 
     def inline(self, files: Mapping[str, Upload], contents: Mapping[str, bytes]) -> bytes:
         """Return the body with the bytes of its files in place of their ids. May be called once.

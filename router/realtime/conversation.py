@@ -19,7 +19,6 @@ ROOT = "root"
 
 _encode = msgspec.json.Encoder().encode
 _TYPES = ("message", "function_call", "function_call_output")
-_RESTRICTIONS = ("only_on_device", "only_cloud")  # the other preferences bind no later request
 _FIELDS = ("type", "role", "content", "call_id", "name", "arguments", "output")
 
 
@@ -52,8 +51,7 @@ class ConversationItem(msgspec.Struct, frozen=True):
 
     def restricted(self, hints: RoutingHints) -> ConversationItem:
         """The item with the tags and the restriction of a request, which has those of its items already."""
-        prefer = hints.prefer if hints.prefer in _RESTRICTIONS else self.prefer
-        return msgspec.structs.replace(self, tags=hints.tags, prefer=prefer)
+        return msgspec.structs.replace(self, tags=hints.tags, prefer=hints.restriction or self.prefer)
 
     def with_transcript(self, index: int, transcript: str) -> ConversationItem:
         """The item with the transcript of the sound at `index` of its content."""

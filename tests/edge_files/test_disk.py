@@ -20,6 +20,7 @@ from edge_node.config.schema import FilesConfig
 from edge_node.files.errors import StorageFull
 from edge_node.files.store import FileStore
 from router.parts.upload_terms import UploadTerms
+from router.types import RoutingHints
 
 from ..edge_cli.test_serve import ready_line, serve
 from ..modalities.test_files import NOTE
@@ -162,7 +163,7 @@ async def keep(store: FileStore, owner: str, size: int = 10) -> bool:
     try:
         async with store.write(owner, size) as writer:
             await writer.write(b"x" * size)
-            await writer.finish("note.txt", UploadTerms("user_data", None))
+            await writer.finish("note.txt", UploadTerms("user_data", None), RoutingHints())
     except StorageFull:
         return False
     return True

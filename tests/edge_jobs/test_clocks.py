@@ -17,6 +17,7 @@ from edge_node.config.schema import FilesConfig, JobsConfig
 from edge_node.files.store import FileStore
 from edge_node.jobs.running.cloud_gate import CloudGate
 from router.parts.upload_terms import UploadTerms
+from router.types import RoutingHints
 
 from ..edge.box import running
 from .cloud import JobCloud
@@ -170,7 +171,7 @@ async def test_a_reboot_with_an_old_clock_expires_neither_jobs_nor_files(tmp_pat
     files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
     async with files.write("me", 4) as writer:
         await writer.write(b"text")
-        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"))
+        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"), RoutingHints())
     files.close()
     clocks.reboot(0.0, unix=1.7e9)
     clocks.synchronised = True
