@@ -7,6 +7,7 @@ from collections.abc import Callable
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.parts.upload_terms import PART_PURPOSES
 from router.parts.uploads import Reference, Upload, is_file_id, named_files
+from router.types import RoutingHints
 
 from .batches.file_store import FileStore, StoredFile
 from .errors import FileContentLost
@@ -42,6 +43,7 @@ class NamedFileReader:
         uploads = {name: Upload(name, file.filename, file.bytes) for name, file in files.items()}
         hold(named.check_size(uploads, len(body), max_bytes))
         contents = {name: await self._read(file, named.first[name]) for name, file in files.items()}
+        named.restrict(RoutingHints(tags=tuple(tag for file in files.values() for tag in file.tags.split(",") if tag)))
         return named.inline(uploads, contents)
 
     async def _find(self, reference: Reference, owner: str) -> StoredFile:

@@ -113,6 +113,8 @@ class NamedFiles:
 
         A malformed `causeway` is left to the parser of the body, which refuses it.
         """
+        if not (hints.tags or hints.prefer):
+            return
         own = self._document.get("causeway") or {}
         with suppress(msgspec.ValidationError):
             merged = merge_hints(hints, msgspec.convert(own, WireRoutingHints))

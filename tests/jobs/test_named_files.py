@@ -90,6 +90,29 @@ async def test_a_job_has_the_bytes_of_its_file_and_its_repeat_is_known(url: str,
         assert (status, refused["error"]["param"]) == (404, "messages[0].content[0].file.file_id")  # type: ignore[index]
 
 
+async def test_a_job_has_the_tags_of_its_file(url: str, stores: JobStores) -> None:
+    """They join its own; a file without tags changes nothing of the body."""
+    async with client_of(url) as client:
+        for tags, own, kept in (("B,a", ["c"], ["a", "b", "c"]), ("Private", None, ["private"]), ("", ["c"], ["c"])):
+            file = await client.files.create(
+                file=("note.txt", NOTE), purpose="user_data", extra_headers={"x-causeway-tags": tags}
+            )
+            hints = {} if own is None else {"causeway": {"tags": own}}
+            status, _ = await submit(url, body_of(file.id) | hints)
+            assert status == 202
+            (record,) = (await stores.jobs.claim("w", "large", ["standard"])).records
+            assert json.loads(record.body)["causeway"]["tags"] == kept
+
+
+async def test_a_malformed_tag_of_an_upload_is_refused_with_the_file(url: str) -> None:
+    async with client_of(url) as client:
+        with pytest.raises(openai.BadRequestError, match="x-causeway-tags"):
+            await client.files.create(
+                file=("note.txt", NOTE), purpose="user_data", extra_headers={"x-causeway-tags": "a b"}
+            )
+        assert [one async for one in client.files.list()] == []
+
+
 async def test_only_its_owner_names_a_file_and_reads_no_content_back(url: str) -> None:
     async with client_of(url) as client, client_of(url, "other") as other, client_of(url, "acme:chat") as chat:
         file = await client.files.create(file=("note.txt", NOTE), purpose="vision")

@@ -192,8 +192,13 @@ async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Cl
     try:
         async with serving(gateway.api.handler) as url:
             client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="kiosk", max_retries=0)
-            for headers, generations in (({"cache-control": "no-store"}, 1), ({}, 2), ({}, 2)):
-                file = await client.files.create(file=("in.jsonl", json.dumps(row).encode()), purpose="batch")
+            private = {"x-causeway-tags": "Private"}  # of the upload
+            turns: tuple[tuple[dict[str, str], dict[str, str], int], ...]
+            turns = (({}, {"cache-control": "no-store"}, 1), (private, {}, 2), ({}, {}, 3), ({}, {}, 3))
+            for sent, headers, generations in turns:
+                file = await client.files.create(
+                    file=("in.jsonl", json.dumps(row).encode()), purpose="batch", extra_headers=sent
+                )
                 batch = await client.batches.create(
                     input_file_id=file.id,
                     endpoint="/v1/chat/completions",

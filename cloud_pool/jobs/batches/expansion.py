@@ -70,6 +70,7 @@ class BatchExpansion:
 
         Raises JobStoreUnavailable or FileContentLost.
         """
+        batch = msgspec.structs.replace(batch, tags=",".join(filter(None, (batch.tags, file.tags))))
         last = batch.submitted + window(batch, self._limits)
         if last <= batch.submitted:
             return

@@ -37,7 +37,7 @@ _RETRY_AFTER_S = 60.0
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file's record. Times are unix, ms."""
+    """A file's record. Times are unix, ms. `tags`: of its upload, separated by commas; what uses the file has them."""
 
     id: str
     owner: str
@@ -48,6 +48,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     expires: int = 0
     state: Literal["writing", "ready", "deleted"]
+    tags: str = ""
 
 
 class FilePart(msgspec.Struct, frozen=True):
@@ -230,12 +231,19 @@ class FileStore:
                 raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
 
     async def publish(
-        self, name: str, filename: str, purpose: Purpose, parts: list[FilePart], ttl_s: float | None = None
+        self,
+        name: str,
+        filename: str,
+        purpose: Purpose,
+        parts: list[FilePart],
+        ttl_s: float | None = None,
+        tags: tuple[str, ...] = (),
     ) -> bool:
         """Make a written file visible, for `file_ttl_s` or less. Returns False if its writer was taken for dead."""
         ttl, size = int((ttl_s or self._config.file_ttl_s) * 1000), sum(part.bytes for part in parts)
         rows = (f"{part.name}:{part.bytes}" for part in parts)
-        return as_int(await self._db.run("file_ready", self._now, name, ttl, filename, purpose, size, *rows)) > 0
+        fields = (filename, purpose, size, ",".join(tags))
+        return as_int(await self._db.run("file_ready", self._now, name, ttl, *fields, *rows)) > 0
 
     async def usage(self, owner: str) -> FileUsage:
         """Return what the tenant of `owner` and the content store hold."""
@@ -298,11 +306,18 @@ class FileWriter:
             await self._write_part(bytes(self._buffer[:PART_BYTES]))
             del self._buffer[:PART_BYTES]
 
-    async def finish(self, filename: str, purpose: Purpose, ttl_s: float | None = None) -> StoredFile:
-        """Make the file visible and return it. `ttl_s`: how long it is kept, if that is less than usual."""
+    async def finish(
+        self, filename: str, purpose: Purpose, ttl_s: float | None = None, tags: tuple[str, ...] = ()
+    ) -> StoredFile:
+        """Make the file visible and return it.
+
+        Args:
+            ttl_s: how long it is kept, if that is less than usual.
+            tags: of its upload.
+        """
         if self._buffer:
             await self._write_part(bytes(self._buffer))
-        if not await self._files.publish(self.id, filename, purpose, self._parts, ttl_s):
+        if not await self._files.publish(self.id, filename, purpose, self._parts, ttl_s, tags):
             raise FileStoreUnavailable("The upload took too long. Send the file again.", retry_after_s=1.0)
         self.finished = True
         return await self._files.get(self.id, self._owner)

@@ -103,6 +103,7 @@ class BatchApi:
 
     async def _upload(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         await self._durability.ensure()
+        tags = read_headers(request.headers.items()).tags
         expected_bytes = check_upload(request)
         self._bodies.hold(request, principal.caller, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
@@ -116,7 +117,7 @@ class BatchApi:
                 raise InvalidRequest("`file` is empty. Send its bytes.", param="file")
             else:
                 filename = clean_filename(filename)
-            file = await writer.finish(filename, purpose, terms.ttl_s)
+            file = await writer.finish(filename, purpose, terms.ttl_s, tags)
         return json_response(file_view(file))
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
