@@ -20,10 +20,14 @@ class LoadBalancingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     consecutive_failures: Positive = 3
     silent_before_probe_s: Seconds = 1.0  # an endpoint with open calls that sends nothing for so long is probed
     probe_timeout_s: Seconds = 1.5  # Triton needs 1 s to report that a stub process died
-    hung_after_s: Seconds = 10.0  # all calls of an ejected endpoint are ended once it was silent for so long
+    # An endpoint that answers nothing hangs after so long, beyond the expected reading of the prompts that wait there:
+    # then also a tier's only endpoint is ejected, and all calls of the endpoint are ended.
+    hung_after_s: Seconds = 10.0
+    prefill_tokens_per_s: Seconds = 50.0  # slowest reading of prompts that is expected of a tier's only endpoint
     base_ejection_s: Seconds = 0.5  # the first time; doubles with each relapse
     max_ejection_s: Seconds = 30.0  # longest ejection
-    max_ejected_share: Share = 0.5  # share of the pool that suspicion may eject; a failed probe is proof, unbounded
+    # share of the pool that suspicion may eject, a probe without an answer too; a refused or failed probe is proof
+    max_ejected_share: Share = 0.5
     slowness_decay_s: Seconds = 30.0  # without new samples an endpoint's measured slowness decays by two thirds
     zone_spill_requests: Positive = 16  # load at which endpoints in other zones help
     load_factor: Annotated[float, Meta(gt=1)] = 1.25  # with prefix_affinity: the highest load, times the mean load

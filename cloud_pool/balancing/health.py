@@ -1,10 +1,11 @@
 """When an endpoint gets no more requests, and when it gets them again. Pure transitions of a PoolState.
 
-Suspicion (failures in a row, refused connections, silence until a call's deadline) ejects only a share of the pool:
-one bad request, or overload, may look the same on every endpoint. Proof, which is a failed probe with a real request,
-has no such bound. An endpoint that may not be ejected on suspicion is probed at once. Only a relapse extends the time
-that an endpoint stays out; after a failed probe the next one follows soon, because the pool may need the endpoint as
-soon as another one fails.
+Suspicion (failures in a row, refused connections, silence until a call's deadline or of a probe) ejects only a share of
+the pool, so never its only endpoint: one bad request, a long prompt, or overload may look the same on every endpoint.
+Proof has no such bound: a probe with a real request that is refused or fails, or probes that get nothing for
+`hung_after_s`. Silence counts only beyond the expected reading of the prompts that wait at the endpoint. An endpoint
+that may not be ejected on suspicion is probed at once. Only a relapse extends the time that an endpoint stays out;
+after a failed probe the next one follows soon, because the pool may need the endpoint as soon as another one fails.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .config import LoadBalancingConfig, ejection_s, probe_pause_s
 from .state import Endpoint, PoolState, state_of
 
 FaultKind = Literal["none", "failure", "broken", "unavailable", "timeout"]
-ProbeResult = Literal["healthy", "dead", "busy"]
+ProbeResult = Literal["healthy", "dead", "silent", "busy"]
 Changed = tuple[PoolState, tuple[str, ...]]
 """The new state, and the addresses to probe with a real request now."""
 _DOUBT = 0.25  # of `silent_before_probe_s`: a call abandoned after that long in silence is worth a probe
@@ -57,11 +58,13 @@ def fault_kind_of(error: CausewayError) -> FaultKind:
 
 
 def probe_result_of(error: CausewayError | None, received_during_probe: bool) -> ProbeResult:
-    """Judge a probe. A timeout is only `busy` when the endpoint sent something to any call meanwhile."""
+    """Judge a probe. A timeout is `busy` when the endpoint sent something to any call meanwhile, else `silent`."""
     kind = "none" if error is None else fault_kind_of(error)
     if kind == "none":
         return "healthy"  # A refusal is an answer too.
-    return "busy" if kind == "timeout" and received_during_probe else "dead"
+    if kind == "timeout":
+        return "busy" if received_during_probe else "silent"
+    return "dead"
 
 
 def call_failed(
@@ -71,7 +74,8 @@ def call_failed(
     one, kind = state.get(address), fault_kind_of(error)
     if one is None or kind == "none":
         return state, ()
-    if kind == "timeout" and silent_s < settings.silent_before_probe_s:
+    expected_s = slowness.expected_prefill_s(state, one, settings)
+    if kind == "timeout" and silent_s < settings.silent_before_probe_s + expected_s:
         return call_abandoned(state, address, settings, silent_s=silent_s)
     one = _replace(one, failures=one.failures + 1, last_error=error.code)
     state = state.replace(one)
@@ -114,7 +118,11 @@ def probe_finished(
     one = state.get(address)
     if one is None:
         return state
-    one = _replace(one, probing=False)
+    one = _replace(
+        one, probing=False, silent_since=min(one.silent_since, now - took_s) if result == "silent" else math.inf
+    )
+    if one.phase == "active" and result == "silent":
+        return _silent(state, _replace(one, last_error=code), now, settings)
     if one.phase == "active" and result == "dead":
         return state.replace(_ejected(_replace(one, last_error=code), now, settings))
     if one.phase == "active":
@@ -135,6 +143,15 @@ def probe_finished(
     return state.replace(one)
 
 
+def may_be_cut_off(state: PoolState, address: str) -> bool:
+    """Whether a probe that gets nothing is reason to open a new connection: the first one, and any while ejected.
+
+    A connection that is replaced is closed later, with the calls that still run on it.
+    """
+    one = state.get(address)
+    return one is not None and (one.silent_since == math.inf or one.phase == "ejected")
+
+
 def probe_abandoned(state: PoolState, address: str) -> PoolState:
     """Record that a probe ended without a result."""
     one = state.get(address)
@@ -150,7 +167,8 @@ def due_probes(
         if one.phase == "ejected":
             is_due = now >= _not_before(state, one, settings)
         else:
-            is_due = bool(one.open_since) and _silence_s(one, now, last_received_at) >= settings.silent_before_probe_s
+            works = bool(one.open_since) and _silence_s(one, now, last_received_at) >= settings.silent_before_probe_s
+            is_due = works or one.silent_since < math.inf
         if is_due:
             found.append(one.address)
     return _probe(state, *found)
@@ -159,11 +177,11 @@ def due_probes(
 def hung(
     state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
 ) -> tuple[str, ...]:
-    """Find endpoints whose calls must all be ended: ejected, and silent for `hung_after_s`.
+    """Find endpoints whose calls must all be ended: ejected, and silent for `hung_after_s` and the expected prefill.
 
     Their calls would otherwise wait until their deadlines.
     """
-    return _silent_ejected(state, settings.hung_after_s, now, last_received_at)
+    return _silent_ejected(state, settings.hung_after_s, now, settings, last_received_at)
 
 
 def stalled(
@@ -172,14 +190,22 @@ def stalled(
     """Find endpoints whose calls without a first token must be ended: other endpoints can take them at no loss."""
     if not state.healthy:
         return ()
-    return _silent_ejected(state, 2.0 * settings.silent_before_probe_s, now, last_received_at)
+    return _silent_ejected(state, 2.0 * settings.silent_before_probe_s, now, settings, last_received_at)
 
 
 def _silent_ejected(
-    state: PoolState, for_s: float, now: float, last_received_at: Callable[[str], float]
+    state: PoolState,
+    for_s: float,
+    now: float,
+    settings: LoadBalancingConfig,
+    last_received_at: Callable[[str], float],
 ) -> tuple[str, ...]:
     with_calls = [one for one in state.endpoints if one.phase == "ejected" and one.open_since]
-    return tuple(one.address for one in with_calls if _silence_s(one, now, last_received_at) >= for_s)
+    return tuple(
+        one.address
+        for one in with_calls
+        if _silence_s(one, now, last_received_at) >= for_s + slowness.expected_prefill_s(state, one, settings)
+    )
 
 
 def _silence_s(one: Endpoint, now: float, last_received_at: Callable[[str], float]) -> float:
@@ -221,10 +247,22 @@ def _kept(one: Endpoint, zones: Mapping[str, str], now: float) -> Endpoint:
 
 
 def _suspect(state: PoolState, one: Endpoint, now: float, settings: LoadBalancingConfig) -> Changed:
-    ejected = sum(other.phase == "ejected" for other in state.members)
-    if ejected + 1 > math.floor(settings.max_ejected_share * len(state.members)):
+    if not _may_eject(state, settings):
         return _probe(state, one.address)
     return state.replace(_ejected(one, now, settings)), ()
+
+
+def _silent(state: PoolState, one: Endpoint, now: float, settings: LoadBalancingConfig) -> PoolState:
+    """Judge an active endpoint whose probe got nothing: it reads prompts, is suspicious, or hangs."""
+    beyond_s = now - one.silent_since - slowness.expected_prefill_s(state, one, settings)
+    if beyond_s >= settings.hung_after_s or (beyond_s >= 0.0 and _may_eject(state, settings)):
+        one = _ejected(one, now, settings)
+    return state.replace(one)
+
+
+def _may_eject(state: PoolState, settings: LoadBalancingConfig) -> bool:
+    ejected = sum(other.phase == "ejected" for other in state.members)
+    return ejected + 1 <= math.floor(settings.max_ejected_share * len(state.members))
 
 
 def _ejected(one: Endpoint, now: float, settings: LoadBalancingConfig) -> Endpoint:

@@ -31,10 +31,14 @@ class Lease:
     neither. Later reports of the same kind are ignored.
     """
 
-    def __init__(self, listener: LeaseListener, endpoint: str, triton: TritonClient, now: float) -> None:
+    def __init__(
+        self, listener: LeaseListener, endpoint: str, triton: TritonClient, now: float, tokens: int = 0
+    ) -> None:
+        """`tokens`: of the prompt, estimated."""
         self.endpoint = endpoint
         self.triton = triton
         self.began_at = now
+        self.tokens = tokens
         self.has_first_token = False
         self.has_outcome = False
         self._listener = listener

@@ -114,12 +114,13 @@ class Pool:
 
     # --- leases ------------------------------------------------------------------------------------------------------
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
         """Select the endpoint of the next call, counted as outstanding from now on: use it as a context manager.
 
         Args:
             key: Prefix key of the request (`prefix_affinity.prefix_key`).
             excluding: Addresses that must not be selected.
+            tokens: Of the prompt, estimated: the endpoint may be silent for as long as it reads them.
 
         Raises:
             CloudUnreachable, EngineUnavailable: No endpoint can take the call; `retry_after_s` says when to retry.
@@ -138,16 +139,19 @@ class Pool:
             raise self._no_endpoint_error()
         self._state = self._state.replace(
             msgspec.structs.replace(
-                chosen, open_since=(*chosen.open_since, now), waiting_since=(*chosen.waiting_since, now)
+                chosen,
+                open_since=(*chosen.open_since, now),
+                waiting_since=(*chosen.waiting_since, now),
+                waiting_tokens=chosen.waiting_tokens + tokens,
             )
         )
-        return Lease(self, chosen.address, self._client(chosen.address), now)
+        return Lease(self, chosen.address, self._client(chosen.address), now, tokens)
 
     def on_first_token(self, lease: Lease, seconds: float) -> None:
         one = self._state.get(lease.endpoint)
         if one is not None:
-            waiting_since = without(one.waiting_since, lease.began_at)
-            state = self._state.replace(msgspec.structs.replace(one, waiting_since=waiting_since))
+            state = self._state.replace(_waits_no_more(one, lease))
+            state = slowness.prefill_measured(state, lease.endpoint, lease.tokens, seconds)
             now = self._clock()
             self._state = slowness.first_token_measured(state, lease.endpoint, seconds, now, self._settings)
 
@@ -167,11 +171,8 @@ class Pool:
             self._apply(health.call_abandoned(self._state, lease.endpoint, self._settings, silent_s=silent_s))
         one = self._state.get(lease.endpoint)
         if one is not None:
-            one = msgspec.structs.replace(
-                one,
-                open_since=without(one.open_since, lease.began_at),
-                waiting_since=without(one.waiting_since, lease.began_at),
-            )
+            one = one if lease.has_first_token else _waits_no_more(one, lease)
+            one = msgspec.structs.replace(one, open_since=without(one.open_since, lease.began_at))
             self._set_state(health.without_drained(self._state.replace(one)))
 
     def is_slow(self, lease: Lease) -> bool:
@@ -218,7 +219,7 @@ class Pool:
         """Probe each listed endpoint, all at once.
 
         Returns:
-            The error code by address, "" where the endpoint answered.
+            The error code by address, "" where the endpoint answered, or works and has not been found to hang.
         """
         codes: dict[str, str] = {}
 
@@ -227,12 +228,17 @@ class Pool:
                 await self._client(address).probe(self.model, embed=self._only_embeds)
                 codes[address] = ""
             except CausewayError as error:
-                codes[address] = error.code
+                codes[address] = "" if self._is_busy(address, error) else error.code
 
         async with anyio.create_task_group() as tasks:
             for one in self._state.members:
                 tasks.start_soon(probe, one.address)
         return {address: codes[address] for address in sorted(codes)}
+
+    def _is_busy(self, address: str, error: CausewayError) -> bool:
+        one = self._state.get(address)
+        works = one is not None and one.phase == "active" and bool(one.open_since)
+        return works and health.fault_kind_of(error) == "timeout"
 
     def _start_probes(self, tasks: TaskGroup) -> None:
         self._apply(health.due_probes(self._state, self._clock(), self._settings, self._last_received_at))
@@ -259,8 +265,8 @@ class Pool:
         finally:
             self._state = health.probe_abandoned(self._state, address)
         result = health.probe_result_of(error, triton.last_received_at(self.model) >= began)
-        if result == "dead" and isinstance(error, DeadlineExceeded):
-            triton.renew()  # The connection itself may be dead.
+        if result == "silent" and health.may_be_cut_off(self._state, address):
+            triton.renew()
         code = "" if error is None else error.code
         now = self._clock()
         self._set_state(
@@ -292,6 +298,14 @@ class Pool:
                 _log.info("%s: Triton at %s goes from %s to %s", self.tier, one.address, old.phase, one.phase)
         for address in before:
             _log.info("%s: Triton at %s is removed", self.tier, address)
+
+
+def _waits_no_more(one: Endpoint, lease: Lease) -> Endpoint:
+    return msgspec.structs.replace(
+        one,
+        waiting_since=without(one.waiting_since, lease.began_at),
+        waiting_tokens=max(0, one.waiting_tokens - lease.tokens),
+    )
 
 
 def _view(one: Endpoint) -> EndpointView:

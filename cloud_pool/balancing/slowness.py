@@ -34,6 +34,8 @@ _UP, _DOWN = 0.5, 0.3  # weights of a new sample: two slow answers are enough, r
 _DEVIATION_WEIGHT = 0.25  # the same for the mean deviation
 _DEVIATIONS = 4.0
 _MIN_LATE = 1.5  # times the usual TTFT
+_MIN_PREFILL_TOKENS = 64
+_PREFILL_MARGIN = 2.0  # times the measured time
 _AS_PEERS = 2.0  # times the usual TTFT: a probe must be faster
 _replace = msgspec.structs.replace
 
@@ -69,6 +71,28 @@ def slowness(endpoint: Endpoint, median_s: float, late_s: float, now: float, set
         SLOW if endpoint.slow else 0.0,
     )
     return min(times, _MAX_SLOWNESS)
+
+
+def prefill_measured(state: PoolState, address: str, tokens: int, seconds: float) -> PoolState:
+    """Record the time to first token of a prompt of so many tokens. Short prompts say nothing about reading."""
+    one = state.get(address)
+    if one is None or tokens < _MIN_PREFILL_TOKENS:
+        return state
+    sample_s = seconds / tokens
+    weight = (_UP if sample_s > one.prefill_s else _DOWN) if one.prefill_s else 1.0
+    return state.replace(_replace(one, prefill_s=one.prefill_s + weight * (sample_s - one.prefill_s)))
+
+
+def expected_prefill_s(state: PoolState, one: Endpoint, settings: LoadBalancingConfig) -> float:
+    """Return how long an endpoint may be silent because it reads the prompts that wait there for a first token.
+
+    What is not measured counts as nothing where others can take the requests. The last active endpoint has the benefit
+    of the doubt: cached beginnings of prompts make the measured speed look higher than that of a new prompt.
+    """
+    token_s = _PREFILL_MARGIN * one.prefill_s
+    if not any(other.phase == "active" and other.address != one.address for other in state.endpoints):
+        token_s = max(token_s, 1.0 / settings.prefill_tokens_per_s)
+    return one.waiting_tokens * token_s
 
 
 def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> bool:

@@ -19,6 +19,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     phase_since: float = -math.inf
     open_since: tuple[float, ...] = ()  # start of each open lease, the oldest first
     waiting_since: tuple[float, ...] = ()  # of those, the ones without a first token
+    waiting_tokens: int = 0  # of their prompts, estimated
+    prefill_s: float = 0.0  # moving mean of the time to first token, by token of the prompt; 0: not measured
     ttft_s: float = 0.0  # moving mean of the time to first token; 0: not measured
     ttft_at: float = 0.0
     spread_s: float = 0.0  # moving mean deviation of single times from ttft_s
@@ -30,6 +32,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     failed_probes: int = 0  # in a row
     not_before: float = 0.0  # while ejected or slow: no probe before this time
     probing: bool = False  # a probe is in progress
+    silent_since: float = math.inf  # when the first of the last probes in a row began to which nothing came
 
     @property
     def outstanding(self) -> int:

@@ -173,7 +173,9 @@ class Dispatcher:
         too_slow: set[str] = set()
         while True:
             try:
-                lease = self._pool.lease(key=key, excluding=retry_state.tried | too_slow)
+                lease = self._pool.lease(
+                    key=key, excluding=retry_state.tried | too_slow, tokens=request.estimated_tokens
+                )
             except CausewayError:
                 if too_slow:
                     raise DeadlineExceeded(f"no endpoint gives a first token within the {left_s:.3f} s left") from None

@@ -50,8 +50,8 @@ class EndpointSource(Protocol):
     @property
     def endpoints(self) -> Sized: ...
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> EndpointLease:
-        """Select an endpoint. Raises CausewayError when none can take a request."""
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
+        """Select an endpoint for a prompt of about so many tokens. Raises CausewayError when none can take it."""
         ...
 
 

@@ -133,14 +133,14 @@ def test_the_last_endpoint_is_ejected_by_a_failed_probe_only() -> None:
         (CloudRejected("no"), True, "healthy"),
         (QueueFull("no"), False, "healthy"),
         (LATE, True, "busy"),
-        (LATE, False, "dead"),
+        (LATE, False, "silent"),
         (REFUSED, True, "dead"),
         (RAISED, True, "dead"),
         (EngineUnavailable("no"), False, "dead"),
     ],
 )
 def test_probe_results(error: CausewayError | None, received: bool, probe_result: str) -> None:
-    """A refusal is an answer; a late probe is none, unless other calls received data meanwhile."""
+    """A refusal is an answer; a late probe is silence, unless other calls received data meanwhile."""
     assert health.probe_result_of(error, received) == probe_result
 
 
@@ -212,19 +212,85 @@ def test_only_silent_endpoints_with_open_calls_are_probed() -> None:
 
 
 def test_a_hung_endpoint_is_ejected_within_two_seconds_of_the_first_missed_deadline() -> None:
-    """Even with a short deadline, and where suspicion alone may not eject."""
-    state, to_probe = failed(pool(1), LATE, now=0.3, silent_s=0.3)
+    """Even with a short deadline."""
+    state, to_probe = failed(pool(2), LATE, now=0.3, silent_s=0.3)
     assert to_probe == ("t0",)
-    state = health.probe_finished(
-        state,
-        "t0",
-        health.probe_result_of(LATE, received_during_probe=False),
-        LATE.code,
-        0.3 + CONFIG.probe_timeout_s,
-        CONFIG,
-    )
-    assert state.healthy == 0
+    state = silent_probe(state, 0.3 + CONFIG.probe_timeout_s)
+    assert state.healthy == 1
     assert state.endpoints[0].phase_since - 0.3 < 2.0
+
+
+def silent_probe(state: PoolState, now: float, at: int = 0) -> PoolState:
+    took_s = CONFIG.probe_timeout_s
+    return health.probe_finished(state, f"t{at}", "silent", LATE.code, now, CONFIG, took_s=took_s)
+
+
+def test_silence_does_not_eject_the_only_endpoint_before_it_hangs() -> None:
+    """It is probed again and again, also without open calls; then even the last one is ejected."""
+    state, now = pool(1), 0.0
+    while now + CONFIG.probe_timeout_s < CONFIG.hung_after_s:
+        now += CONFIG.probe_timeout_s
+        state = silent_probe(state, now)
+        assert state.healthy == 1
+        assert health.due_probes(state, now, CONFIG, never)[1] == ("t0",)
+    state = silent_probe(state, CONFIG.hung_after_s)
+    assert (state.healthy, state.endpoints[0].last_error) == (0, LATE.code)
+
+
+@pytest.mark.parametrize("result", ["healthy", "busy"])
+def test_an_answer_ends_the_silence(result: health.ProbeResult) -> None:
+    state = silent_probe(pool(1), 8.0)
+    state = health.probe_finished(state, "t0", result, "", 9.0, CONFIG)
+    assert health.due_probes(state, 9.0, CONFIG, never)[1] == ()
+    assert silent_probe(state, 11.0).healthy == 1
+
+
+@given(st.integers(1, 6))
+def test_silent_probes_eject_a_share_of_the_pool(count: int) -> None:
+    state = pool(count)
+    for at in range(count):
+        state = silent_probe(state, 1.5, at)
+    assert state.healthy == math.ceil(count / 2)
+
+
+@pytest.mark.parametrize("error", [REFUSED, RAISED, EngineUnavailable("no")])
+def test_a_refused_or_failed_probe_ejects_the_only_endpoint(error: CausewayError) -> None:
+    result = health.probe_result_of(error, received_during_probe=False)
+    assert health.probe_finished(pool(1), "t0", result, error.code, 1.0, CONFIG).healthy == 0
+
+
+def reading(tokens: int, *, prefill_s: float = 0.0, others: int = 0) -> PoolState:
+    """An endpoint where a prompt waits since 0.0, and others."""
+    one = Endpoint(address="t0", open_since=(0.0,), waiting_since=(0.0,), waiting_tokens=tokens, prefill_s=prefill_s)
+    return PoolState((one, *(Endpoint(address=f"t{at}") for at in range(1, others + 1))))
+
+
+def test_the_only_endpoint_may_read_a_long_prompt_in_silence() -> None:
+    """As long as the slowest reading takes that is expected, and `hung_after_s` more."""
+    tokens = 1000
+    reads_s = tokens / CONFIG.prefill_tokens_per_s
+    state = silent_probe(reading(tokens), CONFIG.probe_timeout_s)
+    assert silent_probe(state, reads_s + CONFIG.hung_after_s - 0.1).healthy == 1
+    assert silent_probe(state, reads_s + CONFIG.hung_after_s).healthy == 0
+    state, _ = failed(reading(tokens), LATE, now=reads_s, silent_s=reads_s)
+    assert (state.healthy, state.endpoints[0].failures) == (1, 0)
+
+
+def test_one_of_several_endpoints_may_read_for_as_long_as_it_usually_takes() -> None:
+    state = silent_probe(reading(1000, prefill_s=0.004, others=1), CONFIG.probe_timeout_s)
+    assert state.healthy == 2
+    assert silent_probe(state, 8.1).healthy == 1
+    unmeasured = silent_probe(reading(1000, others=1), CONFIG.probe_timeout_s)
+    assert unmeasured.healthy == 1
+
+
+def test_running_answers_of_an_ejected_endpoint_are_ended_after_the_expected_reading_only() -> None:
+    state = reading(1000, prefill_s=0.004, others=1)
+    state = state.replace(msgspec.structs.replace(state.endpoints[0], phase="ejected"))
+    assert health.hung(state, 17.9, CONFIG, never) == ()
+    assert health.hung(state, 18.0, CONFIG, never) == ("t0",)
+    assert health.stalled(state, 9.9, CONFIG, never) == ()
+    assert health.stalled(state, 10.0, CONFIG, never) == ("t0",)
 
 
 def test_a_busy_probe_does_not_eject() -> None:
@@ -287,7 +353,7 @@ def test_a_relisted_endpoint_is_probed_first() -> None:
     st.lists(
         st.one_of(
             st.tuples(st.just("fail"), st.integers(0, 3), st.sampled_from([REFUSED, RAISED, LATE])),
-            st.tuples(st.just("probe"), st.integers(0, 3), st.sampled_from(["healthy", "dead", "busy"])),
+            st.tuples(st.just("probe"), st.integers(0, 3), st.sampled_from(["healthy", "dead", "silent", "busy"])),
             st.tuples(st.just("name"), st.sets(st.integers(0, 3), min_size=1), st.none()),
             st.tuples(st.just("due"), st.integers(0, 3), st.none()),
         ),

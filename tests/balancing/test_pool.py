@@ -230,6 +230,8 @@ async def test_the_error_class_tells_unreachable_from_unavailable(
     async with watching(bed):
         with bed.pool.lease() as lease:
             lease.failed(REFUSED)
+        await until(lambda: bed.at("a:1").probes >= 1)
+        bed.clock.now += LoadBalancingConfig().hung_after_s  # silence is proof by then
         await until(lambda: bed.pool.healthy == 0)
         with pytest.raises(kind):
             bed.pool.lease()

@@ -127,7 +127,7 @@ class Pool:
     def healthy(self) -> int:
         return len(self.endpoints)
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> Lease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
         for endpoint in self.endpoints:
             if endpoint.address not in excluding:
                 return Lease(self, endpoint)

@@ -106,13 +106,13 @@ class InOrder:
     def endpoints(self) -> Sized:
         return self._pool.endpoints
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> EndpointLease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
         others = set(self._addresses)
         for address in self._addresses:
             if address not in excluding:
                 with contextlib.suppress(CausewayError):
-                    return self._pool.lease(key=key, excluding=others - {address})
-        return self._pool.lease(key=key, excluding=excluding)
+                    return self._pool.lease(key=key, excluding=others - {address}, tokens=tokens)
+        return self._pool.lease(key=key, excluding=excluding, tokens=tokens)
 
 
 @asynccontextmanager
@@ -306,7 +306,7 @@ class Alternating(scripted.Pool):
         super().__init__(*endpoints)
         self._turn = itertools.count()
 
-    def lease(self, *, key: bytes = b"", excluding: Collection[str] = ()) -> scripted.Lease:
+    def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> scripted.Lease:
         if not excluding and next(self._turn) % 2:
             return super().lease(excluding={self.endpoints[0].address})
         return super().lease(excluding=excluding)

@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
-_GRACE_S = 60.0  # calls on the old channel may still end, if it was the server that was silent
+_GRACE_S = 3600.0  # calls on the old channel may still end, if it was the server that was silent; they have deadlines
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

@@ -21,6 +21,7 @@ from .sampling_parameters import SamplingParameters, encode
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
+_BYTES_PER_TOKEN = 4  # of English text; other languages have more tokens
 _FINAL = "triton_final_response"
 
 
@@ -44,6 +45,13 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     traceparent: str = ""
     trace: Trace | None = None  # of the client's request
+
+    @property
+    def estimated_tokens(self) -> int:
+        """About how many tokens are read before the first answer: a part counts as if its bytes were text."""
+        if self.part is not None:
+            return len(self.part.data) // _BYTES_PER_TOKEN
+        return len(self.prompt) // _BYTES_PER_TOKEN if isinstance(self.prompt, str) else len(self.prompt)
 
 
 class Delta(msgspec.Struct, frozen=True):
