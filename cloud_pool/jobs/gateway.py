@@ -16,6 +16,7 @@ from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
 from ..config.tiers import Tier
 from ..http.body_memory import BodyMemory
+from ..observability.supervision import keep_running
 from ..observability.tracing import JobTrace
 from .acceptance import AcceptanceLog
 from .config import JobsConfig
@@ -98,6 +99,9 @@ class JobsGateway:
 
     async def watch(self) -> None:
         """Check the store and update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
+        await keep_running("the check of the job store", self._watch)
+
+    async def _watch(self) -> None:
         while True:
             try:
                 await self._stores.durability.ensure(again=True)

@@ -9,11 +9,12 @@ from weakref import WeakKeyDictionary
 
 import redis.asyncio
 from redis.asyncio.sentinel import MasterNotFoundError
-from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 _TO_DO = "Start it, or correct its address (`redis` in the configuration, or --redis)."
+_WRONG_DATA = ("WRONGTYPE", "is not an integer", "is not a valid float", "would overflow", "arithmetic on", "with nil")
 _addresses: WeakKeyDictionary[redis.asyncio.Redis, str] = WeakKeyDictionary()
 
 
@@ -51,6 +52,11 @@ def redis_fault(error: Exception, address: str) -> str:
     if isinstance(error, RedisConnectionError | OSError):
         return f"{name} cannot be reached: {_reason(error)}. {_TO_DO}"
     return f"{name} answers with an error: {str(error) or type(error).__name__}"
+
+
+def is_wrong_data(error: BaseException | None) -> bool:
+    """Whether a command failed for what is stored in its keys, so that it fails again, and only there."""
+    return isinstance(error, ResponseError) and any(text in str(error) for text in _WRONG_DATA)
 
 
 def is_unreachable(error: BaseException | None) -> bool:

@@ -93,6 +93,7 @@ _WEBHOOKS = _keys(
     ("webhooks", "zset", "ends", "tenants with deliveries", "tenants by when a claim looks at them next"),
     ("webhooks:<tenant>", "zset", "ends", "receivers with deliveries", "receivers by when a claim looks at them next"),
     ("webhooks:<tenant>:<receiver>", "zset", "ends", "deliveries", "deliveries by due time"),
+    ("webhook_sending:<tenant>", "hash", "ends", "deliveries being sent", "receivers of these"),
     ("webhook_leases:<tenant>", "zset", "ends", "deliveries being sent", "these by the end of their lease"),
     ("webhook_receiver:<tenant>:<receiver>", "hash", "ends", "the receiver's deliveries", "slots and breaker"),
     ("webhook_receivers", "zset", "ends", "receivers with deliveries", "receivers by the end of their pause"),

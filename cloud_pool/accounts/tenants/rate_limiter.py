@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from router.errors import RateLimited
 
-from ...redis.faults import client_fault
+from ...redis.faults import client_fault, is_wrong_data
 from ...redis.scripts import load_script
 from .budget_day import BudgetDay
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
@@ -163,7 +163,7 @@ class TenantRateLimiter:
                 with anyio.fail_after(self._config.redis_timeout_s):
                     return await self._check_in_redis(limits, reservation, lifetime_s)  # (1)
             except (RedisError, OSError, TimeoutError) as error:
-                self._leave_redis(error)
+                self._failed(reservation.tenant, error)
         if self._redis is not None:
             self.local_checks += 1
         return self._check_locally(limits, reservation, lifetime_s)  # (2)
@@ -200,7 +200,7 @@ class TenantRateLimiter:
                     await self._settle([tokens_key(tenant)], [self._now_s(), rate, capacity, amount])
                 return
             except (RedisError, OSError, TimeoutError) as error:
-                self._leave_redis(error)
+                self._failed(tenant, error)
         self._local_limits(tenant, limits).debit_tokens(amount)
 
     async def _meet(self) -> None:
@@ -215,7 +215,10 @@ class TenantRateLimiter:
             tenant, local = self._local.popitem()
             try:
                 await self._restore_one(tenant, local)
-            except BaseException:
+            except BaseException as error:
+                if is_wrong_data(error):
+                    self._damaged(tenant)
+                    continue
                 self._local.setdefault(tenant, local)
                 raise
         if self._alone:
@@ -239,6 +242,16 @@ class TenantRateLimiter:
         if bucket.endswith(READS):
             return limits.of_reads
         return limits.of_submissions if bucket.endswith(SUBMISSIONS) else limits
+
+    def _failed(self, tenant: str, error: Exception) -> None:
+        """(2), for all tenants; for one alone if it is its keys that are damaged."""
+        if is_wrong_data(error):
+            self._damaged(tenant)
+        else:
+            self._leave_redis(error)
+
+    def _damaged(self, tenant: str) -> None:
+        _log.error("the limits of %s are checked locally: its keys in Redis are damaged", tenant)
 
     def _leave_redis(self, error: Exception) -> None:
         if not self._alone:

@@ -9,6 +9,7 @@ reply counts nothing twice. While Redis is unavailable sums grow here, bounded.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from ...redis.faults import is_wrong_data
 from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
 from .redis_keys import batch_key, reservation_ends_key, reserved_key, usage_key
@@ -29,6 +31,7 @@ _LUA: Final = f"{__package__}.lua"
 ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
+_log = logging.getLogger("causeway.cloud.tenants")
 
 
 class UsageBatch(msgspec.Struct, frozen=True):
@@ -109,13 +112,24 @@ class UsageRecorder:
         try:
             while self._pending:
                 batch = self._pending[0]
-                with anyio.fail_after(_FLUSH_TIMEOUT_S):
-                    await self.add(batch)
+                try:
+                    with anyio.fail_after(_FLUSH_TIMEOUT_S):
+                        await self.add(batch)
+                except RedisError as error:
+                    if not is_wrong_data(error):
+                        raise
+                    self._set_aside(batch)
                 self._pending.pop(0)
                 self._fields -= len(batch.sums)
         except (RedisError, OSError, TimeoutError):
             return False
         return True
+
+    def _set_aside(self, batch: UsageBatch) -> None:
+        """Give up a batch whose tenant's keys are damaged: the others must not wait behind it."""
+        requests = sum(amount for field, amount in batch.sums.items() if field.startswith("requests|"))
+        _log.error("usage of %s on %s is lost, its keys are damaged: %s", batch.tenant, batch.day, batch.sums)
+        self.lost += requests
 
     async def add(self, batch: UsageBatch) -> None:
         """Add a batch to the usage in Redis. It can be repeated. Raises RedisError or OSError."""

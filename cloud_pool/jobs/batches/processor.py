@@ -23,6 +23,7 @@ import msgspec
 from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound
 
 from ...accounts.tenants.config import TenantLimits
+from ...observability.logs import redacted
 from ..config import JobsConfig
 from ..errors import FileContentLost, FileStoreUnavailable, RecordUnreadable
 from ..stores import JobStores
@@ -39,6 +40,7 @@ from .validation import check_input
 _log = logging.getLogger("causeway.cloud.batches")
 _STEP_INTERVAL_S = 0.5
 _STORE_DELAY_S = 5.0
+_FAULT_DELAY_S = 60.0
 _FILES_INTERVAL_S = 10.0
 _STEPS_AT_ONCE = 4  # a large file that is being checked does not hold up other batches
 
@@ -100,6 +102,10 @@ class BatchProcessor:
             if isinstance(error, FileStoreUnavailable):
                 with suppress(JobStoreUnavailable):
                     await self._batches.schedule_step(batch.id, _STORE_DELAY_S)
+        except Exception as error:  # of one batch, which the others survive
+            _log.error("%s waits for a minute after an unexpected fault: %s", batch.id, redacted(error))
+            with suppress(JobStoreUnavailable):
+                await self._batches.schedule_step(batch.id, _FAULT_DELAY_S)
         finally:
             free.release()
 

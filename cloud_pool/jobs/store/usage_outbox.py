@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from router.errors import JobStoreUnavailable
 
 from ...accounts.tenants.usage import UsageBatch
-from ...redis.faults import redis_fault
+from ...redis.faults import is_wrong_data, redis_fault
 from .redis_client import RedisClient, as_fields
 
 _INTERVAL_S = 1.0
@@ -66,8 +66,13 @@ class UsageOutbox:
             return False
         batch = fields.pop("id").decode()
         for each in _by_tenant(batch, fields):
-            with anyio.fail_after(_TIMEOUT_S):
-                await self._add(each)
+            try:
+                with anyio.fail_after(_TIMEOUT_S):
+                    await self._add(each)
+            except RedisError as error:
+                if not is_wrong_data(error):
+                    raise
+                _log.error("usage of %s on %s is lost, its keys are damaged: %s", each.tenant, each.day, each.sums)
         await self._database.run("usage_done", batch)
         return True
 
@@ -76,14 +81,20 @@ def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
     sums: dict[tuple[str, str], dict[str, int]] = {}
     releases: dict[tuple[str, str], list[str]] = {}
     for name, value in fields.items():
-        tenant, number, field = name.split("|", 2)
-        day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
+        try:
+            tenant, number, field = name.split("|", 2)
+            day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
+        except (ValueError, OverflowError, OSError):
+            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
+            continue
         amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
         kind, _, release = field.partition("|")
         if kind == "release":
             released.append(release)
-        else:
+        elif value.lstrip(b"-").isdigit():
             amounts[field] = int(value)
+        else:
+            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
     return [
         UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
         for (tenant, day), amounts in sums.items()

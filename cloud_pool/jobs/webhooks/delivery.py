@@ -5,12 +5,14 @@
 3. Any other status, a redirect included, or no answer: retried, for about three days.
 4. A forbidden address: as (3), since its DNS name may be corrected. No socket is opened.
 
+An unexpected fault of one delivery is logged, and the delivery is retried as (3). While no deliveries can be claimed,
+the log says so once.
+
 A slot that is released claims the next delivery at once, so that a fast receiver waits for nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import socket
@@ -30,6 +32,7 @@ from router.jobs.webhooks.payload import webhook_payload
 from router.jobs.webhooks.schedule import webhook_retry_delay_s
 from router.jobs.webhooks.signing import signed_headers
 
+from ...observability.logs import redacted
 from ...observability.tracing import JobTrace
 from ..config import WebhookConfig
 from ..metrics import JobMetrics
@@ -94,6 +97,7 @@ class WebhookSender:
         self._clock = clock
         self._rng = rng
         self._in_flight = 0
+        self._fault = ""
         self._slot_released = anyio.Event()
         self._client: aiohttp.ClientSession | None = None
 
@@ -102,10 +106,23 @@ class WebhookSender:
         async with anyio.create_task_group() as tasks:
             while True:
                 released = self._slot_released
-                with contextlib.suppress(JobStoreUnavailable):
-                    self._begin(await self._claim(), tasks)
+                await self._begin_due(tasks)
                 with anyio.move_on_after(_IDLE_S):
                     await released.wait()
+
+    async def _begin_due(self, tasks: TaskGroup) -> None:
+        fault = ""
+        try:
+            self._begin(await self._claim(), tasks)
+        except JobStoreUnavailable as error:
+            fault = error.message
+        except Exception as error:
+            fault = f"an unexpected fault: {redacted(error)}"
+        if fault and fault != self._fault:
+            _log.warning("no webhooks are sent: %s", fault)
+        elif self._fault and not fault:
+            _log.info("webhooks are sent again")
+        self._fault = fault
 
     async def deliver_due(self) -> int:
         """Send the due deliveries that have a slot and wait for them. Returns how many. Raises JobStoreUnavailable."""
@@ -116,7 +133,13 @@ class WebhookSender:
 
     async def _claim(self) -> list[WebhookDelivery]:
         free = self._config.concurrency - self._in_flight
-        return await self._outbox.claim(free) if free > 0 else []
+        if free <= 0:
+            return []
+        unreadable = self._outbox.unreadable
+        due = await self._outbox.claim(free)
+        for _ in range(self._outbox.unreadable - unreadable):
+            self._metrics.count_delivery("failed")
+        return due
 
     def _begin(self, due: list[WebhookDelivery], tasks: TaskGroup) -> None:
         for delivery in due:
@@ -130,8 +153,7 @@ class WebhookSender:
 
     async def _deliver(self, delivery: WebhookDelivery) -> None:
         try:
-            secrets = await self._outbox.signing_secrets(delivery.owner)
-            result = await self._traced_post(delivery, secrets)
+            result = await self._send(delivery)
             delay_s = webhook_retry_delay_s(delivery.attempts + 1, self._rng()) if result == "retried" else 0.0
             outcome = "failed" if delay_s is None else result
             await self._outbox.finish(delivery, outcome, delay_s or 0.0)
@@ -143,6 +165,14 @@ class WebhookSender:
             self._slot_released.set()
             self._slot_released = anyio.Event()
         self._metrics.count_delivery(outcome)
+
+    async def _send(self, delivery: WebhookDelivery) -> DeliveryResult:
+        secrets = await self._outbox.signing_secrets(delivery.owner)
+        try:
+            return await self._traced_post(delivery, secrets)
+        except Exception as error:  # of one delivery, which the others survive
+            _log.error("%s: not delivered, by an unexpected fault: %s", delivery.id, redacted(error))
+            return "retried"
 
     async def _traced_post(self, delivery: WebhookDelivery, secrets: tuple[str, ...]) -> DeliveryResult:
         if self._trace is None:

@@ -42,6 +42,8 @@ class WebhookDelivery(JobNotice, frozen=True, kw_only=True):
 class WebhookOutbox:
     """Pending deliveries. Every method raises JobStoreUnavailable while Redis does not answer.
 
+    `unreadable` counts the deliveries that failed here because their record is lost or damaged.
+
     Args:
         clock: replaces Redis's clock in tests; unix time, s
     """
@@ -51,6 +53,7 @@ class WebhookOutbox:
     ) -> None:
         self._db = database
         self._config = config
+        self.unreadable = 0
         self._clock = clock
 
     @property
@@ -64,13 +67,22 @@ class WebhookOutbox:
         lease_ms = int((config.timeout_s + _LEASE_MARGIN_S) * 1000)
         slots = (config.concurrency_per_receiver, config.concurrency_per_tenant)
         deliveries = []
-        for row in as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit, *slots, _MAX_AGE_MS)):
+        reply = as_list(await self._db.run("webhook_claim", self._now, lease_ms, limit, *slots, _MAX_AGE_MS))
+        rows, dropped, aside = (as_list(part) for part in reply)
+        for name in map(as_text, dropped):
+            _log.error("%s has failed: its record is lost", name)
+        self.unreadable += len(dropped)
+        for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
+            code = error.split(" ")[0]  # the rest may quote data of the tenant
+            _log.error("webhooks of tenant %s wait for a minute, their data is damaged: %s", tenant, code)
+        for row in rows:
             plain = {name: value.decode("utf-8", "replace") for name, value in as_fields(row).items()}
             try:
                 deliveries.append(msgspec.convert(plain, WebhookDelivery, strict=False))
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
                 await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
+                self.unreadable += 1
         if deliveries:
             # A failover must not lose the end of a job that a receiver knows about: the job would end twice.
             await self._db.replicate()

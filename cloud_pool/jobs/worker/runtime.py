@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from ...accounts.tenants.config import TenantLimits
 from ...config.tiers import Tier
 from ...lifetime import open_all
+from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
 from ..batches.processor import BatchProcessor
 from ..config import JobsConfig
@@ -84,10 +85,10 @@ class WorkerRuntime:
     async def run(self, stop: StopSignal) -> None:
         """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._sender.run)
-            tasks.start_soon(self._batches.run)
+            tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
+            tasks.start_soon(keep_running, "the processor of batches", self._batches.run)
             if self._usage is not None:
-                tasks.start_soon(self._usage.run)
+                tasks.start_soon(keep_running, "the writer of usage", self._usage.run)
             await self.worker.run(stop)
             tasks.cancel_scope.cancel()
 

@@ -16,6 +16,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -25,9 +26,10 @@ from anyio.abc import TaskGroup
 from router.errors import CausewayError, JobStoreUnavailable
 from router.jobs.revisions import outcome_of
 
+from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
 from ..config import JobsConfig
-from ..errors import ContentKeyMissing, RecordUnreadable
+from ..errors import ContentKeyMissing, JobStoreRefused, RecordUnreadable
 from ..metrics import JobMetrics
 from ..record import JobRecord
 from ..store.job_store import JobStore
@@ -101,14 +103,14 @@ class Worker:
         with contextlib.suppress(JobStoreUnavailable):
             await self._store.unblock_all()
         async with anyio.create_task_group() as runs, anyio.create_task_group() as upkeep:
-            upkeep.start_soon(self._renew_leases)
-            upkeep.start_soon(self._promote_and_expire)
-            upkeep.start_soon(self._measure_queues)
-            upkeep.start_soon(self._texts.run)
+            upkeep.start_soon(keep_running, "the renewal of leases", self._renew_leases)
+            upkeep.start_soon(keep_running, "the upkeep of queues", self._promote_and_expire)
+            upkeep.start_soon(keep_running, "the measuring of queues", self._measure_queues)
+            upkeep.start_soon(keep_running, "the sender of texts", self._texts.run)
             upkeep.start_soon(self._revisions.watch, runs)
             async with anyio.create_task_group() as claims:
                 for slots in self._slots.values():
-                    claims.start_soon(self._claim, slots, runs)
+                    claims.start_soon(keep_running, "the claiming of jobs", partial(self._claim, slots, runs))
                 await stop.wait()
                 claims.cancel_scope.cancel()
             self._revisions.stop()
@@ -274,10 +276,14 @@ class Worker:
     async def _promote_and_expire(self) -> None:
         while True:
             changed = 0
-            with contextlib.suppress(JobStoreUnavailable):
+            try:
                 due = await self._store.promote_and_expire()
                 self._record_expired(due.expired)
                 changed = due.changed
+            except JobStoreRefused as error:  # one damaged record; it is out of the way by the next time
+                _log.error("some jobs were not promoted or expired: %s", error.message)
+            except JobStoreUnavailable:  # claims say so
+                pass
             if not changed:
                 await anyio.sleep(self._config.reclaim_interval_s)
 

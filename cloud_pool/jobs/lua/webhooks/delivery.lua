@@ -2,6 +2,7 @@
 
 -- End the lease of a delivery. Returns whether it was leased.
 local function end_lease(tenant, receiver, delivery)
+  redis.call('HDEL', key('webhook_sending', tenant), delivery)
   if redis.call('ZREM', key('webhook_leases', tenant), delivery) == 0 then return false end
   redis.call('HINCRBY', key('webhook_receiver', tenant, receiver), 'running', -1)
   return true

@@ -2,10 +2,14 @@
 -- Claim due deliveries: tenants take turns, and within a tenant its receivers. A receiver without a free slot, or whose
 -- breaker is open, is looked at again when a slot is released or the pause ends, and holds back no other until then.
 -- A delivery to a disabled URL, and one that is too old, is finished here.
+-- What is damaged holds back no other: a delivery whose record is lost is dropped, and a tenant with data that no step can
+-- be taken with is looked at again after ASIDE_MS.
 -- ARGV: now (unix ms), lease (ms), limit, slots of a receiver, slots of a tenant, oldest age of a delivery (ms)
--- Reply: deliveries as HGETALL, each with its id; `fence` was incremented
+-- Reply: {deliveries as HGETALL, each with its id; `fence` was incremented, ids of deliveries that were dropped, tenants
+--   that were set aside, each followed by the error}
 local now, lease, limit = tonumber(time_ms(ARGV[1])), tonumber(ARGV[2]), tonumber(ARGV[3])
 local receiver_slots, tenant_slots, max_age = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local ASIDE_MS, dropped, aside = 60000, {}, {}
 local MAX_STEPS, steps, rows = 2000, 0, {}  -- steps: what a call may look at, so that it blocks Redis for milliseconds
 
 local function first_score(set)
@@ -13,13 +17,35 @@ local function first_score(set)
   return tonumber(first[2])
 end
 
+-- Drop a leased delivery whose record is lost. Its receiver, if it is known, gets its slot back.
+local function drop_lost(tenant, receiver, delivery)
+  if receiver then
+    end_lease(tenant, receiver, delivery)
+    wake_receiver(tenant, receiver, now)
+  else
+    redis.call('ZREM', key('webhook_leases', tenant), delivery)
+  end
+  redis.call('DEL', key('webhook', delivery))
+  redis.call('DECR', key('webhooks_pending'))
+  local job = string.match(delivery, '^(.*)%.[^.]*$')  -- as in `queue_webhook`
+  if job and redis.call('EXISTS', key('job', job)) == 1 then
+    redis.call('HSET', key('job', job), 'webhook_status', 'failed')
+  end
+  table.insert(dropped, delivery)
+end
+
 -- Return the deliveries of dead workers to their receivers.
 local function recover(tenant)
   for _, delivery in ipairs(redis.call('ZRANGEBYSCORE', key('webhook_leases', tenant), '-inf', now, 'LIMIT', 0, 100)) do
-    local receiver = receiver_of(redis.call('HGET', key('webhook', delivery), 'url'))
-    end_lease(tenant, receiver, delivery)
-    redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
-    wake_receiver(tenant, receiver, now)
+    local url = redis.call('HGET', key('webhook', delivery), 'url')
+    local receiver = redis.call('HGET', key('webhook_sending', tenant), delivery) or (url and receiver_of(url))
+    if url then
+      end_lease(tenant, receiver, delivery)
+      redis.call('ZADD', key('webhooks', tenant, receiver), now, delivery)
+      wake_receiver(tenant, receiver, now)
+    else
+      drop_lost(tenant, receiver, delivery)
+    end
   end
 end
 
@@ -27,6 +53,7 @@ local function start(tenant, receiver, delivery)
   redis.call('ZREM', key('webhooks', tenant, receiver), delivery)
   redis.call('HINCRBY', key('webhook', delivery), 'fence', 1)
   redis.call('ZADD', key('webhook_leases', tenant), now + lease, delivery)
+  redis.call('HSET', key('webhook_sending', tenant), delivery, receiver)
   redis.call('HINCRBY', key('webhook_receiver', tenant, receiver), 'running', 1)
   local row = redis.call('HGETALL', key('webhook', delivery))
   for _, value in ipairs({'id', delivery, 'claimed', string.format('%.0f', now)}) do table.insert(row, value) end
@@ -92,7 +119,12 @@ while #rows < limit and steps < MAX_STEPS do
   if #due == 0 then break end
   for _, tenant in ipairs(due) do
     steps = steps + 1
-    serve_tenant(tenant)
+    local ok, problem = pcall(serve_tenant, tenant)
+    if not ok then
+      redis.call('ZADD', key('webhooks'), now + ASIDE_MS, tenant)
+      table.insert(aside, tenant)
+      table.insert(aside, type(problem) == 'table' and problem.err or tostring(problem))
+    end
   end
 end
-return rows
+return {rows, dropped, aside}
