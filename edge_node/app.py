@@ -101,7 +101,11 @@ def build(
             the last bundle that it verified, if any.
         encoders: what turns sounds and pictures into text; by default the installed packages, with their models.
         speech_detector: detects speech in live sessions; read only beside given `encoders`.
+
+    Raises:
+        ConfigError: Other machines would be answered without an API key.
     """
+    config.server.check_exposure()
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
     factory = config

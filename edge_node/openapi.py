@@ -154,10 +154,12 @@ def _decisions() -> Iterator[Operation]:
         "/v1/decisions",
         "Records of past requests, without their content.",
         DecisionList,
+        errors=(*ANY_REQUEST, *_AUTH, errors.PermissionDenied),
         parameters=(
             Parameter("route", "Where the answer came from.", kind=Route),
             Parameter("target", "The policy's target."),
             Parameter("status", "How the request ended.", kind=Status),
+            Parameter("client", "Name of an API key; another than one's own needs the right `decisions`."),
             Parameter("since", "Unix seconds.", kind=Annotated[float, Meta(ge=0)]),
             Parameter("limit", "At most so many; default 100.", kind=Annotated[int, Meta(ge=1, le=MAX_QUERY_LIMIT)]),
         ),

@@ -7,7 +7,6 @@ at its usual port on this machine.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
+from router.addresses import is_loopback
 from router.documents import strict_yaml
 from router.errors import ConfigError
 
@@ -178,7 +178,7 @@ def _absolute_files(section: S, files: tuple[str, ...], absolute: Callable[[str]
 
 def _check(config: Config) -> None:
     for host in (config.server.host, *(() if config.grpc.port is None else (config.grpc.host,))):
-        if not (config.server.token_file or config.identity.signed) and not _is_loopback(host):
+        if not (config.server.token_file or config.identity.signed) and not is_loopback(host):
             raise ConfigError(
                 f"listening on {host} needs bearer tokens: set this key, `identity.key_file` or `identity.fleet.url`",
                 where="server.token_file",
@@ -208,7 +208,7 @@ def _check(config: Config) -> None:
 
 def _check_operator(config: Config) -> None:
     operator = config.operator
-    if not config.has_operator_tokens and not _is_loopback(operator.host):
+    if not config.has_operator_tokens and not is_loopback(operator.host):
         raise ConfigError(
             f"listening on {operator.host} needs tokens: set this key or identity.key_file",
             where="operator.token_file",
@@ -242,10 +242,3 @@ def _default_state_dir(environ: Mapping[str, str]) -> str:
     home = environ.get("HOME", "")
     state_home = environ.get("XDG_STATE_HOME") or (home and str(Path(home) / ".local" / "state"))
     return state_home and str(Path(state_home) / "causeway-cloud")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -57,8 +57,6 @@ def _print_summary(config: Config, app: App) -> None:
     """Print what the daemon listens on and answers with, and in red what it cannot."""
     for line in _summary(config, app):
         click.echo(line)
-    if config.server.is_exposed:
-        click.secho("exposed    other machines may ask without an API key: set server.keys", fg="red")
     readiness = app.parts.readiness()
     for problem in readiness.problems:
         click.secho(f"problem    {problem}", fg="red")

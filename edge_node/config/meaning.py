@@ -8,7 +8,7 @@ MEANING: Mapping[str, str] = {
     "policy": "path of the policy file; empty: the default policy that ships",
     "state_dir": "folder of the cache, decision records, spending and last good policy; "
     "empty: `$STATE_DIRECTORY`, else `~/.local/state/causeway`",
-    "server.host": "address to listen on; set `server.keys` for any address other than loopback",
+    "server.host": "address to listen on; any other than loopback needs `server.keys`",
     "server.port": "TCP port; 0: any free port",
     "server.socket": "path of a Unix socket to listen on as well; empty: none",
     "server.hosts": "further names, without a port, that a request's `Host` may have; others get 421. Loopback names "
@@ -20,7 +20,8 @@ MEANING: Mapping[str, str] = {
     "server.max_body_bytes": "maximum request body; a larger one is rejected with 413",
     "server.read_timeout_s": "maximum time to receive a whole request",
     "server.drain_s": "on SIGTERM, maximum time for running requests to finish",
-    "server.keys": "API keys: a list of `{name, sha256, tags}`, `sha256` in hex; empty: requests need no key",
+    "server.keys": "API keys: a list of `{name, sha256, tags, rights}`, `sha256` in hex; empty: requests need no key. "
+    "A key reads the decision records of its own requests, and with `rights: [decisions]` those of all",
     "server.default_deadline_s": "deadline of a request that sets none",
     "engine.model_dirs": "folders searched for models before `~/.local/share/causeway/models` and the models that ship",
     "engine.sequences": "requests decoded together (continuous batching); further requests wait",

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.addresses import is_loopback
+from router.errors import ConfigError
 from router.jobs.webhooks.payload import WebhookFormat
 from router.openai.wire import Tag
 from router.web_origins import HostName, Origin
@@ -17,13 +19,17 @@ Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
 NonNegativeSeconds = Annotated[float, Meta(ge=0)]
 
+KeyRight = Literal["decisions"]
+"""`decisions`: read the decision records of all clients."""
+
 
 class KeyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One API key of the daemon."""
 
-    name: str
+    name: Annotated[str, Meta(min_length=1)]
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]  # SHA-256 of the key, hex: the key itself is never stored
     tags: tuple[Tag, ...] = ()  # added to every request that uses this key
+    rights: tuple[KeyRight, ...] = ()  # what it may do beside its own requests
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +48,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def is_exposed(self) -> bool:
         """Whether other machines may ask without an API key."""
-        return self.host not in ("127.0.0.1", "::1", "localhost") and not self.keys
+        return not (self.keys or is_loopback(self.host))
+
+    def check_exposure(self) -> None:
+        """Raises ConfigError."""
+        if self.is_exposed:
+            raise ConfigError(
+                f"The daemon would answer other machines on {self.host or 'all addresses'} without an API key. "
+                "Set server.keys, or listen on 127.0.0.1.",
+                where="server.host",
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -93,10 +93,10 @@ class Console:
         return _json(self._state())
 
     async def _what_if(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
+        caller = self._reader.caller(http)
         check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
         question = _parsed(await self._reader.body(http))
-        record = await self._decisions.get(question.id)
+        record = await self._decisions.get(question.id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {question.id[:100]!r}; old ones are deleted")
         return _json(what_if(self._policies.active, record, question.signals))

@@ -1,7 +1,7 @@
 """The paths that tell about this box: its models, past decisions, health, metrics, the description of the API.
 
 GET  /v1/models[/{id}]      model names
-GET  /v1/decisions[/{id}]   records of past requests
+GET  /v1/decisions[/{id}]   records of past requests: the caller's own, or all with the right `decisions`
 GET  /healthz /readyz       liveness (/health is the same: the name that vLLM uses) and readiness
 GET  /metrics               Prometheus
 GET  /openapi.json          the OpenAPI document of all paths
@@ -19,7 +19,7 @@ import msgspec
 from aiohttp import web
 
 from router.api.document import OPENAPI_PATH
-from router.errors import InvalidRequest, ModelNotFound, NotFound
+from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from router.openai import ModelObject, encode_model, encode_models
 from router.types import AUTO, Route
 
@@ -29,7 +29,7 @@ from ..serving.request_context import Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
-from .request_reader import RequestReader
+from .request_reader import Caller, RequestReader
 from .responses import SERVER, body_response, json_response
 
 if TYPE_CHECKING:
@@ -116,13 +116,13 @@ class Inspection:
         return "causeway" if name == AUTO else locations[name]
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
-        return json_response({"object": "list", "data": await self._decisions.find(_query(http.query))})
+        query = _query(http.query, self._reader.caller(http))
+        return json_response({"object": "list", "data": await self._decisions.find(query)})
 
     async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
-        self._reader.caller(http)
+        caller = self._reader.caller(http)
         decision_id = http.path.removeprefix("/v1/decisions/")
-        record = await self._decisions.get(decision_id)
+        record = await self._decisions.get(decision_id, client=caller.reads_decisions_of)
         if record is None:
             raise NotFound(f"no decision {decision_id[:100]!r}; old ones are deleted")
         return json_response(record)
@@ -147,8 +147,8 @@ class Inspection:
         return body_response(self._document)
 
 
-def _query(filters: Mapping[str, str]) -> DecisionQuery:
-    """Raises InvalidRequest, also for an unknown filter."""
+def _query(filters: Mapping[str, str], caller: Caller) -> DecisionQuery:
+    """Raises InvalidRequest, also for an unknown filter, and PermissionDenied."""
     for name in filters:
         if name not in DecisionQuery.__struct_fields__:
             known = ", ".join(DecisionQuery.__struct_fields__)
@@ -156,7 +156,14 @@ def _query(filters: Mapping[str, str]) -> DecisionQuery:
     for name, known_values in (("route", get_args(Route)), ("status", get_args(Status))):
         if filters.get(name, "") not in ("", *known_values):
             raise InvalidRequest(f"`{name}` must be one of {', '.join(known_values)}", param=name)
+    client = filters.get("client", "") or caller.reads_decisions_of
+    if caller.reads_decisions_of not in ("", client):
+        raise PermissionDenied(
+            f"The API key of {caller.name!r} reads its own decision records alone. To read those of {client[:64]!r}, "
+            "add `rights: [decisions]` to it in server.keys."
+        )
     return DecisionQuery(
+        client=client,
         route=filters.get("route", ""),
         target=filters.get("target", ""),
         status=filters.get("status", ""),

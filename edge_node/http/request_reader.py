@@ -67,10 +67,19 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The client: its API key's name, else the peer's address; `tags` are added to every request of the key."""
+    """The client: its API key's name, else the peer's address; `tags` are added to every request of the key.
+
+    `reads_all_decisions`: it may read the decision records of other clients.
+    """
 
     name: str
     tags: tuple[str, ...] = ()
+    reads_all_decisions: bool = False
+
+    @property
+    def reads_decisions_of(self) -> str:
+        """The client whose decision records it may read; "": all."""
+        return "" if self.reads_all_decisions else self.name
 
 
 class ParsedRequest(msgspec.Struct, frozen=True):
@@ -85,7 +94,7 @@ class ApiKeys:
     """The accepted API keys, as hashes. Without keys every client is accepted."""
 
     def __init__(self, keys: Sequence[KeyConfig]) -> None:
-        self._keys = [(bytes.fromhex(key.sha256), Caller(key.name, key.tags)) for key in keys]
+        self._keys = [(bytes.fromhex(key.sha256), _caller(key)) for key in keys]
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -96,7 +105,7 @@ class ApiKeys:
         Every key is compared, each in constant time.
         """
         if not self._keys:
-            return Caller(peer)
+            return Caller(peer, reads_all_decisions=True)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise AuthenticationFailed("an API key is needed: send `Authorization: Bearer <key>`")
@@ -105,6 +114,10 @@ class ApiKeys:
         if not matches:
             raise AuthenticationFailed("this API key is unknown")
         return matches[0]
+
+
+def _caller(key: KeyConfig) -> Caller:
+    return Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights)
 
 
 class RequestReader:

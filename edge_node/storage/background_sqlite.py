@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import groupby
 from pathlib import Path
@@ -88,6 +88,7 @@ class BackgroundSqlite:
     Args:
         path: The file.
         schema: The SQL script to run when the file is opened.
+        functions: Functions of one value that statements may call, by name.
         trim: Called in the background thread, in a transaction of its own, to keep the file within its bounds.
         pending_bytes: The bound of queued writes.
         retry_s: How long to wait before a file that cannot be used is opened again.
@@ -101,6 +102,7 @@ class BackgroundSqlite:
         schema: str,
         *,
         trim: Callable[[sqlite3.Connection], None] = lambda _: None,
+        functions: Mapping[str, Callable[[object], Value]] = {},
         retry_s: float = 30.0,
         linger_s: float = _LINGER_S,
         monotonic: Callable[[], float] = time.monotonic,
@@ -108,6 +110,7 @@ class BackgroundSqlite:
         self._path = path
         self._schema = schema
         self._trim_file = trim
+        self._functions = functions
         self._retry_s = retry_s
         self._linger_s = linger_s
         self._monotonic = monotonic
@@ -297,6 +300,8 @@ class BackgroundSqlite:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         database = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
         try:
+            for name, function in self._functions.items():
+                database.create_function(name, 1, function, deterministic=True)
             database.executescript(
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA journal_size_limit=4194304;"
             )

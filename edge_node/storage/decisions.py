@@ -49,9 +49,19 @@ class DecisionQuery(msgspec.Struct, frozen=True):
     status: str = ""
     since: float = 0.0
     limit: int = 100
+    client: str = ""
+
+
+class _ClientOfRequest(msgspec.Struct, frozen=True):
+    client: str
+
+
+class _RequestOfRecord(msgspec.Struct, frozen=True):
+    request: _ClientOfRequest
 
 
 _decoder = msgspec.msgpack.Decoder(DecisionRecord)
+_request_decoder = msgspec.msgpack.Decoder(_RequestOfRecord)
 
 
 class DecisionStore:
@@ -71,7 +81,9 @@ class DecisionStore:
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._database: BackgroundSqlite | None = None
         if directory is not None and max_age_s > 0.0:
-            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk)
+            self._database = BackgroundSqlite(
+                directory / FILE, _SCHEMA, trim=self._trim_disk, functions={"client_of": _client_of}
+            )
 
     def start(self) -> None:
         if self._database is not None:
@@ -101,13 +113,13 @@ class DecisionStore:
         if self._database is not None and record.outcome.cache != "hit":
             self._database.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
 
-    async def get(self, decision_id: str) -> DecisionRecord | None:
-        """Return the record, from memory or from disk; None if it is unknown."""
+    async def get(self, decision_id: str, *, client: str = "") -> DecisionRecord | None:
+        """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""
         record = self._memory.get(decision_id)
-        if record is not None or self._database is None:
-            return record
-        rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
-        return _decode(rows[0][0]) if rows else None
+        if record is None and self._database is not None:
+            rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
+            record = _decode(rows[0][0]) if rows else None
+        return None if record is None or client not in ("", record.request.client) else record
 
     async def find(self, query: DecisionQuery) -> list[DecisionRecord]:
         """Return the matching records, newest first: those in memory, then those only on disk."""
@@ -124,7 +136,8 @@ class DecisionStore:
         """Return the matching records that are not newer than `oldest`, Unix seconds."""
         where = ["created >= ?", "created <= ?"]
         values: list[Value] = [query.since, oldest]
-        for column, value in (("route", query.route), ("target", query.target), ("status", query.status)):
+        columns = (("route", query.route), ("target", query.target), ("status", query.status))
+        for column, value in (*columns, ("client_of(record)", query.client)):
             if value:
                 where.append(f"{column} = ?")
                 values.append(value)
@@ -224,6 +237,14 @@ def _decode_mark(data: Value) -> ClockMark | None:
         return None
 
 
+def _client_of(data: object) -> str | None:
+    """Return the client of a row's record. SQL calls it, so that earlier versions can go on with the same table."""
+    try:
+        return _request_decoder.decode(data).request.client if isinstance(data, bytes) else None
+    except msgspec.DecodeError:
+        return None
+
+
 def _row(record: DecisionRecord) -> Row:
     outcome = record.outcome
     data = msgspec.msgpack.encode(record)
@@ -236,6 +257,7 @@ def _matches(record: DecisionRecord, query: DecisionQuery) -> bool:
         query.route in ("", outcome.route)
         and query.target in ("", outcome.target)
         and query.status in ("", outcome.status)
+        and query.client in ("", record.request.client)
         and record.created >= query.since
     )
 

@@ -410,10 +410,10 @@ def test_the_unix_sockets_path_is_checked(tmp_path: Path) -> None:
     assert "the next one replaces it" in stale_finding.found
 
 
-def test_listening_beyond_loopback_without_api_keys_is_a_warning() -> None:
+def test_listening_beyond_loopback_without_api_keys_fails() -> None:
     key = KeyConfig(name="a", sha256="0" * 64)
     assert levels(network.check_exposure(ServerConfig())) == []
-    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0"))) == [("exposure", "warn")]
+    assert levels(network.check_exposure(ServerConfig(host="0.0.0.0"))) == [("exposure", "fail")]
     assert levels(network.check_exposure(ServerConfig(host="0.0.0.0", keys=(key,)))) == []
 
 

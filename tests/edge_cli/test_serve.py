@@ -16,9 +16,12 @@ from click.testing import CliRunner
 from causeway import Causeway
 from edge_node.cli.main import main
 from edge_node.config.loader import config_keys, load_config
+from edge_node.config.schema import KeyConfig, ServerConfig
 
 ROOT = Path(__file__).parents[2]
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
+
+A_KEY = f"server.keys=[{{name: kiosk, sha256: '{'0' * 64}'}}]"
 
 
 def serve(tmp_path: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
@@ -104,7 +107,8 @@ def test_a_background_task_that_fails_ends_the_process_with_a_status_and_a_line(
         (["--port", "many"], "server.port: must be an integer"),
         (["--config", "/none.yaml"], "cannot read the config file"),
         (["--policy", "/none.yaml"], "/none.yaml"),
-        (["--host", "192.0.2.1", "--port", "1234"], "192.0.2.1:1234"),
+        (["--host", "192.0.2.1", "--port", "1234", "--set", A_KEY], "192.0.2.1:1234"),
+        (["--host", "192.0.2.1", "--port", "1234"], "server.host: The daemon would answer other machines"),
     ],
 )
 def test_a_configuration_error_is_exit_code_2_and_one_line(tmp_path: Path, flags: list[str], message: str) -> None:
@@ -149,14 +153,14 @@ def test_doctor_exits_with_1_if_a_check_fails(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Path) -> None:
-    """The daemon listens, and does not claim to be ready: nothing can answer. So is one that anybody may ask."""
+    """The daemon listens, and does not claim to be ready: nothing can answer."""
     policy = tmp_path / "policy.yaml"
     policy.write_text(
         "version: 1\nname: t\ntargets: {small: {at: edge, model: gone}}\nroutes: [{name: r, use: [small]}]\n"
     )
     terminal, end = os.openpty()
     daemon = subprocess.Popen(
-        [sys.executable, "-m", "edge_node", "serve", "--host", "0.0.0.0", "--port", "0", "--policy", str(policy)],
+        [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--policy", str(policy)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "STATE_DIRECTORY": str(tmp_path / "state"), "TERM": "xterm"},
         stdout=end,
         stderr=subprocess.PIPE,
@@ -171,7 +175,25 @@ def test_a_model_that_is_not_on_the_box_is_a_red_line_at_the_start(tmp_path: Pat
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(60)
     assert any(line.startswith("\x1b[31mproblem    no model named 'gone'") for line in lines), lines
-    assert any(line.startswith("\x1b[31mexposed    other machines may ask without an API key") for line in lines), lines
     assert lines[-1] == "waiting    no target can answer yet: target small"
     assert not any(line.startswith("ready") for line in lines)
     assert daemon.returncode == 0
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "192.0.2.1", "::ffff:0.0.0.0"])
+def test_a_daemon_that_would_answer_other_machines_without_a_key_does_not_start(tmp_path: Path, host: str) -> None:
+    flags = ["--port", "0", "--state-dir", str(tmp_path / "state"), "--set", f"server.host={host}"]
+    result = CliRunner().invoke(main, ["serve", *flags, "--set", "engine.enabled=false"])
+    assert result.exit_code == 2
+    assert "Set server.keys, or listen on 127.0.0.1." in result.output
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost"])
+def test_loopback_needs_no_key(host: str) -> None:
+    ServerConfig(host=host).check_exposure()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_with_a_key_any_address_is_allowed(host: str) -> None:
+    ServerConfig(host=host, keys=(KeyConfig("kiosk", "0" * 64),)).check_exposure()

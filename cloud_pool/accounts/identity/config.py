@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
+from router.addresses import is_loopback
 from router.errors import ConfigError
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
@@ -31,7 +31,7 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"must be a URL like https://fleet.example, not {self.url!r}", where="identity.fleet.url")
-        if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise ConfigError("keys over plain HTTP could be forged: use https://", where="identity.fleet.url")
 
 
@@ -65,10 +65,3 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def signed(self) -> bool:
         """Whether signed tokens are accepted."""
         return bool(self.key_file or self.fleet.url)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
+from router.addresses import is_loopback
 from router.errors import ConfigError
 
 
@@ -28,10 +28,7 @@ def carries_secrets(url: str) -> bool:
     parts = urlsplit(url)
     if parts.scheme == "https":
         return True
-    try:
-        return ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return parts.hostname == "localhost"
+    return is_loopback(parts.hostname or "")
 
 
 def tls_context(ca_file: str) -> ssl.SSLContext | bool:

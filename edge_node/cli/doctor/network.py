@@ -99,10 +99,10 @@ def _connect_host(host: str) -> str:
 
 
 def check_exposure(server: ServerConfig) -> Iterator[Finding]:
-    """Warn of a daemon that accepts requests from other machines without an API key."""
+    """Check that the daemon answers no other machine without an API key: it does not start then."""
     if server.is_exposed:
-        found = f"the daemon will listen on {server.host} and require no API key"
-        yield warn("exposure", found, "set server.keys, or listen on 127.0.0.1")
+        found = f"the daemon would listen on {server.host or 'all addresses'} and require no API key: it does not start"
+        yield fail("exposure", found, "set server.keys, or listen on 127.0.0.1")
 
 
 def check_triton(url: str = _TRITON) -> Iterator[Finding]:
