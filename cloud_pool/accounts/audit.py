@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
+import stat
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -51,6 +54,20 @@ class _PendingRecord(NamedTuple):
     written: Future[None] | None = None  # set when the thread is done with the record
 
 
+def open_private(path: Path) -> IO[bytes]:
+    """Open a file for appending that other accounts cannot read; a group that an operator gave it to keeps its rights.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab", buffering=0)
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
+        with suppress(OSError):  # Another account owns it.
+            os.fchmod(file.fileno(), stat.S_IMODE(mode) & ~stat.S_IRWXO)
+    return file
+
+
 class AuditLog:
     """Appends records to a file.
 
@@ -65,7 +82,7 @@ class AuditLog:
         target: str,
         *,
         capacity: int = _QUEUE_CAPACITY,
-        open_file: Callable[[Path], IO[bytes]] = lambda path: path.open("ab", buffering=0),
+        open_file: Callable[[Path], IO[bytes]] = open_private,
     ) -> None:
         self._target = target
         self._open_file = open_file

@@ -14,7 +14,7 @@ from router.errors import ConfigError
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..observability.logs import log_crashes, start_log
-from .process import LogLevel, refuse
+from .process import LogLevel, keep_files_private, refuse
 
 _PATH = click.Path(path_type=Path)
 _OPTIONS = (
@@ -65,6 +65,7 @@ def background_command(command: Callable[..., None]) -> Callable[..., None]:
             model_dirs=tuple(str(folder.absolute()) for folder in model_dirs),
             log=log,
         )
+        keep_files_private()
         try:
             config = load_config(path, flags)
             start_log(config.log, config.log_format)

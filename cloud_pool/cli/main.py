@@ -14,7 +14,7 @@ from router.errors import ConfigError
 
 from ..config.loader import Flags, load_config
 from ..observability.logs import log_crashes, start_log
-from .process import LogLevel, poll_grpc_in_one_thread, refuse, run_fast, until_stopped
+from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, run_fast, until_stopped
 from .triton import triton
 
 _PORT = click.IntRange(0, 65535)
@@ -86,6 +86,7 @@ def serve(
         redis=redis,
         log=log,
     )
+    keep_files_private()
     try:
         config = load_config(path, flags)
         start_log(config.log, config.log_format)

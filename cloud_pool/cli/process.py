@@ -69,6 +69,11 @@ def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Cal
     return decorate
 
 
+def keep_files_private() -> None:
+    """Have what this process writes (audit records, uploaded files, copies of revocations) be for its account alone."""
+    os.umask(0o077)
+
+
 def poll_grpc_in_one_thread() -> None:
     """Have gRPC read its sockets in the thread that wakes the event loop; call this before gRPC is imported.
 

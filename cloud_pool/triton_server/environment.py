@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from router.child_environment import minimal_environment
 from router.errors import ConfigError
 
 DESCRIPTION = "triton.json"
@@ -23,9 +24,11 @@ class TritonEnvironment(msgspec.Struct, frozen=True):
     path: str  # the environment's bin: the stub finds its packages by the first python on PATH, not by PYTHONPATH
 
     def environ(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return `base` with what the server needs."""
+        """Return what the server and its models need of `base`: no token or password of the gateway's."""
         inherited = {
-            name: value for name, value in base.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+            name: value
+            for name, value in minimal_environment(base, "OTEL_").items()
+            if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
         }
         return {
             **inherited,

@@ -24,6 +24,7 @@ from router.bundle import refusals
 from router.bundle.manifest import BundleManifest, BundleModel
 from router.bundle.refusals import DownloadTooSlow, UpdateRefused
 from router.bundle.rollout import RolloutPlan
+from router.child_environment import minimal_environment
 
 from .source import Source, generator
 
@@ -197,7 +198,7 @@ async def _child() -> AsyncIterator[asyncio.subprocess.Process]:
         "edge_node.agent.child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**minimal_environment(os.environ), "PYTHONPATH": os.pathsep.join(paths)},
     )
     try:
         yield process

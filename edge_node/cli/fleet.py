@@ -50,6 +50,7 @@ def join(
     config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link import enrolment
     from ..agent.link.control_plane import FleetError, FleetUnreachable
+    from ..agent.link.owner import as_owner
 
     pairs = [label.partition("=") for label in labels]
     if bad := [label for label, pair in zip(labels, pairs, strict=True) if not pair[1]]:
@@ -63,7 +64,8 @@ def join(
         site=site,
     )
     try:
-        identity = asyncio.run(enrolment.join(Path(config.state_dir), request, time.time()))
+        with as_owner(Path(config.state_dir)) as state_dir:
+            identity = asyncio.run(enrolment.join(state_dir, request, time.time()))
     except ConfigError as error:
         usage_error(str(error))
     except FleetError as error:
@@ -85,24 +87,26 @@ def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flag
     config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.enrolment import leave as leave_fleet
     from ..agent.link.identity import FOLDER, read_identity
+    from ..agent.link.owner import as_owner
     from ..storage.state_folder import StateFolderLock
 
-    folder, device = StateFolderLock(Path(config.state_dir)), "DEVICE"
-    if not (Path(config.state_dir) / FOLDER).exists():
-        click.echo(f"{NO_FLEET}, so there is nothing to leave")
-        return
-    with suppress(ConfigError):  # a damaged identity is left as well
-        if (identity := read_identity(Path(config.state_dir) / FOLDER)) is not None:
-            device = identity.device
-    try:
-        folder.acquire()
-        if not yes:
-            _ask_to_leave(device)
-        leave_fleet(Path(config.state_dir))
-    except ConfigError as error:
-        usage_error(str(error))
-    finally:
-        folder.release()
+    with as_owner(Path(config.state_dir)) as state_dir:
+        folder, device = StateFolderLock(state_dir), "DEVICE"
+        if not (state_dir / FOLDER).exists():
+            click.echo(f"{NO_FLEET}, so there is nothing to leave")
+            return
+        with suppress(ConfigError):  # a damaged identity is left as well
+            if (identity := read_identity(state_dir / FOLDER)) is not None:
+                device = identity.device
+        try:
+            folder.acquire()
+            if not yes:
+                _ask_to_leave(device)
+            leave_fleet(state_dir)
+        except ConfigError as error:
+            usage_error(str(error))
+        finally:
+            folder.release()
     click.echo(f"left; an operator revokes it at the control plane: causeway-fleet revoke {device}")
 
 
@@ -131,9 +135,11 @@ def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, *
     imported, 1 refused, 2 usage error.
     """
     config = load_config_or_exit(config_path, settings, flags)
+    from ..agent.link.owner import as_owner
     from .fleet_import import import_bundle
 
-    sys.exit(import_bundle(Path(config.state_dir), medium))
+    with as_owner(Path(config.state_dir)) as state_dir:
+        sys.exit(import_bundle(state_dir, medium.absolute()))
 
 
 @fleet.command()

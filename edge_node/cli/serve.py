@@ -30,6 +30,7 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
         ConfigError: The daemon cannot start.
     """
     start_log(config)
+    os.umask(0o077)  # what it writes, side files of databases too, is for its own account alone
 
     async def run_daemon() -> App:
         app = build(config, fleet=fleet)

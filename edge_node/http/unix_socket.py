@@ -15,7 +15,9 @@ def bind_unix_socket(path: Path) -> socket.socket:
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
             path.unlink()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # whatever the umask: the socket's own rights say who may connect
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(str(path))

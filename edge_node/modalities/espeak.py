@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import struct
 from collections.abc import Mapping, Sequence
 
+from router.child_environment import minimal_environment
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
@@ -89,7 +91,11 @@ async def _run(command: Sequence[str], text: bytes, deadline: float) -> bytes:
     """Return what the program writes. Raises EncoderFailed."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=minimal_environment(os.environ),
         )
     except OSError as error:
         raise EncoderFailed(f"{PROGRAM} cannot be started: {error.strerror}.", phase="connect") from error

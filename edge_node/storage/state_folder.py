@@ -1,6 +1,7 @@
-"""The lock of the state folder: one daemon per folder. Two daemons would overwrite each other's files.
+"""The state folder: its lock, and that no other account can read it.
 
-The kernel holds the lock (flock(2)) as long as the process lives, so a killed daemon leaves none behind.
+One daemon per folder: two daemons would overwrite each other's files. The kernel holds the lock (flock(2)) as long as
+the process lives, so a killed daemon leaves none behind.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import stat
 from pathlib import Path
 
 from router.errors import ConfigError
@@ -40,8 +42,9 @@ class StateFolderLock:
         if self._folder is None or self._file is not None:
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            close_to_others(self._folder)
+            file = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
             return
@@ -75,3 +78,29 @@ class StateFolderLock:
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             log.warning("the process id cannot be written to the lock of %s: %s", self._folder, error.strerror)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of other accounts from a folder and all in it: earlier versions left some files readable.
+
+    What another account owns and what cannot be changed stays as it is; links are not followed.
+    """
+    for _, folders, files, at in os.fwalk(folder, follow_symlinks=False):
+        for name in (".", *folders, *files):
+            try:
+                if stat.S_IMODE(os.lstat(name, dir_fd=at).st_mode) & 0o077:
+                    _close_file(name, at)
+            except OSError as error:
+                log.warning("the rights of %s in %s cannot be changed: %s", name, folder, error.strerror)
+
+
+def _close_file(name: str, folder: int) -> None:
+    """Raises OSError."""
+    found = os.lstat(name, dir_fd=folder)
+    if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        return  # A socket has no content; a link is not what it names.
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) & 0o700)
+    finally:
+        os.close(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import signal
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from ..operators.metrics import ControllerCollector
 from ..repository.fleet_file import FleetDoc
 from ..repository.folder import check_fleet
 from ..store.database import STATEMENT_S, Store
+from ..trust.files import close_to_others
 from .app import all_routes, build_app
 from .boxes.tokens import load_token_key
 from .plane import ControlPlane
@@ -69,7 +71,10 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     """
     fleet = read_fleet_folder(settings.folder)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)
+    key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses one that others could read
+    close_to_others(settings.data)
+    if not settings.database:  # SQLite gives the files beside it the same rights.
+        os.close(os.open(settings.data / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"
     store = await Store.open(database, settings.statement_s)
     try:

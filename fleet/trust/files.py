@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,30 @@ def copy_atomically(source: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as file:
         _partial(path, 0o644, lambda target: shutil.copyfileobj(file, target, _CHUNK_BYTES)).replace(path)
+
+
+def close_to_others(folder: Path) -> None:
+    """Take the rights of other accounts from a folder and all in it: earlier versions left some files readable.
+
+    What another account owns stays as it is; links are not followed.
+
+    Raises:
+        OSError: A file cannot be changed.
+    """
+    for _, folders, files, at in os.fwalk(folder, follow_symlinks=False):
+        for name in (".", *folders, *files):
+            found = os.lstat(name, dir_fd=at)
+            is_content = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
+            if is_content and found.st_mode & 0o077 and found.st_uid == os.geteuid():
+                _close_file(name, at)
+
+
+def _close_file(name: str, folder: int) -> None:
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) & 0o700)
+    finally:
+        os.close(file)
 
 
 def _write_partial(path: Path, content: bytes, mode: int) -> Path:

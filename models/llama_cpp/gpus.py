@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.child_environment import minimal_environment
+
 _ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 30.0
 _GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
@@ -41,7 +43,11 @@ def probe_gpus() -> GpuReport:
     command = [sys.executable, "-m", "models.llama_cpp.native.gpu"]
     try:
         child = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, timeout=_TIMEOUT_S, check=True
+            command,
+            env={**minimal_environment(os.environ), "PYTHONPATH": paths},
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=True,
         )
         return msgspec.json.decode(child.stdout.splitlines()[-1], type=GpuReport)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):

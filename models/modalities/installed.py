@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from router.child_environment import minimal_environment
 from router.types import Modality
 
 from ..catalog.artifact import ArtifactError, find_artifact
@@ -76,4 +78,5 @@ def is_installed_in(python: str, kind: Modality) -> bool:
     """Whether another Python has what the children of this kind of part need. Raises OSError if it does not start."""
     program = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))"
     packages = ("msgspec", *_PACKAGES.get(kind, ()))
-    return subprocess.run([python, "-c", program, *packages], capture_output=True, check=False).returncode == 0
+    command, environ = [python, "-c", program, *packages], minimal_environment(os.environ)
+    return subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 0

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from router.child_environment import minimal_environment
 from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Message
 
@@ -109,7 +110,11 @@ def _judge_beside(kind: str, file: Path, model: Path) -> None:
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
     command = [sys.executable, "-m", __name__, str(file), *arguments]
-    environ = {**os.environ, "CAUSEWAY_CHECK_BYTES": str(limits.memory_bytes), "OMP_NUM_THREADS": "1"}
+    environ = {
+        **minimal_environment(os.environ),
+        "CAUSEWAY_CHECK_BYTES": str(limits.memory_bytes),
+        "OMP_NUM_THREADS": "1",
+    }
     environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
     )

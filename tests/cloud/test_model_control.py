@@ -78,6 +78,13 @@ def test_no_other_account_can_read_the_key(pool: Pool) -> None:
     assert read_key(path) not in " ".join(pool.server.cmdline())
 
 
+def test_triton_and_its_models_get_no_variable_of_the_launchers(pool: Pool) -> None:
+    """The environment of a launcher may hold passwords; that of these tests names Triton's folder."""
+    assert "CAUSEWAY_TRITON_ENV" in psutil.Process(pool.command.process.pid).environ()
+    for process in (pool.server, pool.stub):
+        assert not [name for name in process.environ() if name.startswith("CAUSEWAY_")]
+
+
 @asynccontextmanager
 async def not_ours(environment: Path, folder: Path, options: tuple[str, ...]) -> AsyncIterator[str]:
     """A Triton without models, and its address."""

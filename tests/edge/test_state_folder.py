@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,33 @@ async def test_a_folder_that_cannot_be_locked_does_not_stop_the_daemon(tmp_path:
     (tmp_path / "state" / "lock").mkdir(parents=True)
     async with running(tmp_path) as box:
         assert (await box.ask()).status == 200
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """Return what other accounts may read or enter, with its mode."""
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in (folder, *folder.rglob("*"))}
+    return {str(path.relative_to(folder)): f"{mode:o}" for path, mode in modes.items() if mode & 0o077}
+
+
+async def test_the_files_of_an_earlier_version_are_closed_at_the_start(tmp_path: Path) -> None:
+    """A link in the folder is not followed: what it names keeps its rights."""
+    state, outside = tmp_path / "state", tmp_path / "outside"
+    (state / "fleet" / "store").mkdir(parents=True)
+    for path in (outside, state / "cache-1.sqlite", state / "fleet" / "store" / "plan.json"):
+        path.write_bytes(b"")
+        path.chmod(0o644)
+    (state / "link").symlink_to(outside)
+    state.chmod(0o755)
+    async with running(tmp_path) as box:
+        assert (await box.ask()).status == 200
+        assert not {"cache-1.sqlite", "fleet", "fleet/store", "fleet/store/plan.json", "."} & set(open_to_others(state))
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o644
+
+
+async def test_the_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "victim").write_text("content")
+    (tmp_path / "state" / "lock").symlink_to(tmp_path / "victim")
+    async with running(tmp_path) as box:
+        assert (await box.ask()).status == 200
+    assert (tmp_path / "victim").read_text() == "content"

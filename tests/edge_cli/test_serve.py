@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import urllib3
 from click.testing import CliRunner
 
 from causeway import Causeway
@@ -21,6 +23,7 @@ from edge_node.config.schema import KeyConfig, ServerConfig
 ROOT = Path(__file__).parents[2]
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1")  # unreachable, but configured: the daemon becomes ready
 
+QUESTION = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
 A_KEY = f"server.keys=[{{name: kiosk, sha256: '{'0' * 64}'}}]"
 
 
@@ -197,3 +200,24 @@ def test_loopback_needs_no_key(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_with_a_key_any_address_is_allowed(host: str) -> None:
     ServerConfig(host=host, keys=(KeyConfig("kiosk", "0" * 64),)).check_exposure()
+
+
+@pytest.mark.slow
+def test_no_other_account_can_read_the_state(tmp_path: Path) -> None:
+    """Neither the folder nor any file, side files of the databases included, whatever the umask of the service."""
+    state, umask = tmp_path / "state", os.umask(0o022)
+    try:
+        daemon = serve(tmp_path, "--set", "cloud.connect_timeout_s=0.2")
+    finally:
+        os.umask(umask)
+    with daemon:
+        assert daemon.stdout is not None
+        url = next(line for line in daemon.stdout if line.startswith("ready ")).split("url=")[1].strip()
+        response = urllib3.request("POST", f"{url}/v1/chat/completions", json=QUESTION, retries=False)
+        assert response.status == 503  # The cloud is away; the decision is recorded.
+        daemon.send_signal(signal.SIGTERM)
+        daemon.communicate(timeout=120)
+    names = {path.name for path in state.iterdir()}
+    assert {"decisions-1.sqlite", "cache-1.sqlite", "policy.last-good.yaml", "lock"} <= names
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (state, *state.rglob("*"))}
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}

@@ -7,6 +7,7 @@ import json
 import logging
 import signal
 import socket
+import stat
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
@@ -133,3 +134,17 @@ async def test_rows_that_cannot_be_read_stop_nothing_else(fleet_folder: Path) ->
             assert (await working_rollouts(connection))[1][0].startswith("The cohort kiosk pauses: ")
             with pytest.raises(RolloutUnreadable):
                 await list_rollouts(connection, "kiosk")
+
+
+async def test_no_other_account_can_read_the_data(fleet_folder: Path) -> None:
+    """The database, its side files, keys and tokens; those of an earlier version are repaired at the start."""
+    data = fleet_folder / "data"
+    data.mkdir()
+    (data / "fleet.db").touch(mode=0o644)
+    data.chmod(0o755)
+    async with served(fleet_folder, "--listen", f"127.0.0.1:{free_port()}") as process:
+        await started(process)
+        names = {path.name for path in data.iterdir()}
+        assert {"fleet.db", "fleet.db-wal", "token-key.jwk", "bootstrap-token"} <= names
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (data, *data.rglob("*"))}
+        assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}

@@ -49,6 +49,15 @@ async def test_no_child_runs_before_the_first_job(worker: WorkerProcess) -> None
     assert worker.pid is not None
 
 
+async def test_the_child_has_no_secret_of_the_daemons(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what others sent: a fault of a decoder must reveal no key."""
+    monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
+    assert await answers(worker)
+    environ = psutil.Process(worker.pid).environ()
+    assert "PATH" in environ
+    assert "secret" not in environ.values()
+
+
 async def test_a_child_that_dies_fails_its_job_and_the_next_one_gets_a_new_child(worker: WorkerProcess) -> None:
     with pytest.raises(WorkerFailed):
         await worker.run(DecodeSound(b"die"), soon())

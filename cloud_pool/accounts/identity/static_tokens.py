@@ -1,7 +1,7 @@
 """Static bearer tokens, from a file with one per line: a device, its token, and what it is granted.
 
-    kiosk-17  sha256:2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae  priority=interactive
-    kiosk-18  a-token-in-the-clear  critical=true models=large,small
+    kiosk-17  sha256:<64 hex digits>  priority=interactive
+    kiosk-18  <token in the clear>  critical=true models=large,small
     # a comment
 
 Only hashes are kept in memory.

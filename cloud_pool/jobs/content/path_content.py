@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -36,7 +37,10 @@ class PathContent:
         """Raises ConfigError if `folder` is no folder in which this process may write."""
         self._root = Path(folder)
         try:
-            (self._root / _MARKER).touch()
+            (self._root / _MARKER).touch(mode=0o600)
+            found = self._root.stat()
+            if found.st_uid == os.geteuid():  # Prompts and answers of all tenants: not for other accounts.
+                self._root.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IRWXO)
         except OSError as error:
             reason = f"{folder} must be a folder that this process may write: {error.strerror}"
             raise ConfigError(reason, where="jobs.files.path") from error

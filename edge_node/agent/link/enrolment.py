@@ -13,7 +13,7 @@ from router.errors import ConfigError
 
 from ...version import daemon_version
 from .control_plane import ControlPlane
-from .identity import FOLDER, Identity, give_to_owner, new_key, read_identity, write_identity
+from .identity import FOLDER, Identity, new_key, read_identity, write_identity
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,6 @@ async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
     )
     try:
         write_identity(folder, identity)
-        give_to_owner(folder)
     except OSError as error:
         raise ConfigError(f"the identity cannot be written: {error.strerror}", where=str(folder)) from error
     return identity

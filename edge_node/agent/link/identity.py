@@ -165,19 +165,6 @@ def write_synced(path: Path, content: bytes) -> None:
     Disk().sync_folder(path.parent)
 
 
-def give_to_owner(folder: Path) -> None:
-    """Give the folder and all in it to the owner of the state folder: root joins, the daemon is another user.
-
-    Raises:
-        OSError: The owner of a file cannot be changed.
-    """
-    owner = folder.parent.stat()
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        return
-    for path in (folder, *folder.rglob("*")):
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
-
-
 def _write(path: Path, content: bytes, flags: int) -> None:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600), "wb") as file:
         file.write(content)

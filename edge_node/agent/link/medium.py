@@ -9,8 +9,11 @@ only as far as signed metadata names them, with the size that was signed.
 
 from __future__ import annotations
 
+import _strptime  # type: ignore[import-not-found]  # noqa: F401 -- as those below: loaded before root takes other rights
+import bz2  # noqa: F401
 import errno
 import hashlib
+import lzma  # noqa: F401
 import shutil
 import tarfile
 import tempfile
@@ -23,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 import msgspec
+import tuf.api.serialization.json  # noqa: F401
 
 from router.bundle.manifest import Blob, BundleManifest
 from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
@@ -30,7 +34,7 @@ from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateU
 from ...version import daemon_version
 from ..child.look import look
 from ..inspection import Looked, LookRequest
-from .identity import Identity, give_to_owner
+from .identity import Identity
 from .imported import IMPORT, WANTED
 
 _CHUNK = 1 << 20
@@ -85,7 +89,6 @@ def import_medium(folder: Path, medium: Path, identity: Identity, running: str |
         target = folder / IMPORT
         shutil.rmtree(target, ignore_errors=True)
         place.rename(target)
-        give_to_owner(folder)
     finally:
         shutil.rmtree(place, ignore_errors=True)
     return Imported(looked.wanted, serial, len(blobs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
 from models.llama_cpp.gpus import GpuReport
+from router.child_environment import minimal_environment
 
 from ...config.schema import EngineConfig
 from .finding import Finding, fail, ok, warn
@@ -195,7 +197,14 @@ def check_llama(python: str = sys.executable, timeout_s: float = _LOAD_TIMEOUT_S
     """Load llama.cpp in a child process: on a CPU that it was not built for, the process ends with a signal."""
     script = "import llama_cpp; print(llama_cpp.__version__, end='')"
     try:
-        process = subprocess.run([python, "-c", script], capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run(
+            [python, "-c", script],
+            env=minimal_environment(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return fail("llama.cpp", f"did not load within {timeout_s:g} s", "check the disk and the memory, then retry")
     except OSError as error:

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from router.child_environment import minimal_environment
 from router.errors import EngineUnavailable
 
 from ..protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
@@ -256,7 +257,7 @@ class EngineProcess(asyncio.Protocol):
 
 def _environment() -> dict[str, str]:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    return {**minimal_environment(os.environ), **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _describe_exit(status: int) -> str:

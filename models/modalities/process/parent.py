@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.child_environment import minimal_environment
+
 from . import messages
 from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 
@@ -219,7 +221,7 @@ class WorkerProcess:
 
 def _environment(python: str) -> dict[str, str]:
     paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**os.environ, **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    environ = {**minimal_environment(os.environ), **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     if python != sys.executable:
         environ.pop("LD_LIBRARY_PATH", None)  # of this process's environment
     return environ

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import stat
 import threading
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-from cloud_pool.accounts.audit import AuditLog, AuditRecord
+from cloud_pool.accounts.audit import AuditLog, AuditRecord, open_private
 
 
 def record(number: int = 0) -> AuditRecord:
@@ -115,3 +116,14 @@ def test_targets_none_and_stdout(capfdbinary: pytest.CaptureFixture[bytes]) -> N
     out.enqueue(record(5))
     out.close()
     assert b'"id":"r5"' in capfdbinary.readouterr().out
+
+
+def test_other_accounts_cannot_read_the_records(tmp_path: Path) -> None:
+    """A file of an earlier version is closed to them; a group that an operator gave it to keeps its rights."""
+    for name, before, after in (("new", None, 0o600), ("old", 0o644, 0o640), ("shared", 0o660, 0o660)):
+        path = tmp_path / name
+        if before is not None:
+            path.touch()
+            path.chmod(before)
+        open_private(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == after, name

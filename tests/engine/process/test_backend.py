@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import uvloop
 
@@ -126,6 +127,20 @@ async def test_an_answer_is_chunks_and_then_usage(backend: EngineBackend) -> Non
     assert (chunks[-1].usage.completion_tokens, chunks[-1].text) == (8, "")
     assert chunks[-1].usage.prompt_tokens == await backend.count(chat())
     assert [c.usage for c in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+async def test_the_child_has_no_secret_of_the_daemons(
+    make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads weights of others, and calls native code on them."""
+    monkeypatch.setenv("CAUSEWAY_CLOUD__API_KEY", "secret")  # the environment is what is under test
+    backend = make_backend()
+    await backend.start()
+    await backend.ready(now() + TIMEOUT_S)
+    children = [one for one in psutil.Process().children() if "models.llama_cpp.process.child" in one.cmdline()]
+    assert children
+    assert all("secret" not in child.environ().values() for child in children)
+    assert finish(await answer(backend, chat())) == "length"
 
 
 async def test_many_answers_run_together(backend: EngineBackend) -> None:
