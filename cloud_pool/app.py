@@ -199,7 +199,7 @@ def build(
     jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
     inline_files = None if jobs is None else jobs.files.inline
     admission = build_admission(config, by_name(tiers), accounts, bodies, tracing, inline_files)
-    runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics)
+    runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics, callers=accounts.authenticator)
     grpc = build_grpc(config, admission, runner, bodies, readiness)
     detector = build_speech_detection(serving.parts, speech_detector)
     server = build_server(

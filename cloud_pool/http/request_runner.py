@@ -15,6 +15,7 @@ from aiohttp import web
 from router.errors import CausewayError, ClientGone, Draining
 from router.types import Chunk, Usage
 
+from ..accounts.identity.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
@@ -45,6 +46,13 @@ class Delivery(Protocol[Delivered]):
         ...
 
 
+class CallerCheck(Protocol):
+    """Checks callers while their answers go on."""
+
+    def check_again(self, principal: Principal) -> None:
+        """Raises AuthenticationFailed if the caller's token was revoked since it was accepted."""
+
+
 class RequestRunner:
     """Runs requests on the service, with exactly one outcome for each.
 
@@ -53,6 +61,7 @@ class RequestRunner:
         caching_service: answers everything else.
         ledger: usage and audit records.
         metrics: the process's metrics.
+        callers: ends the answers of those whose tokens are revoked; None: none are.
         clock: monotonic time in seconds.
     """
 
@@ -63,9 +72,11 @@ class RequestRunner:
         ledger: Ledger,
         metrics: Metrics,
         *,
+        callers: CallerCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
+        self._callers = callers
         self._service = service
         self._caching_service = caching_service
         self._ledger = ledger
@@ -110,7 +121,8 @@ class RequestRunner:
                 entry.tier = measured.tier = head.tier
                 entry.response_headers = dict(head.headers)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
-                delivered = await delivery.deliver(head, chunks, partial(measured.on_chunk, reply))
+                async with aclosing(self._while_accepted(entry, chunks)) as accepted:
+                    delivered = await delivery.deliver(head, accepted, partial(measured.on_chunk, reply))
             outcome = "ok"
             return delivered
         except BrokenStream as broken:
@@ -134,6 +146,16 @@ class RequestRunner:
             raise
         finally:
             self._settle(entry, reply, measured, outcome, context.trace)
+
+    async def _while_accepted(
+        self, entry: LedgerEntry, chunks: AsyncGenerator[Chunk, None]
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the chunks. Raises AuthenticationFailed once the caller's token is revoked."""
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                if self._callers is not None and entry.principal is not None:
+                    self._callers.check_again(entry.principal)
+                yield chunk
 
     async def embed(self, entry: LedgerEntry, context: RequestContext, arrived_at: float) -> web.StreamResponse:
         """Answer an admitted request for embeddings. Raises CausewayError."""

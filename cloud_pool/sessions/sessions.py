@@ -6,12 +6,15 @@
    of the same tenant only. Where it still has a connection, that one is closed: the second takes over.
 4. Without an event or an answer for `idle_s` it ends.
 5. While the gateway drains, sessions end as soon as they have no running answer.
+6. A connection whose token expires or is revoked is closed within seconds, its answer with it. With another token of
+   the device the session can be resumed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from functools import partial
 
 import anyio
@@ -19,7 +22,16 @@ from aiohttp import hdrs, web
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
 
-from router.errors import CausewayError, Draining, InvalidRequest, MissingField, NotFound, QueueFull
+from router.errors import (
+    AuthenticationFailed,
+    CausewayError,
+    Draining,
+    IdentityUnavailable,
+    InvalidRequest,
+    MissingField,
+    NotFound,
+    QueueFull,
+)
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
 from router.request_headers import members
 from router.trackers.fair_share import FairShare
@@ -259,13 +271,25 @@ class Sessions:
             self.sweep()
 
     def sweep(self) -> None:
-        """(3) (4) End the sessions whose time is over."""
+        """(3) (4) (6) End the sessions whose time is over, and close connections whose tokens are refused."""
         now = self._clock()
         for live in [*self._sessions.values()]:
             if not live.connected and now - live.changed_at >= self._config.resume_s:
                 self._end(live, "not_resumed", CloseCode.GOING_AWAY)
+            elif live.connected and (refused := self._refusal(live)) is not None:
+                live.disconnect(CloseCode.TOKEN_REFUSED, refused)  # (6)
             elif live.connected and not live.running and now - live.changed_at >= self._config.idle_s:
                 self._end(live, "idle", CloseCode.IDLE)
+
+    def _refusal(self, live: LiveSession) -> AuthenticationFailed | None:
+        """Return why the token of a session's connection is no longer accepted; None if it is."""
+        caller = self._requests[live.session.id].caller
+        try:
+            with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
+                self._services.authenticator.principal(caller.authorization)
+        except AuthenticationFailed as error:
+            return error
+        return None
 
 
 def _authorization(http: web.BaseRequest) -> str:

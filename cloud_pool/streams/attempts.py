@@ -28,8 +28,6 @@ from .config import StreamsConfig
 from .metrics import StreamMetrics
 from .outcome import StreamMessage
 
-AUTHORIZATION = "authorization"
-"""Header of a message with a token: the message is then that device's."""
 _DEVICE = "stream"
 _JOB_ONLY: Mapping[str, str] = {
     "webhook": "its answer is published",

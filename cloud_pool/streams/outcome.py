@@ -29,6 +29,8 @@ from ..brokers.port import IncomingMessage, OutgoingMessage
 OutcomeKind = Literal["answered", "expired", "dead"]
 _TYPE: Final = "causeway."
 _CONTENT_TYPE_HEADER: Final = "content-type"
+AUTHORIZATION: Final = "authorization"
+"""Header of a message with a token: the message is then that device's."""
 
 
 class StreamMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,11 @@ def read_message(incoming: IncomingMessage, topic: str) -> StreamMessage:
     except CausewayError as error:
         effect = _digest("unreadable", topic, incoming.position)
         return StreamMessage(effect=effect, key=incoming.key, format=kind, fault=error)
-    effect = _digest("event", event.source, event.id)
+    # Brokers do not say which producer sent a message. One that takes another's `source` and `id` has another token or
+    # other content: it is not answered, nor refused, in the other's place.
+    sender = incoming.headers.get(AUTHORIZATION, "")
+    content = hashlib.blake2b(incoming.body, digest_size=16).hexdigest()
+    effect = _digest("event", sender, event.source, event.id, content)
     return StreamMessage(effect=effect, key=event.partitionkey or incoming.key, format=kind, event=event)
 
 
@@ -139,7 +145,7 @@ class OutcomeWriter:
     def _outcome(self, message: StreamMessage, kind: OutcomeKind, data: bytes, now: float) -> StreamOutcome:
         event, source = message.event, self._source
         if event is not None:  # ids are unique within a source only
-            source = f"{source}?source={quote(event.source, safe='')}"
+            source = f"{source}?source={quote(event.source, safe='')}&message={message.effect[:16]}"
         written = AnswerEvent(
             specversion="1.0",
             id=message.effect if event is None else event.id,

@@ -29,10 +29,10 @@ from ..jobs.worker.background import build_background_service
 from ..jobs.worker.execution import JobResult
 from ..lifetime import Closing, open_all, run_with_tasks
 from .app import build_message_runner
-from .attempts import AUTHORIZATION, MessageRunner
+from .attempts import MessageRunner
 from .insistence import Insistence
 from .metrics import StreamMetrics
-from .outcome import OutcomeWriter, StreamMessage, StreamOutcome, read_message
+from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message
 
 _MAX_BYTES = 1 << 30  # of an outcome that is only shown
 

@@ -18,12 +18,12 @@ from ..brokers.errors import BrokerUnavailable, MessageTooLarge
 from ..brokers.port import MessageSink, MessageSource
 from ..jobs.record import RunBill
 from ..jobs.worker.execution import JobResult
-from .attempts import AUTHORIZATION, EndedRun, MessageRunner
+from .attempts import EndedRun, MessageRunner
 from .effects import EffectStore, KnownEffect
 from .errors import DeliveredTooOften
 from .insistence import Insistence
 from .metrics import StreamMetrics
-from .outcome import OutcomeWriter, StreamOutcome, decode_outcome
+from .outcome import AUTHORIZATION, OutcomeWriter, StreamOutcome, decode_outcome
 from .work import MessageWork
 
 _EVENT_BYTES = 8192  # of an outcome's event beside the answer

@@ -82,9 +82,9 @@ def check_message(message: Message, max_bytes: int) -> None:
 def read_message(message: Message, config: MqttTopicConfig, unix: float) -> Submission:
     """Read a message. `unix`: now. Raises InvalidRequest, or DeadlineExceeded for an event that has expired."""
     body = message.payload if config.form == "chat" else _chat_of(message.payload, config.system)
-    key = _key_of(message)
     is_event = message.event is not None
     headers = event_headers(message.properties, is_event=is_event)
+    key = _key_of(message, headers)
     event_s = event_expires_s(message.properties, unix) if is_event else None
     deadlines_s = [one for one in (config.deadline_s, message.expires_s, event_s) if one is not None]
     deadline_ms = max(1, int(min(deadlines_s) * 1000.0)) if deadlines_s else None
@@ -104,11 +104,16 @@ def _chat_of(payload: bytes, system: str) -> bytes:
     return msgspec.json.encode({"model": "auto", "messages": [*messages, {"role": "user", "content": text}]})
 
 
-def _key_of(message: Message) -> str:
-    """What a message has in common with itself when it comes again, and with no other one."""
+def _key_of(message: Message, headers: Mapping[str, str]) -> str:
+    """What a message has in common with itself when it comes again, and with no other one.
+
+    A broker does not say which client sent it: one that takes another's `source`, `id` and content, with other tags,
+    is another job, and does not have the other's refused.
+    """
     number = str(message.mid) if message.is_known_by_number else ""
     digest = hashlib.sha256()
-    for part in (message.topic, message.response_topic, number, *(message.event or ())):
+    own = (f"{name}: {headers[name]}" for name in sorted(headers) if name.startswith("x-causeway-"))
+    for part in (message.topic, message.response_topic, number, *(message.event or ()), *own):
         digest.update(len(part.encode()).to_bytes(4, "big") + part.encode())
     digest.update(len(message.correlation).to_bytes(4, "big") + message.correlation + message.payload)
     return digest.hexdigest()

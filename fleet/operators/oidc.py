@@ -20,7 +20,7 @@ from joserfc.jwk import KeySet
 
 from router.errors import AuthenticationFailed, PermissionDenied
 
-from .operators_file import OidcDoc, OperatorsDoc, role_of
+from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, OperatorsDoc, role_of
 from .sign_in import Operator
 
 Answer = TypeVar("Answer")
@@ -129,11 +129,31 @@ class OidcClient:
     def _operator(self, claims: dict[str, Any]) -> Operator:
         found = claims.get(self._oidc.claim, ())
         values = frozenset([found] if isinstance(found, str) else map(str, found))
-        name = str(claims.get(self._oidc.name_claim) or claims["sub"])
+        name = self._name(claims)
         role = role_of(self._doc, values)
         if role is None:
             raise PermissionDenied(f"{name} is in no group that has a role here: see `roles` of operators.yaml")
-        return Operator(name[:256], role)
+        return Operator(name, role)
+
+    def _name(self, claims: dict[str, Any]) -> str:
+        """Return the name for the audit log, which no other operator can have.
+
+        1. `email`, if the issuer has verified it: anybody can enter another's address.
+        2. Another claim that `name_claim` names: the issuer vouches for it.
+        3. `sub`, which the issuer gives to one person alone, with the issuer behind it.
+
+        Raises:
+            PermissionDenied: It is the name of a program, or no name.
+        """
+        claim = self._oidc.name_claim
+        is_verified = claim != "email" or claims.get("email_verified") is True  # (1)
+        name = str(claims.get(claim) or "") if is_verified else ""  # (2)
+        name = name or f"{claims['sub']}@{self._oidc.issuer}"  # (3)
+        if len(name) > MAX_NAME or not name.isprintable():
+            raise PermissionDenied(f"Sign-in needs a name of at most {MAX_NAME} printable characters in {claim!r}.")
+        if name.casefold() in (*RESERVED_NAMES, *map(str.casefold, self._doc.tokens)):
+            raise PermissionDenied(f"{name!r} is the name of a program here, and no person can sign in with it.")
+        return name
 
     async def _discover(self, http: httpx.AsyncClient) -> _Discovery:
         url = self._oidc.issuer.rstrip("/") + "/.well-known/openid-configuration"

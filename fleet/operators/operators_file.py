@@ -13,6 +13,9 @@ from router.errors import ConfigError
 
 OPERATORS_FILE = "operators.yaml"
 Role = Literal["viewer", "operator", "approver"]
+RESERVED_NAMES = ("bootstrap", "controller")
+"""Of the audit log's own actors: no person and no token has one."""
+MAX_NAME = 256
 ROLES: tuple[Role, ...] = ("viewer", "operator", "approver")  # each may do what the one before may
 
 Sha256Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$", title="a sha256 in hex")]
@@ -27,7 +30,7 @@ class OidcDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     client_secret_file: str = ""  # relative to operators.yaml; "": a public client, which PKCE suffices for
     scope: str = "openid email profile"
     claim: str = "groups"  # the claim of the id token whose values have roles
-    name_claim: str = "email"  # the operator's name in the audit log; without it, `sub`
+    name_claim: str = "email"  # the operator's name in the audit log; else `sub@issuer`, also for an unverified `email`
 
 
 class TokenDoc(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,6 +63,13 @@ def read_operators(folder: Path) -> OperatorsDoc:
     doc, _, problems = read_struct(text, str(path), OperatorsDoc)
     if doc is None:
         raise ConfigError(problems[0].message, where=str(problems[0].location))
+    for name in doc.tokens:
+        if name.casefold() in RESERVED_NAMES or not name or len(name) > MAX_NAME or not name.isprintable():
+            raise ConfigError(
+                f"{name!r} cannot name a token: {' and '.join(RESERVED_NAMES)} are the audit log's own, and a name has "
+                f"1 to {MAX_NAME} printable characters. Choose another.",
+                where=str(path),
+            )
     if doc.oidc is not None and not doc.roles:
         raise ConfigError("with `oidc`, `roles` must say which groups have which role", where=str(path))
     return doc

@@ -12,6 +12,7 @@ class CloseCode(IntEnum):
     GOING_AWAY = 1001
     NOT_TEXT = 1003
     TOO_SLOW = 1008
+    TOKEN_REFUSED = 4401
     UNKNOWN_SESSION = 4404
     IDLE = 4408
     TAKEN_OVER = 4409
@@ -22,6 +23,7 @@ MEANING: Final = {
     CloseCode.GOING_AWAY: "the server shuts down; connect again",
     CloseCode.NOT_TEXT: "a binary frame; events are JSON in text frames",
     CloseCode.TOO_SLOW: "the client read nothing for too long; the session can be resumed",
+    CloseCode.TOKEN_REFUSED: "the token has expired or was revoked; resume the session with another one",
     CloseCode.UNKNOWN_SESSION: "the session to resume does not exist here, has ended, or is another client's",
     CloseCode.IDLE: "nothing happened in the session for too long; it has ended",
     CloseCode.TAKEN_OVER: "another connection resumed the session",

@@ -134,6 +134,7 @@ def test_what_makes_two_messages_the_same_job() -> None:
         key(correlation=b"8"),
         key(properties=event),
         key(properties=event | {"id": "2"}),
+        key(properties=event | {"causewaytags": "night"}),
         key(response_topic="plant/7/answers"),
         key(topic="plant/8/ask"),
     ]

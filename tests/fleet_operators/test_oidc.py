@@ -6,6 +6,7 @@ import base64
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,6 +16,8 @@ from aiohttp import web
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, KeySet, RSAKey
 
+from fleet.operators.operators_file import read_operators
+from router.errors import ConfigError
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered
 
@@ -36,7 +39,8 @@ class Issuer:
     def __init__(self) -> None:
         self.key: RSAKey | ECKey = RSAKey.generate_key(2048, {"kid": "one"})
         self.published: list[Key] = [self.key]
-        self.person: Claims = {"sub": "42", "email": "olga@example.com", "groups": ["sre", "staff"]}
+        self.person: Claims = {"sub": "42", "email": "olga@example.com", "email_verified": True}
+        self.person["groups"] = ["sre", "staff"]
         self.spoil: Callable[[Claims], Claims] = dict
         self.algorithm = "RS256"
         self.url = ""
@@ -145,6 +149,52 @@ async def test_a_token_that_is_not_for_this_sign_in_is_refused(
         back = await sign_in(server)
         assert (back.status, back.code) == (401, "sign_in_failed")
         assert "set-cookie" not in back.headers
+
+
+async def named(server: Server) -> str:
+    """Sign in, and return the name that the audit log shows."""
+    back = await sign_in(server)
+    assert back.status == 302, back
+    return str((await server.get("/v1/audit", as_=server.bootstrap))["rows"][-1]["actor"])
+
+
+@pytest.mark.parametrize("verified", [False, None, "true"])
+async def test_an_email_that_nobody_verified_names_no_operator(
+    signed: SignedFleet, issuer: Issuer, verified: object
+) -> None:
+    """Anybody can enter another's address at some issuers; `sub` is one person's alone."""
+    issuer.person["email_verified"] = verified
+    async with serving(configured(signed, issuer)) as server:
+        assert await named(server) == f"42@{issuer.url}"
+        del issuer.person["email"]
+        assert await named(server) == f"42@{issuer.url}"
+
+
+async def test_another_claim_names_an_operator_where_the_file_says_so(signed: SignedFleet, issuer: Issuer) -> None:
+    issuer.person |= {"preferred_username": "olga", "email_verified": False}
+    path = configured(signed, issuer).path / "operators.yaml"
+    path.write_text(path.read_text().replace("oidc: {", "oidc: {name_claim: preferred_username, "))
+    async with serving(signed) as server:
+        assert await named(server) == "olga"
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "Controller", "CI", "a\nb", "x" * 300])
+async def test_a_name_of_a_program_is_no_persons(signed: SignedFleet, issuer: Issuer, name: str) -> None:
+    issuer.person["email"] = name
+    path = configured(signed, issuer).path / "operators.yaml"
+    path.write_text(f"{path.read_text()}\ntokens:\n  ci: {{sha256: '{'0' * 64}', role: viewer}}\n")
+    async with serving(signed) as server:
+        back = await sign_in(server)
+        assert (back.status, back.code) == (403, "permission_denied")
+        assert "set-cookie" not in back.headers
+
+
+@pytest.mark.parametrize("name", ["bootstrap", "CONTROLLER", ""])
+def test_a_token_cannot_have_a_reserved_name(tmp_path: Path, name: str) -> None:
+    text = f"version: 1\ntokens:\n  '{name}': {{sha256: '{'0' * 64}', role: viewer}}\n"
+    (tmp_path / "operators.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="cannot name a token"):
+        read_operators(tmp_path)
 
 
 async def test_another_key_and_no_signature_are_refused(signed: SignedFleet, issuer: Issuer) -> None:

@@ -19,7 +19,7 @@ from cloud_pool.accounts.identity.static_tokens import StaticTokens
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
-from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable
+from router.errors import AuthenticationFailed, ConfigError, IdentityUnavailable, PermissionDenied
 from tests.accounts.identity.gateway import running
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier
@@ -52,7 +52,7 @@ class Gateway:
 
 def config(fleet: ScriptedFleet, folder: Path | None = None, **changes: object) -> IdentityConfig:
     copy = str(folder / "fleet.json") if folder is not None else ""
-    return IdentityConfig(**{"fleet": FleetConfig(url=fleet.url, copy_file=copy), **changes})  # type: ignore[arg-type]
+    return IdentityConfig(**{"fleet": FleetConfig(url=fleet.url, copy_file=copy, tenants=("stores",)), **changes})  # type: ignore[arg-type]
 
 
 async def test_a_boxs_token_opens_the_gateway(fleet: ScriptedFleet) -> None:
@@ -124,7 +124,7 @@ async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: Script
     for gateway in settings.values():
         if fault == "gone":
             await gateway.trust.close()
-            gateway.trust = FleetTrust(FleetConfig(url="http://127.0.0.1:1"))
+            gateway.trust = FleetTrust(FleetConfig(url="http://127.0.0.1:1", tenants=("stores",)))
         await gateway.trust.refresh()
         assert gateway.trust.last_error
         await gateway.trust.close()
@@ -199,6 +199,36 @@ async def test_the_fleets_keys_make_no_operators(fleet: ScriptedFleet) -> None:
     await gateway.trust.close()
 
 
+async def test_a_fleet_uses_the_tenants_that_the_gateway_names(fleet: ScriptedFleet) -> None:
+    """Its operators choose each device's tenant: they cannot spend the budget of another one."""
+    gateway = Gateway(config(fleet))
+    await gateway.trust.refresh()
+    with pytest.raises(PermissionDenied, match=r"'acme' here.*identity\.fleet\.tenants"):
+        gateway.device(fleet.token(tenant="acme"))
+    assert gateway.device(fleet.token()) == "kiosk-1"
+    await gateway.trust.close()
+
+
+async def test_a_fleet_revokes_the_devices_of_its_tenants_alone(fleet: ScriptedFleet) -> None:
+    """Also where another authority's keys sign the tokens of the other tenants."""
+    gateway = Gateway(config(fleet))
+    now = time.time()
+    devices = {"acme/till-1": now, "stores/kiosk-1": now}
+    fleet.revocations = msgspec.structs.replace(fleet.revocations, version=7, devices=devices)
+    await gateway.trust.refresh()
+    gateway.revocations.check("acme/till-1", "another", now - 5.0)
+    with pytest.raises(AuthenticationFailed, match="revoked"):
+        gateway.revocations.check("stores/kiosk-1", "another", now - 5.0)
+    await gateway.trust.close()
+
+
+def test_a_fleet_without_tenants_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.yaml"
+    path.write_text("tiers: [{name: large}]\nidentity: {fleet: {url: 'https://fleet.example'}}\n")
+    with pytest.raises(ConfigError, match=r"Name the tenants"):
+        load_config(path, Flags())
+
+
 @pytest.mark.parametrize("url", ["http://fleet.example", "ftp://fleet.example", "fleet.example", "https://"])
 def test_an_address_whose_keys_could_be_forged_is_refused(tmp_path: Path, url: str) -> None:
     path = tmp_path / "gateway.yaml"
@@ -209,7 +239,7 @@ def test_an_address_whose_keys_could_be_forged_is_refused(tmp_path: Path, url: s
 
 async def test_over_http(fleet: ScriptedFleet) -> None:
     """A gateway on real sockets: the token is accepted, and refused after the device was revoked."""
-    identity = IdentityConfig(fleet=FleetConfig(url=fleet.url, refresh_s=0.05))
+    identity = IdentityConfig(fleet=FleetConfig(url=fleet.url, refresh_s=0.05, tenants=("stores",)))
     async with running(Config(identity=identity, tiers=(unreachable_tier("assistant-large"),))) as gateway:
         token = fleet.token(now=time.time() - 5)
         assert (await gateway.post(token))[0] == 200

@@ -26,7 +26,7 @@ from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
-from router.errors import ClientGone
+from router.errors import AuthenticationFailed, ClientGone
 from router.openai import parse_chat
 from router.sse import Event, SSEParser
 from router.types import RoutingHints
@@ -97,6 +97,34 @@ async def follow(http: aiohttp.ClientSession, job: str, last: str = "") -> list[
     async with http.get(f"/v1/jobs/{job}/events", headers=headers) as response:
         assert response.status == 200, await response.text()
         return SSEParser().feed(await response.read())
+
+
+async def test_events_end_when_the_token_is_revoked(config: JobsConfig, stores: JobStores) -> None:
+    """Those of a client that follows a job, which may last for days; the error says why."""
+    revoked: set[str] = set()
+
+    def accepted(request: web.BaseRequest) -> Principal:
+        principal = identify(request)
+        if principal.tenant in revoked:
+            raise AuthenticationFailed("the token has been revoked")
+        return principal
+
+    api = JobApi(
+        config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), accepted, lambda _: TenantLimits()
+    )
+    headers = {"authorization": "Bearer kiosk"}
+    async with serving(api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+        _, job = await submit(http)
+        async with http.get(f"/v1/jobs/{job['id']}/events") as response:
+            reader = SSEParser()
+            events: list[Event] = []
+            while not events:
+                events += reader.feed(await response.content.readany())
+            revoked.add("kiosk")
+            events += reader.feed(await response.read())
+    assert [event.type for event in events[:-1]] == [b"queued"]
+    assert b"the token has been revoked" in events[-1].data
+    assert b"invalid_api_key" in events[-1].data
 
 
 async def test_events_continue_after_last_event_id(

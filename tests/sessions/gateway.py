@@ -10,6 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config, GrpcConfig, RealtimeConfig, ServerConfig, TierConfig
 from cloud_pool.parts.config import PartsConfig
@@ -64,6 +65,7 @@ async def running(
     folder: Path,
     *,
     tokens: str = "",
+    identity: IdentityConfig | None = None,
     realtime: RealtimeConfig | None = None,
     grpc: GrpcConfig | None = None,
     speech: str = "",
@@ -95,6 +97,7 @@ async def running(
             origins=origins,
             max_body_memory_bytes=2 * max_body_bytes,
         ),
+        identity=identity or IdentityConfig(),
         tiers=(tier, *encoders) if speech else (tier,),
         audit_file=str(folder / "audit.jsonl"),
         realtime=realtime or RealtimeConfig(),

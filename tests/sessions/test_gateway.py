@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import anyio
 import pytest
 
+from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
 from cloud_pool.config.schema import RealtimeConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
+from tests.identity.scripted_fleet import ScriptedFleet
 from tests.waiting import until
 
 from .gateway import FOREVER, orders, replica, running, words
@@ -92,6 +95,40 @@ async def test_a_session_needs_a_token_and_is_its_devices(replica: Replica, tmp_
             resume = f"session_id={first.session_id}&after={first.last}"
             async with gateway.peer(resume, Authorization="Bearer other-secret") as second:
                 assert (await second.event())["error"]["code"] == "session_not_found"
+
+
+async def test_a_connection_ends_when_its_token_is_revoked(replica: Replica, tmp_path: Path) -> None:
+    """With its answer, which stops in Triton; another device's session goes on."""
+    fleet = ScriptedFleet()
+    async with fleet.running():
+        trust = IdentityConfig(fleet=FleetConfig(url=fleet.url, tenants=("stores",), refresh_s=0.05))
+        first, second = (f"Bearer {fleet.token(name, now=time.time() - 5)}" for name in ("kiosk-1", "kiosk-2"))
+        async with (
+            running(replica, tmp_path, identity=trust) as gateway,
+            gateway.peer(Authorization=first) as client,
+            gateway.peer(Authorization=second) as other,
+        ):
+            await say(client, "revoked", {"say": "w0 "}, FOREVER)
+            await client.until("response.output_text.delta")
+            fleet.revoke("kiosk-1")
+            assert (await client.closed()).code == 4401
+            refused = [event["error"]["message"] for event in client.events if event["type"] == "error"]
+            assert refused == ["the device's tokens have been revoked"]
+            await until(lambda: "cancelled" in replica.noted("revoked"))
+            assert done(await other.ask(orders("goes-on", *words(1))))["status"] == "completed"
+
+
+async def test_a_session_whose_token_expired_is_resumed_with_another_one(replica: Replica, tmp_path: Path) -> None:
+    fleet = ScriptedFleet()
+    async with fleet.running():
+        fleet_config = FleetConfig(url=fleet.url, tenants=("stores",))
+        trust = IdentityConfig(fleet=fleet_config, clock_skew_s=0.0)
+        short = f"Bearer {fleet.token(lifetime_s=3.0)}"
+        async with running(replica, tmp_path, identity=trust) as gateway, gateway.peer(Authorization=short) as client:
+            assert (await client.closed()).code == 4401
+            resume = f"session_id={client.session_id}&after={client.last}"
+            async with gateway.peer(resume, Authorization=f"Bearer {fleet.token()}") as again:
+                assert done(await again.ask(orders("again", *words(1))))["status"] == "completed"
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,20 @@ async def test_tags_are_in_the_event_and_a_header_of_ours_is_refused(start: Star
     assert any("causewaytags" in error["message"] for error in errors)
 
 
+async def test_another_producers_event_with_the_same_id_suppresses_none(start: Start, topics: Topics) -> None:
+    """Neither by other content nor with a token that is refused: each has an outcome of its own, and so has mine."""
+    await topics.send(encoded("q1"))  # without a token: refused
+    await topics.send(encoded("q1", data={"user": "theirs"}), Authorization="Bearer acme")
+    await topics.send(encoded("q1"), Authorization="Bearer acme")
+    runner = ActingRunner()
+    async with start(runner, tenant=None):
+        await topics.until(2, dead=1)
+    answers = await topics.answers()
+    assert sorted(answer["data"]["choices"][0]["message"]["content"] for answer in answers) == ["q1", "theirs"]
+    assert {answer["id"] for answer in answers} == {"q1"}
+    assert len({answer["source"] for answer in answers}) == 2  # `source` and `id` name one outcome
+
+
 async def test_what_cannot_be_answered_is_a_dead_letter_with_the_reason(start: Start, topics: Topics) -> None:
     """It comes once, with the message, and the others go on. The model never sees it."""
     poison = [b"", b"\xff{", b"[1]", b'{"specversion":"1.0","id":"a","source":"s","type":"t"}', b"{" * 5000]

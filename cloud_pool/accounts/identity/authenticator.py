@@ -75,3 +75,12 @@ class Authenticator:
         static = self._static.find(token)  # (3)
         static.grants.require_region(self._region)
         return Principal(DEFAULT_TENANT, static.device, self._static_scopes, static.grants)
+
+    def check_again(self, principal: Principal) -> None:
+        """Check a caller that was accepted, while its answer goes on.
+
+        Raises:
+            AuthenticationFailed: its token was revoked since
+        """
+        if principal.token_id and self._revocations is not None:
+            self._revocations.check_again(principal.owner, principal.token_id, principal.issued)

@@ -11,6 +11,8 @@ from msgspec import Meta
 from router.addresses import is_loopback
 from router.errors import ConfigError
 
+from .principal import ClaimName
+
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 """Upper bound of `max_lifetime_s` on every gateway: a revoked token may be forgotten after this time."""
 WhenRevocationsStale = Literal["allow", "deny"]
@@ -20,6 +22,8 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity.fleet`: the control plane that issues the boxes' tokens."""
 
     url: str = ""  # of a control plane (`causeway-fleet serve`), whose boxes' tokens are accepted too; "": none
+    # tenants whose budgets and data the fleet's devices may use, required with `url`; a device of another is refused
+    tenants: tuple[ClaimName, ...] = ()
     ca_file: str = ""  # PEM certificates of the authorities that are trusted for `url`; "": the system's
     refresh_s: Annotated[float, Meta(gt=0, le=60)] = 10.0  # how often its keys and revocations are read
     copy_file: str = ""  # the last copy on disk, for a start while the control plane is away; "": none
@@ -33,6 +37,11 @@ class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ConfigError(f"must be a URL like https://fleet.example, not {self.url!r}", where="identity.fleet.url")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise ConfigError("keys over plain HTTP could be forged: use https://", where="identity.fleet.url")
+        if not self.tenants:
+            raise ConfigError(
+                "Name the tenants whose budgets the fleet's devices may use: its operators choose a device's tenant.",
+                where="identity.fleet.tenants",
+            )
 
 
 class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

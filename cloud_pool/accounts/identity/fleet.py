@@ -139,8 +139,13 @@ class FleetTrust:
         content = await self._get(REVOCATIONS_PATH, _MAX_REVOCATIONS_BYTES)
         if content is not None:
             document = msgspec.json.decode(content, type=Revocations)
-            snapshot = RevocationSnapshot(document.epoch, document.version, document.tokens, document.devices)
+            devices = {name: at for name, at in document.devices.items() if self._is_own(name)}
+            snapshot = RevocationSnapshot(document.epoch, document.version, document.tokens, devices)
             self.revocations = self.revocations.merged_with(snapshot, self._wall_clock())
+
+    def _is_own(self, device: str) -> bool:
+        """Whether a device (`tenant/device`) is of a tenant of the fleet's: it revokes no others."""
+        return device.partition("/")[0] in self._config.tenants
 
     async def _get(self, path: str, limit_bytes: int) -> bytes | None:
         """Return the body, None if it has not changed. Raises ClientError, OSError, TimeoutError or ValueError."""

@@ -184,6 +184,10 @@ class RevocationList:
             if self._config.when_revocations_stale == "deny":
                 raise IdentityUnavailable("the list of revoked tokens cannot be read", retry_after_s=5.0)
             self.stale_accepts += 1
+        self.check_again(owner, token_id, issued)
+
+    def check_again(self, owner: str, token_id: str, issued: float) -> None:
+        """Check a token that was accepted. Raises AuthenticationFailed if it was revoked since."""
         self.current.check(owner, token_id, issued)
         if self._fleet is not None:
             self._fleet.revocations.check(owner, token_id, issued)

@@ -5,7 +5,8 @@
 3. a key that is not in the key set; while the fleet's keys have never been read, that is 503
 4. an invalid signature
 5. claims that are missing, malformed, or not for this gateway at this time
-6. the scope `admin` under a key of the fleet: a control plane is no operator of this gateway
+6. the scope `admin` under a key of the fleet: a control plane is not an operator of this gateway
+7. a tenant under a key of the fleet that `identity.fleet.tenants` does not name: that is 403
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections import OrderedDict
 import jwt
 import msgspec
 
-from router.errors import AuthenticationFailed, IdentityUnavailable
+from router.errors import AuthenticationFailed, IdentityUnavailable, PermissionDenied
 
 from .claims import Claims, check, check_time
 from .config import IdentityConfig
@@ -64,6 +65,7 @@ class TokenVerifier:
         Raises:
             AuthenticationFailed: the token is refused
             IdentityUnavailable: its key may be the fleet's, whose keys have never been read
+            PermissionDenied: the fleet may not use its tenant
         """
         if len(token) > self._config.max_token_bytes:  # (1)
             raise AuthenticationFailed("the token is too long")
@@ -100,6 +102,11 @@ class TokenVerifier:
             raise AuthenticationFailed(f"the token's claims are invalid: {error}") from error
         if self._keys.is_fleets(header.kid) and "admin" in claims.scope.split():  # (6)
             raise AuthenticationFailed("a token of the fleet cannot have the scope `admin`")
+        if self._keys.is_fleets(header.kid) and claims.tenant not in self._config.fleet.tenants:  # (7)
+            raise PermissionDenied(
+                f"The fleet's devices may not use the tenant {claims.tenant!r} here. An operator of this gateway names "
+                "the fleet's tenants in `identity.fleet.tenants`."
+            )
         return claims
 
 

@@ -11,7 +11,7 @@ replaces all text before it; of several revisions a client that comes late gets 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Final
 
 import anyio
@@ -74,6 +74,7 @@ class EventReader:
     """Reads the events of one job after a position.
 
     Args:
+        check: called at least every 2 s; what it raises ends the events
         with_text: also read the text, which makes the job's worker store it, and the revisions; else until the answer
     """
 
@@ -85,12 +86,14 @@ class EventReader:
         owner: str,
         last: Position = _START,
         *,
+        check: Callable[[], object] = lambda: None,
         with_text: bool = True,
     ) -> None:
         self._db = database
         self._jobs = jobs
         self._job = job
         self._owner = owner
+        self._check = check
         self._with_text = with_text
         self._at = last
         self._read_text = f"{self._at.run}-{self._at.characters}"  # last entry that was read
@@ -104,6 +107,7 @@ class EventReader:
         silent, has_ended = 0, await self._is_over()
         while not has_ended:
             states, texts = await self._wait()
+            self._check()
             name = ""
             for event in self._deltas(texts):
                 yield event

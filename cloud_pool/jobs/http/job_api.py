@@ -12,7 +12,15 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import InvalidRequest, JobStoreUnavailable, MethodNotAllowed, NotFound, QueueFull
+from router.errors import (
+    AuthenticationFailed,
+    IdentityUnavailable,
+    InvalidRequest,
+    JobStoreUnavailable,
+    MethodNotAllowed,
+    NotFound,
+    QueueFull,
+)
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
 from router.jobs.submission import Endpoint, key_digest
@@ -275,6 +283,11 @@ class JobApi:
         finally:
             self._event_streams.release(id(request))
 
+    def _still_accepted(self, request: web.BaseRequest) -> None:
+        """Raises AuthenticationFailed once the token of a request that goes on has expired or is revoked."""
+        with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
+            self._identify(request)
+
     async def _stream_events(
         self, request: web.BaseRequest, job: str, owner: str, last: Position
     ) -> web.StreamResponse:
@@ -283,9 +296,10 @@ class JobApi:
         response = web.StreamResponse(headers=headers)
         await begin_response(response, request)
         try:
-            async for data in EventReader(self._db, self._jobs, job, owner, last).read():
+            check = partial(self._still_accepted, request)
+            async for data in EventReader(self._db, self._jobs, job, owner, last, check=check).read():
                 await write_chunk(response, data)
-        except (JobStoreUnavailable, RecordUnreadable) as error:
+        except (JobStoreUnavailable, RecordUnreadable, AuthenticationFailed) as error:
             await write_chunk(response, error_event(error))  # the client reconnects with its Last-Event-ID
         return response
 

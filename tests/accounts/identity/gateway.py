@@ -98,7 +98,7 @@ async def running(config: Config, caching_service: CachingService | None = None)
     answers = caching_service or CachingService(None, service.answer)
     bodies = BodyMemory()
     admission = build_admission(config, by_name(tiers), accounts, bodies)
-    runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics)
+    runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics, callers=accounts.authenticator)
     server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
     listener = Listener(config.server, server.handle, config.web_origins)
     async with anyio.create_task_group() as tasks:

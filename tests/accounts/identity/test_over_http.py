@@ -131,6 +131,45 @@ async def test_a_revoked_token_is_refused_also_by_a_new_gateway(issuer: Issuer, 
                 assert "revoked" in body["error"]["message"]
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_ends_when_its_token_is_revoked(
+    issuer: Issuer, empty_redis: RedisServer, tmp_path: Path, stream: bool
+) -> None:
+    """Another token's answer goes on."""
+    good, claims = issue(
+        issuer.key, tenant="acme", device="k", scopes=("chat",), issuer="causeway", audience="causeway-cloud",
+        now=time.time(), lifetime_s=600.0,
+    )  # fmt: skip
+    audit = tmp_path / "audit.jsonl"
+    audit.touch()
+    async with (
+        redis.asyncio.Redis.from_url(empty_redis.url) as client,
+        running(config(issuer, redis=empty_redis.url, audit_file=str(audit))) as gateway,
+        aiohttp.ClientSession() as session,
+    ):
+        gateway.service.held = anyio.Event()
+
+        async def ask(bearer: str) -> tuple[int, str]:
+            headers = {"authorization": f"Bearer {bearer}"}
+            body = {**ASK, "stream": stream}
+            async with session.post(f"{gateway.url}/v1/chat/completions", json=body, headers=headers) as answer:
+                return answer.status, await answer.text()
+
+        asking = [asyncio.ensure_future(ask(bearer)) for bearer in (good, token(issuer))]
+        await until(lambda: len(gateway.service.calls) == 2)
+        await revoke_token(client, claims.jti, claims.exp, time.time())
+        await gateway.accounts.revocations.refresh()
+        gateway.service.held.set()
+        (status, cut), (_, whole) = await asyncio.gather(*asking)
+        assert status == (200 if stream else 401)
+        assert "the token has been revoked" in cut
+        assert "stop" not in cut
+        assert "stop" in whole
+        await until(lambda: len(audited(audit)) == 2)
+    assert sorted(record["outcome"] for record in audited(audit)) == ["invalid_api_key", "ok"]
+
+
 async def test_deny_refuses_signed_tokens_without_redis(issuer: Issuer) -> None:
     """503 with Retry-After; static tokens still work."""
     identity = IdentityConfig(key_file=str(issuer.key_file), when_revocations_stale="deny")
