@@ -16,6 +16,7 @@ name: demo
 cohorts:
   {cohort}:
     policy: policies/kiosk.yaml
+    leaving: report   # so that the bad policy gets as far as a trial; by default a box refuses it before
     rollout:
       stages: {stages}
       # Short times and wide margins, so that few boxes are judged within minutes. A fleet keeps the defaults: stages
