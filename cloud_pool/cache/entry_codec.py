@@ -18,8 +18,8 @@ from hashlib import blake2b
 import msgspec
 
 from router.errors import StreamBroken
-from router.openai import coalesce, decode_chunks, encode_chunks
-from router.types import Chunk
+from router.openai import coalesce, decode_chunks, encode_chunks, is_keepable
+from router.types import Chunk, Request
 
 from ..serving.request_context import AnswerHead, CachedAnswer
 
@@ -60,8 +60,8 @@ class EntryCodec:
         self._compress_above_bytes = compress_above_bytes
         self._max_entry_bytes = max_entry_bytes
 
-    def pack(self, key: str, head: AnswerHead, chunks: Iterable[Chunk]) -> bytes | None:
-        """Encode an entry; None for an answer that must not be stored: broken, truncated, filtered or too large."""
+    def pack(self, key: str, head: AnswerHead, request: Request, chunks: Iterable[Chunk]) -> bytes | None:
+        """Encode an entry; None for an answer that must not be stored: broken, truncated, too large, not keepable."""
         chunks = tuple(chunks)
         if any(chunk.resume for chunk in chunks):  # truncated for lack of capacity
             return None
@@ -69,7 +69,7 @@ class EntryCodec:
             choices, usage = coalesce(chunks)
         except StreamBroken:
             return None
-        if any(choice.finish_reason == "content_filter" for choice in choices):
+        if not is_keepable(request, choices, usage):
             return None
         body = _encode(_Body(head.headers, encode_chunks([*choices, Chunk(usage=usage)])))
         if len(body) > self._max_entry_bytes * _MAX_INFLATION:

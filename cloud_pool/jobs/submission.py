@@ -5,7 +5,6 @@ These fields are removed before the request is stored, so that a plain OpenAI re
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.submission import Endpoint, JobFields, key_digest, parse_job_request, split_body
+from router.jobs.submission import Endpoint, JobFields, body_digest, key_digest, parse_job_request, split_body
 from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
@@ -182,5 +181,4 @@ class SubmissionParser:
 def submission_digest(priority: Priority, tags: tuple[str, ...], endpoint: Endpoint | None, sent: bytes) -> str:
     """Return the digest of everything that must be the same under the same Idempotency-Key."""
     plain = (endpoint,) if endpoint is not None else ()
-    headers = ",".join((priority, *tags, *plain)).encode()
-    return hashlib.sha256(headers + b"\0" + sent).hexdigest()
+    return body_digest(",".join((priority, *tags, *plain)), sent)

@@ -38,6 +38,7 @@ from router.openai import (
     parse_embedding,
     parse_response,
 )
+from router.openai.request_body import BOM
 from router.parts.uploads import FILE_MARK
 from router.request_headers import DEADLINE, OURS, TAGS, combined, read_deadline_ms, read_tags
 from router.trackers.fair_share import FairShare, network_of
@@ -300,7 +301,7 @@ def _endpoint_of(body: bytes) -> Endpoint:
     `input` is for embeddings, unless it has messages or the body has a key that only a response has.
     """
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(body.removeprefix(BOM), type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "chat"
     if "input" not in fields:

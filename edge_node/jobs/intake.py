@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import msgspec
 
 from router.decision.no_route import no_route
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
-from router.jobs.submission import Endpoint, JobFields, Priority, parse_job_request, split_body
+from router.jobs.submission import Endpoint, JobFields, Priority, body_digest, parse_job_request, split_body
 from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.openai.error_body import replace_surrogates
 from router.parts.uploads import FILE_MARK, named_files
@@ -181,5 +180,4 @@ def priority_of(headers: Mapping[str, str]) -> Priority | None:
 
 
 def _digest(body: bytes, hints: RoutingHints, priority: Priority) -> str:
-    headers = ",".join((priority, hints.prefer or "", *hints.tags)).encode("utf-8", "replace")
-    return hashlib.sha256(headers + b"\0" + body).hexdigest()
+    return body_digest(",".join((priority, hints.prefer or "", *hints.tags)), body)

@@ -246,8 +246,9 @@ def policy_label(policy: Policy) -> str:
 class Subscriber:
     """One reader's position in a shared generation."""
 
-    def __init__(self, shared: SharedGeneration) -> None:
+    def __init__(self, shared: SharedGeneration, *, joined: bool) -> None:
         self.shared = shared
+        self.joined = joined  # another request has started the generation
         self.position = 0  # of the next piece, counted from the first
 
     async def next(self, deadline: float) -> Piece | None:
@@ -275,6 +276,7 @@ class SharedGeneration:
         self._bytes = 0
         self._buffer_bytes = buffer_bytes
         self._subscribers: set[Subscriber] = set()
+        self._started = False  # its first subscriber is there
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
@@ -325,7 +327,8 @@ class SharedGeneration:
         return self._bytes <= self._buffer_bytes
 
     def join(self) -> Subscriber:
-        subscriber = Subscriber(self)
+        subscriber = Subscriber(self, joined=self._started)
+        self._started = True
         self._subscribers.add(subscriber)
         return subscriber
 
@@ -348,13 +351,13 @@ class SharedGeneration:
                 if self.error is not None:
                     raise self.error
                 return None
-            await self._change(deadline)
+            await self._change(deadline, joined=subscriber.joined)
 
-    async def _change(self, deadline: float | None) -> None:
+    async def _change(self, deadline: float | None, *, joined: bool = False) -> None:
         loop = asyncio.get_running_loop()
         change: asyncio.Future[None] = loop.create_future()
         self._waiting.add(change)
-        timer = None if deadline is None else loop.call_at(deadline, _expire, change)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, change, joined)
         try:
             await change
         finally:
@@ -435,9 +438,10 @@ async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError 
     return None
 
 
-def _expire(change: asyncio.Future[None]) -> None:
+def _expire(change: asyncio.Future[None], joined: bool) -> None:
     if not change.done():
-        change.set_exception(DeadlineExceeded("the deadline passed while an identical request was being answered"))
+        what = "while an identical request was being answered" if joined else "before the answer was complete"
+        change.set_exception(DeadlineExceeded(f"the deadline passed {what}"))
 
 
 def _size_bytes(piece: Piece) -> int:

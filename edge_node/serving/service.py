@@ -32,7 +32,7 @@ from router.errors import (
     Draining,
     QueueFull,
 )
-from router.openai import CachedAnswer
+from router.openai import CachedAnswer, is_keepable
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
@@ -432,9 +432,10 @@ class Service:
             answer = StoredAnswer(target.name, target.model, pieces[0])
         else:
             chunks = [piece for piece in pieces if isinstance(piece, Chunk)]
-            if any(chunk.finish_reason == "content_filter" for chunk in chunks):
+            cached = CachedAnswer(generation.request, target.model, chunks)
+            if not is_keepable(generation.request, cached.choices, cached.usage):
                 return
-            answer = StoredAnswer(target.name, target.model, CachedAnswer(generation.request, target.model, chunks))
+            answer = StoredAnswer(target.name, target.model, cached)
         if self._checks is not None and generation.semantic_check is not None:
             self._checks.compare(generation, generation.semantic_check, answer)
         self._cache.put(generation.cache_key, answer, durable=not generation.on_device)

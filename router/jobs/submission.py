@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from typing import Annotated, Final, Literal, TypeVar
@@ -11,12 +12,13 @@ from msgspec import Meta
 
 from ..errors import InvalidRequest
 from ..openai import check_field_names, parse_chat, parse_completion
-from ..openai.request_body import load, validate
+from ..openai.request_body import BOM, load, validate
 from ..types import Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
+_CANONICAL: Final = "json:"  # before digests of the canonical form
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _ADVICE: Final = {
     "priority": "Use interactive, standard or bulk.",
@@ -51,6 +53,7 @@ def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
     Raises:
         InvalidRequest: the body is no JSON object, repeats a key, or one of our fields is invalid or misspelt.
     """
+    body = body.removeprefix(BOM)
     whole = load(body)
     names = kind.__struct_fields__
     known = frozenset((*names, "causeway"))
@@ -68,6 +71,28 @@ def parse_job_request(endpoint: Endpoint, body: bytes, hints: RoutingHints) -> R
     """Parse the request of a job. The tags of `hints` join those of the body. Raises InvalidRequest."""
     parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
     return parse(body, hints)
+
+
+def body_digest(headers: str, body: bytes) -> str:
+    """Return the digest of everything that must be the same under one Idempotency-Key.
+
+    JSON counts by its canonical form: the order of keys, spaces, escapes and a byte order mark make no other request.
+
+    Args:
+        headers: What the headers say.
+        body: As it was sent. One that is not JSON counts by its bytes.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        body = msgspec.json.encode(msgspec.json.decode(body.removeprefix(BOM)), order="sorted")
+    return _CANONICAL + hashlib.sha256(headers.encode("utf-8", "replace") + b"\0" + body).hexdigest()
+
+
+def is_same_request(known: str, digest: str) -> bool:
+    """Return whether a digest is that of the request known under its key.
+
+    A digest of an earlier release is of the body's bytes, which cannot be compared: the key alone decides.
+    """
+    return known == digest or (digest.startswith(_CANONICAL) and not known.startswith(_CANONICAL))
 
 
 def key_digest(key: str) -> str:

@@ -14,7 +14,7 @@ that appears twice in one object is refused at any depth.
 """
 
 from .answer import AnswerEncoder
-from .cached_answer import CachedAnswer, coalesce, decode_chunks, encode_chunks
+from .cached_answer import CachedAnswer, coalesce, decode_chunks, encode_chunks, is_keepable
 from .chat import parse_chat
 from .completions import parse_completion
 from .decode import StreamDecoder, decode_answer
@@ -50,6 +50,7 @@ __all__ = [
     "encode_request",
     "error_event",
     "error_headers",
+    "is_keepable",
     "parse_chat",
     "parse_completion",
     "parse_embedding",

@@ -157,6 +157,23 @@ def coalesce(chunks: Iterable[Chunk]) -> tuple[tuple[Chunk, ...], Usage]:
     return whole, usage or Usage(completion_tokens=sum(chunk.tokens for chunk in whole))
 
 
+def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> bool:
+    """Return whether a cache may replay an answer: another try would not give a better one.
+
+    1. A refusal, a filtered answer, or one without a word and a call: the next try may answer.
+    2. Cut at a length that the request did not ask for: the server's own limit, which may be another one next time.
+    """
+    for choice in choices:
+        if choice.refusal is not None or choice.finish_reason == "content_filter":
+            return False  # (1)
+        if not (choice.text.strip() or choice.tool_calls):
+            return False  # (1)
+        asked = request.max_tokens
+        if choice.finish_reason == "length" and (asked is None or usage.completion_tokens < asked):
+            return False  # (2)
+    return True
+
+
 class _MergedCall:
     __slots__ = ("arguments", "id", "name")
 

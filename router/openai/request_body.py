@@ -28,6 +28,8 @@ from .wire import WireGeneration, WireRoutingHints
 JSONObject = dict[str, object]
 T = TypeVar("T")
 
+BOM: Final = b"\xef\xbb\xbf"
+"""A UTF-8 byte order mark, as some editors and clients put before JSON."""
 _JSON: Final = "application/json"
 _JSON_TYPE: Final = re.compile(r"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 _DECODER = msgspec.json.Decoder()
@@ -106,7 +108,13 @@ def _media_type(content_type: str) -> str:
 
 
 def load(body: bytes) -> JSONObject:
-    """Decode the body. Raises InvalidJSON, or InvalidRequest if it is JSON but not an object."""
+    """Decode the body, with or without a byte order mark (RFC 8259, section 8.1, lets a parser ignore it).
+
+    Raises:
+        InvalidJSON: It is not JSON.
+        InvalidRequest: It is JSON, but not an object.
+    """
+    body = body.removeprefix(BOM)
     if not body.strip():
         raise InvalidJSON("The body is empty. Send a JSON object.")
     try:

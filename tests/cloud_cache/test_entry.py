@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
 from cloud_pool.serving.request_context import AnswerHead
-from router.types import Chunk, TokenLogprob, ToolCallDelta, Usage
+from router.types import Chunk, Request, TokenLogprob, ToolCallDelta, Usage
 
 KEY = "0" * 32
 HEAD = AnswerHead((("x-causeway-tier", "large"),))
@@ -22,6 +23,9 @@ ANSWER = (
 )
 
 
+ASKED = Request(kind="chat", model="big", max_tokens=12)
+
+
 def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 << 20) -> EntryCodec:
     return EntryCodec(secret, compress_above_bytes=compress_above, max_entry_bytes=most)
 
@@ -30,7 +34,7 @@ def codec(secret: bytes = b"", *, compress_above: int = 1 << 20, most: int = 1 <
 def test_round_trip(compress_above: int) -> None:
     """Each choice comes back in one chunk followed by its end, with the usage last."""
     made = codec(compress_above=compress_above)
-    entry = made.pack(KEY, HEAD, ANSWER)
+    entry = made.pack(KEY, HEAD, ASKED, ANSWER)
     assert entry is not None
     found = made.unpack(KEY, entry, 3.0)
     assert (found.head, found.age_s) == (HEAD, 3.0)
@@ -45,7 +49,7 @@ def test_round_trip(compress_above: int) -> None:
 
 def test_entry_above_the_threshold_is_compressed() -> None:
     text = "the same words again " * 500
-    entry = codec(compress_above=1000).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
+    entry = codec(compress_above=1000).pack(KEY, HEAD, ASKED, [Chunk(text=text, finish_reason="stop")])
     assert entry is not None
     assert len(entry) < len(text) / 10
 
@@ -53,7 +57,7 @@ def test_entry_above_the_threshold_is_compressed() -> None:
 @given(at=st.integers(0, 1000), bit=st.integers(0, 7), compress_above=st.sampled_from([0, 1 << 20]))
 def test_any_flipped_bit_is_corrupt(at: int, bit: int, compress_above: int) -> None:
     made = codec(compress_above=compress_above)
-    entry = bytearray(made.pack(KEY, HEAD, ANSWER) or b"")
+    entry = bytearray(made.pack(KEY, HEAD, ASKED, ANSWER) or b"")
     entry[at % len(entry)] ^= 1 << bit
     with pytest.raises(CorruptEntry):
         made.unpack(KEY, bytes(entry), 0.0)
@@ -68,7 +72,7 @@ def test_foreign_bytes_are_corrupt(data: bytes) -> None:
 
 
 def test_entry_of_another_key_or_secret_is_corrupt() -> None:
-    entry = codec(b"s" * 16).pack(KEY, HEAD, ANSWER)
+    entry = codec(b"s" * 16).pack(KEY, HEAD, ASKED, ANSWER)
     assert entry is not None
     for other, key in ((codec(b"s" * 16), "1" * 32), (codec(b"t" * 16), KEY), (codec(), KEY)):
         with pytest.raises(CorruptEntry):
@@ -77,7 +81,7 @@ def test_entry_of_another_key_or_secret_is_corrupt() -> None:
 
 def test_entry_that_inflates_beyond_the_limit_is_corrupt() -> None:
     text = "a" * 1_000_000
-    entry = codec(compress_above=0).pack(KEY, HEAD, [Chunk(text=text, finish_reason="stop")])
+    entry = codec(compress_above=0).pack(KEY, HEAD, ASKED, [Chunk(text=text, finish_reason="stop")])
     assert entry is not None
     with pytest.raises(CorruptEntry):
         codec(most=len(entry)).unpack(KEY, entry, 0.0)
@@ -90,12 +94,21 @@ def test_entry_that_inflates_beyond_the_limit_is_corrupt() -> None:
         [Chunk(text="no end")],
         [Chunk(text="cut", finish_reason="length", resume="token")],
         [Chunk(text="filtered", finish_reason="content_filter")],
+        [Chunk(refusal="I cannot help with that.", finish_reason="stop")],
+        [Chunk(text=" \n", finish_reason="stop")],
+        [Chunk(text="cut by the server", finish_reason="length"), Chunk(usage=Usage(5, 11))],
         [Chunk(text="x" * 5000, finish_reason="stop")],
     ],
-    ids=["nothing", "unfinished", "cut short", "filtered", "too large"],
+    ids=["nothing", "unfinished", "cut short", "filtered", "refused", "empty", "server's limit", "too large"],
 )
 def test_incomplete_or_too_large_answer_is_no_entry(chunks: list[Chunk]) -> None:
-    assert codec(most=4000).pack(KEY, HEAD, chunks) is None
+    assert codec(most=4000).pack(KEY, HEAD, ASKED, chunks) is None
+
+
+def test_an_answer_of_the_length_that_was_asked_for_is_an_entry() -> None:
+    chunks = [Chunk(text="as long as asked", finish_reason="length"), Chunk(usage=Usage(5, 12))]
+    assert codec().pack(KEY, HEAD, ASKED, chunks) is not None
+    assert codec().pack(KEY, HEAD, msgspec.structs.replace(ASKED, max_tokens=None), chunks) is None
 
 
 def test_overlapping_batch_gives_only_the_rest() -> None:

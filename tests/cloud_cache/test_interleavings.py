@@ -27,7 +27,7 @@ from cloud_pool.cache.entry_codec import EntryCodec
 from cloud_pool.cache.metrics import CacheMetrics
 from cloud_pool.cache.store import AnswerStore, GenerationKey, LeaderLease, RemoteLeader
 from cloud_pool.serving.request_context import AnswerHead, CachedAnswer
-from router.types import Chunk
+from router.types import Chunk, Request
 from tests.redis_server import RedisServer
 
 from .gateways import Clock
@@ -35,6 +35,7 @@ from .gateways import Clock
 LEASE_S, TTL_S, STALE_S = 3.0, 10.0, 20.0
 NAMES = st.sampled_from(["a", "b", "c"])
 KEY = GenerationKey("0" * 32, "standard")
+ASKED = Request(kind="chat", model="big")
 _machines = itertools.count()
 
 
@@ -131,7 +132,7 @@ class Leases(RuleBasedStateMachine):
         lease = self.leases.pop(name)
         text = f"answer {next(self.answers)}"
         value = (
-            self.codec.pack(KEY.cache_key, AnswerHead(), [Chunk(text=text, finish_reason="stop")])
+            self.codec.pack(KEY.cache_key, AnswerHead(), ASKED, [Chunk(text=text, finish_reason="stop")])
             if worth_keeping
             else b""
         )

@@ -413,6 +413,9 @@ async def test_follower_ends_at_its_own_deadline(two: Two) -> None:
     short = [one.ask(ask(), left_s=0.05), other.ask(ask(), left_s=0.05)]
     for each in short:
         assert isinstance((await each.end()).error, DeadlineExceeded)
+    alone = one.ask(ask("another question"), left_s=0.05)
+    for each, words in ((short[0], "while an identical request was being answered"), (alone, "before the answer")):
+        assert words in str((await each.end()).error)
     one.script.permit(9)
     assert (await leader.end()).text == "one two three"
 

@@ -170,8 +170,10 @@ async def test_an_unexpected_failure_is_an_error_and_not_the_end_of_the_daemon(s
 async def test_each_subscriber_has_its_own_deadline(shared: SharedGenerations) -> None:
     script = Script()
     with shared.join(b"k", generation(), script) as (patient, _), shared.join(b"k", generation(), script) as (hasty, _):
-        with pytest.raises(DeadlineExceeded):
+        with pytest.raises(DeadlineExceeded, match="while an identical request was being answered"):
             await read_all(hasty, soon(0.01))
+        with pytest.raises(DeadlineExceeded, match="before the answer was complete"):
+            await read_all(patient, soon(0.01))
         script.permit(3)
         assert await read_all(patient) == "0 1 2 "
 

@@ -126,6 +126,11 @@ async def test_a_key_names_one_job(tmp_path: Path) -> None:
         again = await submit(box, key="report-1")
         assert (again.status, again.json["id"]) == (202, first.json["id"])
         assert again.headers["Idempotent-Replayed"] == "true"
+        body = {"messages": [{"content": "hello", "role": "user"}], "model": "auto"}
+        for data in (json.dumps(body, indent=1).encode(), b"\xef\xbb\xbf" + json.dumps(body).encode()):
+            sent = {"Content-Type": "application/json", "Idempotency-Key": "report-1"}
+            async with box.session.post("/v1/jobs", data=data, headers=sent) as same:
+                assert (same.status, (await same.json())["id"]) == (202, first.json["id"])
         other = await submit(box, "something else", key="report-1")
         assert (other.status, other.code) == (409, "idempotency_conflict")
         assert f"for {first.json['id']}; send those again, or a new key" in other.message

@@ -161,6 +161,11 @@ async def test_an_idempotency_key_gives_one_job(http: aiohttp.ClientSession) -> 
     _, first = await submit(http, idempotency_key="k-1")
     status, again = await submit(http, idempotency_key="k-1")
     assert (status, again["id"]) == (202, first["id"])
+    other_order = json.dumps(dict(reversed(CHAT.items())), indent=1).replace("secret", "\\u0073ecret").encode()
+    for body in (other_order, b"\xef\xbb\xbf" + other_order):
+        sent = {"idempotency-key": "k-1", "content-type": "application/json"}
+        async with http.post("/v1/jobs", data=body, headers=sent) as response:
+            assert (response.status, (await response.json())["id"]) == (202, first["id"])
     status, fault = await submit(http, CHAT | {"priority": "bulk"}, idempotency_key="k-1")
     assert (status, fault["error"]["code"]) == (409, "idempotency_conflict")  # type: ignore[index]
     _, other = await submit(http, idempotency_key="k-1", authorization="Bearer another")

@@ -148,26 +148,66 @@ async def test_a_batch_ends_with_an_output_and_an_error_file(
     assert output.bytes == len((await client.files.content(output.id)).content)
 
 
-async def test_every_invalid_line_is_reported_and_none_runs(
-    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore
+BAD_LINES = {
+    "": ("{", "invalid_json_line", "Request 1 of the file: This line is not a JSON object."),
+    "b": (
+        '{"custom_id":"b","method":"POST","url":"/v1/completions","body":{}}',
+        "mismatched_endpoint",
+        "`url` must be",
+    ),
+    "c": ('{"custom_id":"c","method":"GET","url":"/v1/chat/completions","body":{}}', "invalid_method", "`method` must"),
+    "d": ('{"custom_id":"d"}', "invalid_line", "Object missing required field"),
+}
+
+
+async def test_a_bad_line_fails_alone(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
+    """Also one of another model, without messages, or too long; the others are answered, each in its place."""
+    bad = [raw for raw, _, _ in BAD_LINES.values()]
+    bad += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
+    batch = await batch_of(client, *bad, line("good"), line("g" * 3000), line("last"))
+    runner = ScriptedRunner()
+    async with RunningRuntime(config, clock, runner):
+        await until(over(client, batch.id))
+    ended = await client.batches.retrieve(batch.id)
+    assert ended.status == "completed"
+    assert ended.request_counts is not None
+    assert (ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (9, 2, 7)
+    assert [row["custom_id"] for row in await content(client, ended.output_file_id)] == ["good", "last"]
+    faults = await content(client, ended.error_file_id)
+    assert [(row["custom_id"], row["error"]["code"]) for row in faults] == [  # type: ignore[index]
+        *((name, code) for name, (_, code, _) in BAD_LINES.items()),
+        *(("e", "model_not_found"), ("f", "missing_required_parameter"), ("", "line_too_long")),
+    ]
+    for row, (_, _, words) in zip(faults, BAD_LINES.values(), strict=False):
+        assert row["error"]["message"].startswith(words)  # type: ignore[index]
+    assert len(runner.runs) == 2
+
+
+async def test_a_byte_order_mark_is_no_fault_of_the_first_line(
+    client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock
 ) -> None:
-    lines = ["{", line("a"), line("a"), line("b", url="/v1/completions"), line("c", method="GET"), '{"custom_id":"d"}']
-    lines += [line("e", body={"model": "nowhere", "messages": BODY["messages"]}), line("f", body={"model": "big"})]
-    batch = await batch_of(client, *lines, line("g" * 3000))
+    batch = await batch_of(client, "\ufeff" + line("a"), line("b"))
+    async with RunningRuntime(config, clock, ScriptedRunner()):
+        await until(over(client, batch.id))
+    ended = await client.batches.retrieve(batch.id)
+    assert [row["custom_id"] for row in await content(client, ended.output_file_id)] == ["a", "b"]
+    assert ended.error_file_id is None
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["no valid line", "an id twice"])
+async def test_a_file_whose_lines_cannot_be_told_apart_runs_none(
+    client: openai.AsyncOpenAI, processor: BatchProcessor, store: JobStore, twice: bool
+) -> None:
+    """All errors are reported with their lines; so are those of a file without a valid line."""
+    bad = [raw for raw, _, _ in BAD_LINES.values()]
+    batch = await batch_of(client, *bad, *((line("a"), line("a")) if twice else ()))
     await processor.step()
     ended = await client.batches.retrieve(batch.id)
     assert ended.status == "failed"
     assert ended.errors is not None
-    assert [(fault.line, fault.code) for fault in ended.errors.data or []] == [
-        (1, "invalid_json_line"),
-        (3, "duplicate_custom_id"),
-        (4, "mismatched_endpoint"),
-        (5, "invalid_method"),
-        (6, "invalid_line"),
-        (7, "model_not_found"),
-        (8, "missing_required_parameter"),
-        (9, "line_too_long"),
-    ]
+    expected = [(at, code) for at, (_, code, _) in enumerate(BAD_LINES.values(), 1)]
+    expected += [(6, "duplicate_custom_id")] if twice else []
+    assert [(fault.line, fault.code) for fault in ended.errors.data or []] == expected
     assert (await store.depths()).queues == ()
 
 
@@ -348,7 +388,7 @@ def test_any_bytes_are_lines_or_errors(data: bytes) -> None:
     splitter = LineSplitter(0, 100)
     whole.check(splitter.feed(data) + splitter.finish())
     whole.finish()
-    assert whole.lines == 0
+    assert whole.refused
     assert whole.errors
 
 

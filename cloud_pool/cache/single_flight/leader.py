@@ -9,9 +9,10 @@ from contextlib import aclosing
 import anyio
 
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
+from router.types import Request
 
-from ...observability.tracing import OUTCOME, Trace
-from ...serving.request_context import AnswerHead, Generate
+from ...observability.tracing import OUTCOME
+from ...serving.request_context import AnswerHead, Generate, RequestContext
 from ..entry_codec import EntryCodec, pack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable
@@ -83,7 +84,7 @@ class GenerationLeader:
             self._generation.on_send = self._generation.on_leave = lambda: None
             self._conclude(billed, error)
             with anyio.move_on_after(_RELEASE_S, shield=True):
-                await self._end_lease(error, billed.context.trace)
+                await self._end_lease(error, billed.context)
 
     async def _run(self, billed: Subscriber, usage: GenerationUsage) -> CausewayError | None:
         context = billed.context
@@ -113,28 +114,29 @@ class GenerationLeader:
         else:
             self._generation.fail(billed, error)  # (3), (4)
 
-    async def _end_lease(self, error: CausewayError | None, trace: Trace | None = None) -> None:
-        """End the lease, with the answer if there is one. `trace`: of the billed request."""
+    async def _end_lease(self, error: CausewayError | None, context: RequestContext | None = None) -> None:
+        """End the lease, with the answer if there is one. `context`: of the billed request; None: there was none."""
         lease, self._lease = self._lease, None
         if lease is None:
             return
         try:
-            if error is not None or not self._generation.whole:
+            if error is not None or context is None or not self._generation.whole:
                 await self._store.release(lease)
                 return
+            trace = context.trace
             span, outcome = None if trace is None else trace.cache("keep"), "redis_unavailable"
             try:
-                outcome = await self._store_answer(lease)
+                outcome = await self._store_answer(lease, context.request)
             finally:
                 if span is not None:
                     span.end(attributes={OUTCOME: outcome})
         except RedisUnavailable:
             return  # the lease expires
 
-    async def _store_answer(self, lease: LeaderLease) -> str:
+    async def _store_answer(self, lease: LeaderLease, request: Request) -> str:
         """Return the outcome for the trace. Raises RedisUnavailable."""
         head, chunks = self._generation.head or AnswerHead(), self._generation.chunks()
-        value = self._codec.pack(lease.key.cache_key, head, chunks) if head.keep else None
+        value = self._codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
             self._metrics.fault("not_stored")
         rest = self._unpublished() if self._has_remote_followers else b""

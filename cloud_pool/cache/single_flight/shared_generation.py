@@ -65,6 +65,7 @@ class Subscriber:
     def __init__(self, generation: SharedGeneration, context: RequestContext) -> None:
         self.generation = generation
         self.context = context
+        self.joined = generation.was_joined  # another request has started the generation
         self.epoch = generation.epoch
         self.position = 0  # of the next chunk, counted from the first
         self.usage: GenerationUsage | None = None
@@ -92,6 +93,7 @@ class SharedGeneration:
         self.finished = False
         self.abandoned = False
         self.fault: CausewayError | SharingFailed | None = None
+        self.was_joined = False  # its first subscriber is, or was, there
         self.subscribers: list[Subscriber] = []  # the one that has waited longest first
         self.on_leave: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
@@ -188,6 +190,7 @@ class SharedGeneration:
     def join(self, context: RequestContext) -> Subscriber:
         subscriber = Subscriber(self, context)
         self.subscribers.append(subscriber)
+        self.was_joined = True
         return subscriber
 
     def leave(self, subscriber: Subscriber) -> None:
@@ -214,13 +217,13 @@ class SharedGeneration:
                 if self.fault is not None:
                     raise self.fault
                 return None
-            await self._change(subscriber.context.deadline)
+            await self._change(subscriber.context.deadline, joined=subscriber.joined)
 
-    async def _change(self, deadline: float | None) -> None:
+    async def _change(self, deadline: float | None, *, joined: bool = False) -> None:
         loop = asyncio.get_running_loop()
         change: asyncio.Future[None] = loop.create_future()
         self._waiters.add(change)
-        timer = None if deadline is None else loop.call_at(deadline, _expire, change)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, change, joined)
         try:
             await change
         finally:
@@ -235,9 +238,10 @@ class SharedGeneration:
         self._waiters.clear()
 
 
-def _expire(change: asyncio.Future[None]) -> None:
+def _expire(change: asyncio.Future[None], joined: bool) -> None:
     if not change.done():
-        change.set_exception(DeadlineExceeded("the deadline passed while an identical request was being answered"))
+        what = "while an identical request was being answered" if joined else "before the answer was complete"
+        change.set_exception(DeadlineExceeded(f"the deadline passed {what}"))
 
 
 def _size(chunk: Chunk) -> int:

@@ -110,8 +110,10 @@ class BatchExpansion:
         limit = self._limits.max_line_bytes
         try:
             parsed = parse_line(line.data, batch.endpoint, body_check(self._parser, batch), limit)
-        except InvalidLine as error:  # the configuration has changed since the file was checked
-            await self._refuse(batch, number, line, msgspec.json.encode({"code": error.code, "message": error.message}))
+        except InvalidLine as error:
+            where = "" if read_custom_id(line.data) else f"Request {number} of the file: "
+            fault = {"code": error.code, "message": where + error.message}
+            await self._refuse(batch, number, line, msgspec.json.encode(fault))
             return
         tenant_limits = self._tenant_limits(tenant_of(batch.owner))
         try:

@@ -12,6 +12,7 @@ import msgspec
 
 from router.errors import InvalidRequest, PermissionDenied
 from router.jobs.submission import Endpoint
+from router.openai.request_body import BOM
 
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
@@ -112,7 +113,7 @@ def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_
     if len(data) > max_line_bytes:
         raise InvalidLine("line_too_long", f"A line has at most {max_line_bytes} bytes (jobs.batches.max_line_bytes).")
     try:
-        wire = msgspec.json.decode(data, type=_InputLine)
+        wire = msgspec.json.decode(data.removeprefix(BOM), type=_InputLine)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         raise InvalidLine("invalid_line", reason, path.rstrip("`") or None) from None
@@ -133,22 +134,41 @@ def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_
 
 
 def read_custom_id(data: bytes) -> str:
-    """Return the custom_id of a line that was checked before."""
-    return msgspec.json.decode(data, type=_CustomId).custom_id
+    """Return the custom_id of a line; "" of one that has none or is not JSON."""
+    try:
+        return msgspec.json.decode(data.removeprefix(BOM), type=_CustomId).custom_id[:_MAX_CUSTOM_ID]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 class InputCheck:
-    """Checks a file line by line. A file with an error in any line is refused with all errors, at most MAX_ERRORS."""
+    """Checks a file line by line.
+
+    A line with an error fails alone, when its turn comes. The file is refused if it has too many lines, no request, no
+    valid line at all, or two lines with one `custom_id`, whose outcomes could not be told apart.
+
+    Attributes:
+        lines: Lines that are not blank, valid or not.
+        errors: What is wrong with lines, at most MAX_ERRORS; with the file if `refused`.
+        done: No further line needs to be read.
+    """
 
     def __init__(self, endpoint: Endpoint, check_body: CheckBody, *, max_lines: int, max_line_bytes: int) -> None:
         self.lines = 0
         self.errors: list[BatchLineError] = []
-        self.done = False  # no more errors would be reported
+        self.done = False
+        self._valid = 0
+        self._refused = False
         self._endpoint: Endpoint = endpoint
         self._check_body = check_body
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
         self._custom_ids: set[bytes] = set()  # digests: an id may be long, and lines are many
+
+    @property
+    def refused(self) -> bool:
+        """Whether no line of the file may run."""
+        return self._refused or not self._valid
 
     def check(self, lines: Iterable[RawLine]) -> None:
         """Check the next lines."""
@@ -166,15 +186,24 @@ class InputCheck:
         if self.lines >= self._max_lines:
             message = f"A batch has at most {self._max_lines} lines (jobs.batches.max_lines). Split the file."
             self.errors.append(BatchLineError("too_many_lines", message, line.number))
-            self.done = True
+            self.done = self._refused = True
             return
+        self.lines += 1
         try:
             parsed = parse_line(line.data, self._endpoint, self._check_body, self._max_line_bytes)
-            self._check_unique(parsed.custom_id)
-            self.lines += 1
         except InvalidLine as error:
+            self._add(error, line)
+            return
+        try:
+            self._check_unique(parsed.custom_id)
+            self._valid += 1
+        except InvalidLine as error:
+            self._refused = True
+            self._add(error, line)
+
+    def _add(self, error: InvalidLine, line: RawLine) -> None:
+        if len(self.errors) < MAX_ERRORS:
             self.errors.append(BatchLineError(error.code, error.message, line.number, error.param))
-            self.done = len(self.errors) >= MAX_ERRORS
 
     def _check_unique(self, custom_id: str) -> None:
         digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()

@@ -1,6 +1,7 @@
 """Advance batches. Every worker runs this; one worker at a time advances a batch, and each step can be repeated.
 
-1. validating: check the file. An error in any line fails the batch, with all errors listed; else it is in_progress.
+1. validating: check the file. If it has no valid line, or two with one id, the batch fails with all errors listed; else
+   it is in_progress, and a line with an error fails alone.
 2. in_progress: lines become jobs of priority bulk, at most `max_open_jobs` at once. As these end, their outcomes go to
    the output files, and the next lines become jobs. Line 7 is always the same job.
 3. cancelling: cancel its open jobs.
@@ -140,7 +141,7 @@ class BatchProcessor:
             await self._batches.schedule_step(batch.id, self._lease_s)
 
         check = await check_input(batch, file, self._reader, self._parser, self._limits, renew_lease)
-        if check.errors:
+        if check.refused:
             await self._batches.transition(batch.id, "failed", "line_errors", msgspec.json.encode(check.errors))
         else:
             await self._batches.transition(batch.id, "in_progress", "total", check.lines)

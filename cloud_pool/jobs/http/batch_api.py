@@ -13,7 +13,8 @@ from msgspec import Meta
 
 from router.api.files import DeletedFile, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
-from router.jobs.submission import Endpoint, key_digest
+from router.jobs.submission import Endpoint, body_digest, key_digest
+from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
 
 from ...accounts.identity.principal import Grants, Principal, Scope
@@ -177,7 +178,7 @@ class BatchApi:
                 batch_request.input_file_id,
                 endpoint,
                 msgspec.json.encode(batch_request.metadata),
-                hashlib.sha256(b",".join((*(tag.encode() for tag in headers.tags), body))).hexdigest(),
+                body_digest(",".join(headers.tags), body),
                 grants=self._grants(principal),
                 token_id=principal.token_id,
                 token_issued=principal.issued,
@@ -214,7 +215,7 @@ class BatchApi:
 def _parse(body: bytes) -> BatchRequest:
     """Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(body, type=BatchRequest)
+        return msgspec.json.decode(body.removeprefix(BOM), type=BatchRequest)
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$.")
         raise InvalidRequest(reason, param=path.rstrip("`") or None) from None

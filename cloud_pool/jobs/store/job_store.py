@@ -11,6 +11,7 @@ import msgspec
 
 from router.errors import CausewayError, JobAlreadyEnded, JobCancelled, NotFound
 from router.jobs.states import JobState
+from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
@@ -162,7 +163,7 @@ class JobStore:
             return ""
         values = as_list(await self._db.command("HMGET", self._db.key("idempotency", owner, key), "id", "digest"))
         job, found = (as_text(value) if isinstance(value, bytes) else "" for value in values)
-        if job and found != digest:
+        if job and not is_same_request(found, digest):
             raise same_key_conflict(job)
         return job
 

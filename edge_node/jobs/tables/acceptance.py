@@ -14,6 +14,7 @@ from typing import get_args
 
 from router.errors import IdempotencyConflict
 from router.jobs.states import JobEvent
+from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
 
 from ...config.schema import JobsConfig
@@ -42,7 +43,7 @@ class OutboxAcceptance:
         renewed = row is not None and reply is not None and reply.is_new
         if row is not None and not renewed:
             known = read_row(*row)
-            if known.digest != job.digest:
+            if not is_same_request(known.digest, job.digest):
                 raise IdempotencyConflict(
                     f"this `Idempotency-Key` was used with another body or other headers, for {known.id}; "
                     "send those again, or a new key"

@@ -10,7 +10,7 @@ local window, ttl = ARGV[6], ARGV[7]
 local max_open, max_batches, max_files = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local batch, tenant = key('batch', id), tenant_of(owner)
 local known = redis.call('HGET', batch, 'digest')
-if known then return known == digest and 'known' or 'conflict' end
+if known then return is_same_request(known, digest) and 'known' or 'conflict' end
 local f = redis.call('HMGET', key('file', file), 'owner', 'purpose', 'state', 'expires')
 if f[1] ~= owner or f[2] ~= 'batch' or f[3] ~= 'ready' or tonumber(f[4]) <= tonumber(now) then return 'absent' end
 local counted = key('tenant_batches', tenant)

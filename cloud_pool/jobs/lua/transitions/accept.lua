@@ -18,7 +18,7 @@ if redis.call('EXISTS', record) == 1 then return {'accepted', id} end  -- a repe
 local lock = idempotency_key ~= '' and key('idempotency', owner, idempotency_key) or ''
 if lock ~= '' then
   local known = redis.call('HMGET', lock, 'id', 'digest')
-  if known[1] then return {known[2] == digest and 'known' or 'conflict', known[1]} end
+  if known[1] then return {is_same_request(known[2], digest) and 'known' or 'conflict', known[1]} end
 end
 local batch, line, offset, not_before = '', 0, 0, 0
 for i = FIELDS, #ARGV, 2 do
