@@ -20,7 +20,7 @@ from .unreachable import unreachable_tier
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 60.0
-CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
 @asynccontextmanager
