@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.calibrate.shadow import FILE as SHADOW_FILE
 from router.parts.uploads import largest_file
 from router.policy.compiled import Policy
 from router.types import Location, Modality
@@ -51,6 +52,7 @@ from .http.api import Api, new_decision_id
 from .http.inspection import Inspection
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
+from .jobs.entry import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
 from .modalities.boxed import find_program
 from .modalities.entry import AudioEntry
@@ -67,9 +69,12 @@ from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
 from .signals.probes.device import DeviceProbes
 from .signals.semantic import SemanticAnswers
+from .storage.cache import FILE as CACHE_FILE
 from .storage.cache import AnswerCache
+from .storage.decisions import FILE as DECISIONS_FILE
 from .storage.decisions import DecisionStore
 from .storage.policies import DEFAULT_POLICY, PolicyStore
+from .storage.spend import FILE as SPEND_FILE
 from .storage.spend import SpendStore
 from .storage.state_folder import StateFolderLock
 
@@ -109,7 +114,7 @@ def build(
     clock = clock or system_clock()
     state_dir = Path(config.state_dir) if config.state_dir else None
     factory = config
-    state_folder = StateFolderLock(state_dir)
+    state_folder = StateFolderLock(state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE))
     booted, config = boot_bundle(config, state_folder, clock)
     model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
     engines = None
@@ -298,6 +303,7 @@ def build(
         sessions=sessions,
         sound=sound,
         shadows=shadows,
+        state_folder=state_folder,
     )
     console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
     inspection = Inspection(

@@ -28,6 +28,7 @@ from ..storage.cache import AnswerCache
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 from ..storage.spend import SpendStore
+from ..storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -60,6 +61,7 @@ class Components:
     sessions: Sessions
     sound: AudioEntry
     shadows: Shadows
+    state_folder: StateFolderLock
     tracing: RequestTracer | None = None
     encoders: PartEncoders | None = None  # of a box that has some
     agent: Agent | None = None  # of a box that joined a fleet
@@ -92,6 +94,7 @@ class Components:
             *(() if self.engines is None else self.engines.problems),
             *(() if self.cloud is None else self.cloud.health.problems),
             *(stats.problem for stats in disks if stats is not None),
+            *self.state_folder.problems,
             *self.jobs.problems,
             *self.files.problems,
             *(() if self.mqtt is None else self.mqtt.problems),

@@ -4,6 +4,8 @@
 2. A deleted file is overwritten with zeros before its name goes. A file system that writes elsewhere (copy-on-write,
    or one with a data journal) and the controller of a flash disk may keep the old blocks: only encryption helps there.
 3. What a killed daemon left (drafts, files that were half overwritten) is erased at the start.
+4. A file whose header cannot be read, damaged or of a newer version, is set aside as ID.EXPIRES.unreadable until it
+   expires (s of the box's own time); a version that can read it takes it back.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import hashlib
 import logging
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
+from router.parts.uploads import PREFIX
 from router.types import Prefer
 
 from ..box_time import ClockMark
@@ -25,6 +29,7 @@ log = logging.getLogger(__name__)
 HEADER_BYTES = 4096
 _CLOCK = "clock.json"
 _DRAFT = ".draft"
+_UNREADABLE = ".unreadable"
 _PIECE_BYTES = 1024 * 1024
 _ZEROS = bytes(_PIECE_BYTES)
 
@@ -47,25 +52,60 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     prefer: Prefer | None = None
 
 
+class FoundFiles(NamedTuple):
+    """What an earlier run left. `unreadable`: names of files that were not set aside yet (4). `mark`: the last time."""
+
+    files: list[StoredFile]
+    unreadable: list[str]
+    mark: ClockMark | None
+
+
 class FileFolder:
     """The files in `path`. Every method raises OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def open(self) -> tuple[list[StoredFile], ClockMark | None]:
+    def open(self) -> FoundFiles:
         """Make the folder if it is missing and erase what a killed daemon left (3); return the files in it."""
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        files = []
+        self._take_back()
+        files, unreadable = [], []
         for path in sorted(self._path.iterdir()):
-            if path.name == _CLOCK:
+            if path.name == _CLOCK or path.name.endswith(_UNREADABLE) or not path.is_file():
                 continue
             file = None if path.name.endswith(_DRAFT) else _read_header(path)
-            if file is not None:
+            if file is not None and file.id == path.name and path.stat().st_size == HEADER_BYTES + file.bytes:
                 files.append(file)
-            elif path.is_file():
+            elif file is None and path.name.startswith(PREFIX) and not path.name.endswith(_DRAFT) and _has_header(path):
+                unreadable.append(path.name)
+            else:
                 self._erase(path)
-        return files, self._read_mark()
+        return FoundFiles(files, unreadable, self._read_mark())
+
+    def _take_back(self) -> None:
+        """Give the files that were set aside their names back, if they can be read now. (4)"""
+        for path in self._path.glob(f"*{_UNREADABLE}"):
+            if _read_header(path) is not None:
+                path.replace(path.with_name(path.name.partition(".")[0]))
+                self._sync()
+
+    def set_aside(self, name: str, expires: float) -> None:
+        """Set a file aside until `expires`, s of the box's own time. (4)"""
+        path = self._path / name
+        path.replace(path.with_name(f"{name}.{int(expires)}{_UNREADABLE}"))
+        self._sync()
+
+    def sweep_aside(self, now: float) -> int:
+        """Erase the files that were set aside and have expired; return how many are left. (4)"""
+        left = 0
+        for path in sorted(self._path.glob(f"*{_UNREADABLE}")):
+            expires = path.name.removesuffix(_UNREADABLE).rpartition(".")[2]
+            if expires.isdecimal() and int(expires) > now:
+                left += 1
+            else:
+                self._erase(path)
+        return left
 
     def begin(self, name: str) -> Draft:
         """Begin a file."""
@@ -117,7 +157,7 @@ class FileFolder:
     def _read_mark(self) -> ClockMark | None:
         try:
             return msgspec.json.decode((self._path / _CLOCK).read_bytes(), type=ClockMark)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, ValueError):
             return None
 
     def _erase(self, path: Path) -> None:
@@ -176,12 +216,16 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 def _read_header(path: Path) -> StoredFile | None:
-    """None: the file is not one of ours, not whole, or half overwritten."""
-    with contextlib.suppress(OSError, msgspec.DecodeError), path.open("rb") as opened:
-        file = msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=StoredFile)
-        if file.id == path.name and path.stat().st_size == HEADER_BYTES + file.bytes:
-            return file
+    """None: the header is damaged, of another version, or overwritten."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, ValueError), path.open("rb") as opened:
+        return msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=StoredFile)
     return None
+
+
+def _has_header(path: Path) -> bool:
+    """Whether there is a header, readable or not: it is overwritten first, and written last."""
+    with path.open("rb") as opened:
+        return any(opened.read(HEADER_BYTES))
 
 
 def _overwrite(path: Path) -> None:

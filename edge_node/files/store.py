@@ -66,6 +66,7 @@ class FileStore:
         self._writing: set[FileWriter] = set()
         self._uploads = FairShare(_MOST_UPLOADS)
         self._expired = 0
+        self._aside = 0  # files that cannot be read
         self._marked_at = 0.0
         self._opened = False
         self._lock = asyncio.Lock()  # of `_open`
@@ -90,7 +91,13 @@ class FileStore:
     @property
     def problems(self) -> tuple[str, ...]:
         """What operators should look at."""
-        return (self._fault.problem,) if self._fault.problem else ()
+        found = [self._fault.problem] if self._fault.problem else []
+        if self._aside:
+            found.append(
+                f"uploaded files that cannot be read: {self._aside}, damaged or of a newer version of the daemon, "
+                "which reads them after an upgrade; they are kept as long as others (files.ttl_s)"
+            )
+        return tuple(found)
 
     async def start(self) -> None:
         """Read what an earlier run left."""
@@ -190,6 +197,8 @@ class FileStore:
                 self._fault.begin(f"an uploaded file that expired cannot be deleted: {error.message}")
                 return
             self._expired += 1
+        if self._aside:
+            self._aside = await self._on_disk(partial(self._folder.sweep_aside, now))
         if self._files and now >= self._marked_at + _MARK_S:
             self._marked_at = now
             await self._on_disk(partial(self._folder.write_mark, self._time.mark()))
@@ -284,11 +293,14 @@ class FileStore:
         async with self._lock:
             if self._opened:
                 return
-            files, mark = await self._on_disk(self._folder.open)
+            files, unreadable, mark = await self._on_disk(self._folder.open)
             self._time.restore(mark)
+            for name in unreadable:
+                await self._on_disk(partial(self._folder.set_aside, name, self._time.now() + self.max_ttl_s))
             latest = self._time.now() + self.max_ttl_s  # also where the note of the time was lost
             kept = [msgspec.structs.replace(file, expires=min(file.expires, latest)) for file in files]
             self._files = {file.id: file for file in kept}
+            self._aside = await self._on_disk(partial(self._folder.sweep_aside, self._time.now()))
             self._opened = True
             self._fault.end("the uploaded files are available")
         await self.sweep()

@@ -2,6 +2,8 @@
 
 One daemon per folder: two daemons would overwrite each other's files. The kernel holds the lock (flock(2)) as long as
 the process lives, so a killed daemon leaves none behind.
+
+A database's name has the number of its layout. One of a newer version is left alone, and named as a problem.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
@@ -19,12 +23,22 @@ log = logging.getLogger(__name__)
 FILE = "lock"
 
 
-class StateFolderLock:
-    """The lock of `folder`, which is created if it is missing; None: no state folder, no lock."""
+_DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
 
-    def __init__(self, folder: Path | None) -> None:
+
+class StateFolderLock:
+    """The lock of `folder`, which is created if it is missing; None: no state folder, no lock.
+
+    Args:
+        databases: The names of this version's databases, such as `jobs-2.sqlite`.
+    """
+
+    def __init__(self, folder: Path | None, databases: Iterable[str] = ()) -> None:
         self._folder = folder
         self._file: int | None = None
+        self._layouts = {match[1]: int(match[2]) for match in map(_DATABASE.fullmatch, databases) if match}
+        self.problems: tuple[str, ...] = ()
+        """Databases of newer versions, as of the start."""
 
     @property
     def folder(self) -> Path | None:
@@ -65,6 +79,19 @@ class StateFolderLock:
             return
         self._file = file
         self._write_pid(file)
+        self.problems = tuple(self._newer_databases(self._folder))
+        for problem in self.problems:
+            log.warning("%s", problem)
+
+    def _newer_databases(self, folder: Path) -> Iterator[str]:
+        for path in sorted(folder.iterdir()):
+            match = _DATABASE.fullmatch(path.name)
+            known = self._layouts.get(match[1]) if match else None
+            if match and known is not None and int(match[2]) > known:
+                yield (
+                    f"{path} is of a newer version of the daemon: this one uses {match[1]}-{known}.sqlite and leaves "
+                    "it as it is; what it holds is there again after an upgrade"
+                )
 
     def release(self) -> None:
         if self._file is not None:

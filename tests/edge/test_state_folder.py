@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from edge_node.app import build
-from edge_node.config.schema import ServerConfig
+from edge_node.config.schema import FilesConfig, ServerConfig
 from router.errors import ConfigError
+from tests.waiting import until
 
 from .box import config, running
 from .scripted import ScriptedCloud, ScriptedEngine
@@ -29,6 +32,70 @@ async def test_a_second_daemon_on_one_state_folder_is_refused(tmp_path: Path) ->
     after = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
     await after.start()
     await after.close()
+
+
+@pytest.mark.parametrize("name", ["cache-2", "decisions-2", "spend-2", "shadow-2", "jobs-3"])
+async def test_a_downgraded_daemon_names_a_database_of_a_newer_version_and_leaves_it(tmp_path: Path, name: str) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    newer = state / f"{name}.sqlite"
+    newer.write_bytes(b"of a layout that this version does not know")
+    async with running(tmp_path) as box:
+        assert (await box.ask()).status == 200
+        (problem,) = (await box.get("/readyz")).json["problems"]
+        assert problem.startswith(f"{newer} is of a newer version of the daemon")
+    assert newer.read_bytes() == b"of a layout that this version does not know"
+
+
+async def filled(folder: Path) -> Path:
+    """A state folder with something in each file."""
+    cloud = ScriptedCloud()
+    async with running(folder, cloud=cloud, files=FilesConfig(accept=True)) as box:
+        assert (await box.ask("cached", temperature=0.0)).status == 200
+        assert (await box.ask("paid for", tags="cloud")).status == 200
+        body = {"model": "auto", "messages": [{"role": "user", "content": "a job"}]}
+        async with box.session.post("/v1/jobs", json=body) as response:
+            assert response.status == 202
+        form = aiohttp.FormData({"purpose": "user_data"})
+        form.add_field("file", b"some text", filename="note.txt")
+        async with box.session.post("/v1/files", data=form) as response:
+            assert response.status == 200
+        await until(lambda: all((folder / "state" / name).exists() for name in DATABASES))
+    return folder / "state"
+
+
+DATABASES = ("cache-1.sqlite", "decisions-1.sqlite", "jobs-2.sqlite", "spend-1.sqlite")
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "noise at the start": lambda content: b"\xff" * min(64, len(content)) + content[64:],
+    "noise in the middle": lambda content: (
+        content[: len(content) // 2] + b"\xc1" * 64 + content[len(content) // 2 + 64 :]
+    ),
+    "noise at the end": lambda content: content[:-64] + b"\xc1" * 64,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_no_damaged_file_of_the_state_folder_stops_the_daemon(tmp_path: Path, damage: str) -> None:
+    """One at a time: it starts, answers, takes jobs and reloads its policy; its background tasks go on."""
+    state = await filled(tmp_path)
+    whole = {path: path.read_bytes() for path in state.rglob("*") if path.is_file()}
+    assert {path.name for path in whole} >= {*DATABASES, "policy.last-good.yaml", "clock.json"}
+    for damaged in whole:
+        for path in state.rglob("*"):
+            if path.is_file():
+                path.unlink()
+        for path, content in whole.items():
+            path.write_bytes(DAMAGES[damage](content) if path == damaged else content)
+        async with running(tmp_path, files=FilesConfig(accept=True)) as box:
+            assert (await box.ask("after it")).status == 200, damaged
+            body = {"model": "auto", "messages": [{"role": "user", "content": "another job"}]}
+            async with box.session.post("/v1/jobs", json=body) as response:
+                assert response.status in (202, 503), damaged
+            await box.parts.policies.reload()
+            assert not box.app.failed, damaged
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from edge_node.clock import system_clock
+from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import FilesConfig
 from edge_node.files.errors import StorageFull
 from edge_node.files.store import FileStore
@@ -185,3 +185,57 @@ async def test_one_client_does_not_fill_the_folder_for_others(tmp_path: Path, bo
     assert [await keep(store, "quiet", size) for _ in range(4)] == [True] * 3 + [False]
     assert [await keep(store, "flood", size) for _ in range(2)] == [True, False]
     store.close()
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b'{"id": 7, "of_a_newer_version": true}'], ids=["bit rot", "newer"])
+async def test_a_file_whose_header_cannot_be_read_is_set_aside_and_taken_back(tmp_path: Path, damage: bytes) -> None:
+    """After an upgrade: a downgrade erases nothing."""
+    async with filing(tmp_path) as (box, client):
+        uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
+        other = await client.files.create(file=("other.txt", NOTE.encode()), purpose="user_data")
+        folder = folder_of(box)
+    whole = (folder / uploaded.id).read_bytes()
+    (folder / uploaded.id).write_bytes(damage + whole[len(damage) :])
+    for _ in range(2):
+        async with filing(tmp_path) as (box, client):
+            with pytest.raises(openai.NotFoundError):
+                await client.files.retrieve(uploaded.id)
+            assert (await ask(box, named(other.id))).status == 200
+            assert "uploaded files that cannot be read: 1" in str(box.parts.problems())
+        (aside,) = folder.glob("*.unreadable")
+        assert stat.S_IMODE(aside.stat().st_mode) == 0o600
+    aside.write_bytes(whole)
+    async with filing(tmp_path) as (box, client):
+        assert await client.files.retrieve(uploaded.id) == uploaded
+        assert (await ask(box, named(uploaded.id))).status == 200
+        assert not box.parts.problems()
+
+
+async def test_a_file_that_cannot_be_read_is_erased_when_it_would_have_expired(tmp_path: Path) -> None:
+    now = 100.0
+    clock = Clock(lambda: now, lambda: now, "one")
+
+    async def opened() -> FileStore:
+        files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=50.0), 1000, clock)
+        await files.start()
+        return files
+
+    files = await opened()
+    async with files.write("me", 4) as writer:
+        await writer.write(b"text")
+        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"))
+    files.close()
+    path = tmp_path / "files" / kept.id
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    files = await opened()
+    files.close()
+    os.link(next((tmp_path / "files").glob("*.unreadable")), tmp_path / "blocks")
+    now += 49.0
+    files = await opened()
+    await files.sweep()
+    assert len(files.problems) == 1
+    now += 2.0
+    await files.sweep()
+    assert files.problems == ()
+    assert not any((tmp_path / "blocks").read_bytes())
+    files.close()
