@@ -125,8 +125,8 @@ class PeerHeartbeat:
             with anyio.fail_after(_TIMEOUT_S):
                 for tier in self._tiers:
                     await self._exchange(tier)
-        except (RedisError, OSError, TimeoutError, msgspec.DecodeError) as error:
-            unreadable = isinstance(error, msgspec.DecodeError)
+        except (RedisError, OSError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            unreadable = isinstance(error, msgspec.DecodeError | UnicodeDecodeError)
             reason = str(error) if unreadable else client_fault(error, self._redis)
             if not self.fault:
                 _log.warning("the heartbeat between gateways and workers fails, each keeps its permits: %s", reason)

@@ -76,7 +76,7 @@ class ContinueTokens:
         try:
             plain = self._keys.decrypt_at_time(request.resume.encode(), math.ceil(self._ttl_s), int(self._wall_clock()))
             content = _DECODER.decode(plain)
-        except (InvalidToken, UnicodeEncodeError, msgspec.DecodeError):
+        except (InvalidToken, UnicodeEncodeError, msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(
                 f"`{PARAM}` is not a valid token, or has expired. Send the question again without it.", param=PARAM
             ) from None

@@ -55,7 +55,7 @@ def verify(data: bytes, keys: Jwks) -> Receipt:
             raise ConfigError(f"no key of the set has signed this receipt (key {header.get('kid')})")
         payload = jwt.PyJWS().decode(signed.jws, key, [_ALGORITHM])
         receipt = msgspec.json.decode(payload, type=Receipt)
-    except (jwt.InvalidTokenError, msgspec.DecodeError) as error:
+    except (jwt.InvalidTokenError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a receipt, or a changed one: {error}") from error
     if receipt != signed.receipt:
         raise ConfigError("the receipt was changed: its signature is of another one")

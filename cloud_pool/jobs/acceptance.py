@@ -86,7 +86,7 @@ class _AuditFiles:
             return
         try:
             record = msgspec.json.decode(line, type=AuditRecord)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             self.unreadable_lines += 1  # such as one that a full disk cut short
             return
         if record.outcome == ACCEPTED:

@@ -48,7 +48,7 @@ def find_environment(root: Path) -> TritonEnvironment:
         raise ConfigError(
             f"{error.strerror}; run `make setup` to create Triton's environment", where=str(description)
         ) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{error}; `make setup` writes it again", where=str(description)) from error
     for path in (environment.server, environment.backend_directory, *environment.library_path):
         if not Path(path).exists():

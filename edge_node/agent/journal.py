@@ -224,7 +224,7 @@ def _rows_of(content: bytes) -> list[JournalRow]:
             continue
         try:
             rows.append(msgspec.json.decode(body, type=JournalRow))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue  # of another version
     return rows[-KEPT_ROWS:]
 

@@ -78,7 +78,7 @@ class BundleStore:
             return msgspec.json.decode((self._folder / POINTER).read_bytes(), type=_Pointer).bundles
         except FileNotFoundError:
             return ()
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def point(self, bundles: Iterable[str]) -> None:
@@ -202,7 +202,8 @@ class BundleStore:
         kept = set(keep)
         needed = {blob.sha256 for blob in wanted}
         for bundle in kept:
-            with contextlib.suppress(msgspec.DecodeError, OSError):  # damaged: it is fetched again if it is wanted
+            # A damaged one is fetched again if it is wanted.
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, OSError):
                 content = (self._bundles / bundle / MANIFEST).read_bytes()
                 needed |= {blob.sha256 for blob in msgspec.json.decode(content, type=BundleManifest).blobs}
         freed = 0

@@ -255,7 +255,7 @@ def _read_floor(path: Path) -> dict[str, int]:
     and no remote party can damage it."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
 
 

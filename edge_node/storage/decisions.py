@@ -268,5 +268,5 @@ def _decode(data: Value) -> DecisionRecord | None:
         return None
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -61,7 +61,7 @@ class ShadowStore:
             if found:
                 self._findings = msgspec.json.decode(str(found[0][0]), type=Findings)
             rows = await self._database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
-        except (TimeoutError, msgspec.DecodeError) as error:
+        except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
             return []
         return [answer for row in reversed(rows) if (answer := decode_answer(row[0])) is not None]

@@ -55,7 +55,7 @@ class SpendStore:
         try:
             rows = await self._database.read(_GET, timeout_s=_LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
-        except (TimeoutError, msgspec.DecodeError) as error:
+        except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
             return
         self._tracker = SpendTracker(restored=state)

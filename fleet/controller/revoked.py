@@ -68,7 +68,7 @@ class RevocationKeeper:
             return msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
         except FileNotFoundError:
             return {}
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.error("%s is damaged and is written anew from the database: %s", self._path, error)
             return None
 

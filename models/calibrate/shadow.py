@@ -76,7 +76,7 @@ def decode_answer(data: object) -> ShadowAnswer | None:
         return None
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -163,7 +163,7 @@ def load_artifact(folder: Path) -> Artifact:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise ArtifactNotFound(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: {error}") from error
     if Path(manifest.file).name != manifest.file:
         raise ArtifactError(f"{path}: `file` must name a file in the same folder, not {manifest.file!r}")

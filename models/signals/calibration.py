@@ -86,7 +86,7 @@ class ConfidenceCalibrator:
         """
         try:
             return cls(msgspec.json.decode(path.read_bytes(), type=CalibrationParameters))
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{path}: {error}") from error
 
     @classmethod

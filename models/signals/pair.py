@@ -202,7 +202,7 @@ def read_parameters(signal: Artifact) -> PairParameters:
     """
     try:
         return msgspec.json.decode(signal.path.read_bytes(), type=PairParameters)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{signal.path}: {error}") from error
 
 

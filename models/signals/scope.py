@@ -43,7 +43,7 @@ class ScopeEstimator:
             self._alone, self._joined = (
                 msgspec.json.decode(metadata[key], type=LinearLogit) for key in (ALONE_KEY, JOINED_KEY)
             )
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{path}: not an out-of-scope estimator ({error})") from error
         if set(self._graph.inputs) != {"embedding", "words", "letters"}:
             raise ArtifactError(f"{path}: not an out-of-scope estimator (it takes {self._graph.inputs})")

@@ -156,6 +156,22 @@ async def test_records_of_an_older_version_age_from_now_on_and_it_can_write_to_t
         assert [await decisions.get(f"d{number}") is not None for number in range(4)] == [False, False, True, True]
 
 
+@pytest.mark.parametrize("strange", [b"sm\xffll", b"\xc1mall"], ids=["not UTF-8", "bit rot"])
+async def test_a_record_that_cannot_be_read_hides_no_other(tmp_path: Path, strange: bytes) -> None:
+    with closing(store(tmp_path)) as decisions:
+        for number in range(3):
+            decisions.add(record(number))
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        (row,) = database.execute("SELECT record FROM decisions WHERE id = 'd1'").fetchone()
+        database.execute("UPDATE decisions SET record = ? WHERE id = 'd1'", (row.replace(b"small", strange),))
+    with closing(store(tmp_path)) as decisions:
+        assert [found.id for found in await decisions.find(DecisionQuery())] == ["d2", "d0"]
+        assert await decisions.get("d1") is None
+    stored = read_stored(tmp_path)
+    assert [found.id for found in stored.records] == ["d0", "d2"]
+    assert stored.unreadable() == 1
+
+
 async def test_a_folder_is_read_while_a_daemon_writes_to_it(tmp_path: Path) -> None:
     """Oldest first, and only the asked time."""
     with closing(store(tmp_path)) as decisions:

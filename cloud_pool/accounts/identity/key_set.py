@@ -62,7 +62,7 @@ def read_jwks(path: Path) -> Jwks:
         jwks = msgspec.json.decode(path.read_bytes(), type=Jwks)
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"not a set of Ed25519 keys: {error}", where=str(path)) from error
     parse_keys(jwks, str(path))
     return jwks

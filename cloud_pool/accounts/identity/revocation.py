@@ -265,7 +265,7 @@ class RevocationList:
             return None
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=_RevocationCopy)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             _log.warning("%s: the copy of the revocations cannot be read: %s", self._file, error)
             return None
 

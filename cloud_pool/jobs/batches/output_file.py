@@ -52,5 +52,5 @@ def _error(batch: Batch, outcome: LineOutcome) -> _LineError:
         return _LineError(not_run, "This request was not completed before the batch ended.")
     try:
         return msgspec.json.decode(outcome.error, type=_LineError)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return _LineError(CausewayError.code, "")

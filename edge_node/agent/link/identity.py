@@ -145,7 +145,7 @@ def read_identity(folder: Path) -> Identity | None:
         return None
     except OSError as error:
         raise ConfigError(error.strerror or str(error), where=str(path)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the identity is damaged: leave the fleet and join it again ({error})", where=str(path)
         ) from error

@@ -53,5 +53,5 @@ def read_record(folder: Path) -> LinkRecord | None:
     """Return the record that the daemon wrote last, None if there is none that can be read."""
     try:
         return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None

@@ -153,7 +153,7 @@ class TelemetryFile:
             messages = msgspec.json.decode(self._path.read_bytes(), type=tuple[Telemetry, ...])
         except FileNotFoundError:
             return ()
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("%s cannot be read, its telemetry is lost: %s", self._path, error)
             return ()
         return tuple(message for message in messages if message.device == self._device)

@@ -118,7 +118,7 @@ class FrameReader(Generic[M]):
                     break
                 try:
                     messages.append(self._decoder.decode(view[start + _LENGTH.size : end]))
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise FrameError(f"not a message: {error}") from error
                 start = end
         del buffer[:start]

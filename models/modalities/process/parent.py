@@ -132,7 +132,7 @@ class WorkerProcess:
             while isinstance(result := await self._receive(), SegmentFound):
                 if tell is not None:
                     tell(result.segment)
-        except (OSError, EOFError, msgspec.DecodeError) as error:
+        except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._end_child()
             raise WorkerFailed("its process died") from error
         assert not isinstance(result, messages.WorkerReady)
@@ -148,7 +148,7 @@ class WorkerProcess:
         except TimeoutError:
             self._end_child()
             raise WorkerFailed(f"its process did not load within {_LOAD_S:g} s") from None
-        except (OSError, EOFError, msgspec.DecodeError) as error:
+        except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._end_child()
             raise WorkerFailed("its process died while it loaded") from error
         self._ready = True
@@ -172,7 +172,7 @@ class WorkerProcess:
             worker = self._spec.worker.rpartition(":")[2]
             log.warning("%s hung: its process is replaced %g s after its job was cancelled", worker, self._settle_s)
             self._end_child()
-        except (OSError, EOFError, msgspec.DecodeError):
+        except (OSError, EOFError, msgspec.DecodeError, UnicodeDecodeError):
             self._end_child()
         finally:
             self._turn.release()
