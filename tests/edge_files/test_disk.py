@@ -223,7 +223,7 @@ async def test_a_file_that_cannot_be_read_is_erased_when_it_would_have_expired(t
     files = await opened()
     async with files.write("me", 4) as writer:
         await writer.write(b"text")
-        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"))
+        kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"), RoutingHints(client="me"))
     files.close()
     path = tmp_path / "files" / kept.id
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
