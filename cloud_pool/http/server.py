@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
+from router.api.paths import plain_path, takes
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
 
 from ..jobs.http.job_api import JobApi
@@ -93,6 +94,7 @@ class Server:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
+        http = self._with_plain_path(http)
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
@@ -109,6 +111,12 @@ class Server:
         finally:
             self._bodies.release(http)
 
+    def _with_plain_path(self, http: web.BaseRequest) -> web.BaseRequest:
+        """Return the request at the path without doubled and trailing slashes."""
+        if not ("//" in http.path or http.path.endswith("/")):
+            return http
+        return http.clone(rel_url=http.rel_url.with_path(plain_path(http.path), keep_query=True))
+
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
@@ -118,7 +126,7 @@ class Server:
             return job
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.{self._advice(http.path)}")
-        if http.method != method:
+        if http.method != method and not takes(method, http.method, http.path):
             raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {method}.", allow=method)
         return handler
 

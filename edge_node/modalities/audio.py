@@ -32,7 +32,7 @@ from router.errors import (
     NoRoute,
     UnsupportedFeature,
 )
-from router.openai.audio import SpeechRequest, Transcript, TranscriptionRequest
+from router.openai.audio import OPENAI_MODEL, SpeechRequest, Transcript, TranscriptionRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import (
@@ -120,7 +120,8 @@ class AudioService:
         """
         parts: list[PartRecord] = []
         work = partial(self._transcribe, request, parts, tell)
-        return await self._run(call, "transcription", request.model, SPEECH_MODEL, work, parts)
+        requested = AUTO if request.model == OPENAI_MODEL else request.model
+        return await self._run(call, "transcription", requested, SPEECH_MODEL, work, parts)
 
     async def transcribe_live(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
         """Return the words of a sound of a live session, as `transcribe` does; none without speech.

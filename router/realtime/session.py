@@ -40,7 +40,7 @@ from .effects import (
 from .event_log import EventLog, error_fields
 from .request import ANYTHING, bounded, build_request, narrowed, with_items
 from .response import ResponseStream
-from .settings import merged, supported, within
+from .settings import known_fields, merged, supported, within
 from .sound import SoundBuffer, stored_bytes
 from .spoken_input import SpokenInput, TurnEnded, TurnStarted
 from .wire import (
@@ -281,7 +281,13 @@ class RealtimeSession:
         return None
 
     def _update(self, event: SessionUpdate) -> None:
-        update = supported(event.session, "session")
+        """Apply the fields that a session has, then name the others: clients send what OpenAI's knows besides.
+
+        Raises:
+            UnsupportedFeature: The rest was applied, and `session.updated` says so.
+            InvalidRequest: A field has a wrong value; nothing was applied.
+        """
+        update, unknown = known_fields(event.session, type(self._settings), "session")
         self._complete_audio(update)
         self._check_spoken(update, "session")
         if update.get("model", self._settings.model) != self._settings.model:
@@ -296,6 +302,8 @@ class RealtimeSession:
         self._settings = settings
         self._spoken.configure(self._turn_detection)
         self._emit("session.updated", {"session": self._shown()})
+        if unknown is not None:
+            raise unknown
 
     def _complete_audio(self, update: JSONObject) -> None:
         """Add the session's own settings of sound to those that are updated. Raises InvalidRequest."""

@@ -8,6 +8,7 @@ import msgspec
 
 from ..errors import InvalidRequest, UnsupportedFeature
 from ..openai.request_body import validate
+from ..openai.spelling import check_field_names
 from .wire import UNSUPPORTED, JSONObject
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -19,6 +20,27 @@ def supported(document: JSONObject, where: str) -> JSONObject:
         if document.get(name) is not None:
             raise UnsupportedFeature(f"`{where}.{name}`: {why}.", param=f"{where}.{name}")
     return {name: value for name, value in document.items() if name not in UNSUPPORTED}
+
+
+def known_fields(
+    document: JSONObject, fields: type[msgspec.Struct], where: str
+) -> tuple[JSONObject, UnsupportedFeature | None]:
+    """Return the fields that a session has, and an error that names the others; None: there are no others.
+
+    Raises:
+        UnknownField: One of the others looks like a misspelt field.
+    """
+    names = {field.encode_name for field in msgspec.structs.fields(fields)}
+    known = {name: value for name, value in document.items() if name in names}
+    others = [name for name, value in document.items() if name not in names and value is not None]
+    if not others:
+        return known, None
+    try:  # a misspelt field, above all one of privacy, must not be passed over
+        check_field_names([name for name in others if name not in UNSUPPORTED], frozenset(names))
+    except InvalidRequest as error:
+        raise within(where, error) from None
+    reasons = [f"`{where}.{name[:64]}`: {UNSUPPORTED.get(name, 'there is no such setting here')}" for name in others]
+    return known, UnsupportedFeature(f"{'; '.join(reasons)}. The rest was applied.", param=f"{where}.{others[0][:64]}")
 
 
 def merged(fields: T, update: JSONObject, where: str) -> T:

@@ -286,6 +286,18 @@ async def test_invalid_request_gets_its_status_and_code(
         assert reply.status == 200
 
 
+async def test_slashes_of_a_base_url_and_head_requests_are_answered(http: aiohttp.ClientSession) -> None:
+    """As without the slash; HEAD as GET without its body, and not where there is no GET."""
+    async with http.post("/v1//completions/", json={"model": "large", "prompt": "a", "max_tokens": 1}) as reply:
+        assert reply.status == 200
+    for path in ("/healthz", "/v1/models", "/v1/models/", "/v1//models"):
+        async with http.head(path) as head, http.get(path) as get:
+            assert (head.status, await head.read()) == (200, b"")
+            assert head.headers["Content-Length"] == str(len(await get.read()))
+    async with http.head("/v1/completions") as refused:
+        assert (refused.status, refused.headers["Allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -31,6 +31,26 @@ async def test_an_unknown_model_is_a_404(box: Box) -> None:
     box.assert_nothing_leaks()
 
 
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "/v1/decisions/?limit=1", "/v1/models/small/"])
+async def test_slashes_that_a_base_url_leaves_make_no_other_path(box: Box, path: str) -> None:
+    await box.ask()
+    await until(lambda: box.parts.decisions.memory_count == 1)
+    found, plain = await box.get(path), await box.get("/" + "/".join(filter(None, path.split("/"))).replace("/?", "?"))
+    assert (found.status, found.body) == (200, plain.body)
+
+
+async def test_a_question_with_a_slash_more_is_answered_and_head_has_no_body(box: Box) -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
+    async with box.session.post("/v1//chat/completions/", json=body) as answer:
+        assert (answer.status, answer.headers["x-causeway-route"]) == (200, "edge")
+    for path in ("/healthz", "/readyz", "/v1/models", "/v1/models/"):
+        async with box.session.head(path) as head, box.session.get(path) as get:
+            assert (head.status, await head.read()) == (get.status, b"")
+            assert head.headers["Content-Length"] == get.headers["Content-Length"]
+    async with box.session.head("/v1/chat/completions") as refused:
+        assert (refused.status, refused.headers["Allow"]) == (405, "POST")
+
+
 @pytest.mark.parametrize(
     ("body", "first"),
     [

@@ -124,6 +124,7 @@ async def test_the_official_client_gets_the_words_of_a_sound_in_each_form(tmp_pa
         (segment,) = verbose.segments
         assert (segment.text, segment.start, segment.end, segment.no_speech_prob) == (COMMAND, 0.0, 0.2, 0.125)
         assert segment.avg_logprob == pytest.approx(-0.1335, abs=1e-3)
+        assert (await audio.create(model="whisper-1", file=file, language="English")).text == COMMAND
         assert (await audio.create(model="auto", file=("a.wav", SILENCE))).text == ""
         await official.close()
 

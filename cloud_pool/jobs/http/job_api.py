@@ -12,6 +12,7 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
+from router.api.paths import takes
 from router.errors import (
     AuthenticationFailed,
     IdentityUnavailable,
@@ -136,7 +137,8 @@ class JobApi:
             match = candidate.pattern.fullmatch(request.path)
             if match is None:
                 continue
-            handle = candidate.methods.get(request.method)
+            is_head = request.method == "HEAD" and takes("GET", "HEAD", request.path)
+            handle = candidate.methods.get("GET" if is_head else request.method)
             if handle is None:
                 raise MethodNotAllowed(
                     f"{request.method[:20]} is not possible here. Use {' or '.join(candidate.methods)}.",

@@ -3,6 +3,7 @@
 from .speech import SpeechRequest, parse_speech
 from .transcription import (
     JSON_FORMATS,
+    OPENAI_MODEL,
     Transcript,
     TranscriptionRequest,
     TranscriptSegment,
@@ -14,6 +15,7 @@ from .transcription import (
 
 __all__ = [
     "JSON_FORMATS",
+    "OPENAI_MODEL",
     "SpeechRequest",
     "Transcript",
     "TranscriptSegment",

@@ -17,7 +17,26 @@ JSON_FORMATS: Final[tuple[TranscriptFormat, ...]] = ("json", "verbose_json")
 _FORMATS: Final[tuple[TranscriptFormat, ...]] = get_args(TranscriptFormat)
 _FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
 _GRANULARITIES: Final = "timestamp_granularities[]"
+OPENAI_MODEL: Final = "whisper-1"
+"""The name that clients of OpenAI's send for the model that understands sounds; at a gateway a tier's alias."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
+_LANGUAGE_NAMES: Final = dict(
+    zip(
+        (
+            "afrikaans arabic armenian azerbaijani belarusian bosnian bulgarian catalan chinese croatian czech danish "
+            "dutch english estonian finnish french galician german greek hebrew hindi hungarian icelandic indonesian "
+            "italian japanese kannada kazakh korean latvian lithuanian macedonian malay marathi maori nepali norwegian "
+            "persian polish portuguese romanian russian serbian slovak slovenian spanish swahili swedish tagalog tamil "
+            "thai turkish ukrainian urdu vietnamese welsh"
+        ).split(),
+        (
+            "af ar hy az be bs bg ca zh hr cs da nl en et fi fr gl de el he hi hu is id it ja kn kk ko lv lt mk ms mr "
+            "mi ne no fa pl pt ro ru sr sk sl es sw sv tl ta th tr uk ur vi cy"
+        ).split(),
+        strict=True,
+    )
+)
+"""English names of the languages that OpenAI lists for its transcriptions, and their codes."""
 _MAX_PROMPT = 1000  # characters; Whisper reads the last 224 tokens
 _MAX_NAME = 64
 _encoder = msgspec.json.Encoder()
@@ -172,9 +191,12 @@ def _text(values: dict[str, bytes], name: str, longest: int) -> str:
 
 
 def _language(text: str) -> str:
-    if text and not _LANGUAGE.fullmatch(text.lower()):
-        raise InvalidRequest("`language` must be a code of ISO 639-1, such as `en`.", param="language")
-    return text.lower()
+    text = _LANGUAGE_NAMES.get(text.lower(), text.lower())
+    if text and not _LANGUAGE.fullmatch(text):
+        raise InvalidRequest(
+            "`language` must be a code of ISO 639-1, such as `en`, or a language's English name.", param="language"
+        )
+    return text
 
 
 def _format(text: str) -> TranscriptFormat:

@@ -112,6 +112,34 @@ def test_a_wrong_setting_changes_nothing(session: Event, param: str) -> None:
     assert [message.role for message in talk.start().request.messages] == ["user"]
 
 
+@pytest.mark.parametrize(
+    ("others", "param", "why"),
+    [
+        ({"tracing": "auto"}, "session.tracing", "traces are configured at the server"),
+        ({"include": ["x"], "speculation": 1}, "session.include", "`session.speculation`: there is no such setting"),
+    ],
+)
+def test_an_update_applies_what_it_knows_and_names_the_rest(others: Event, param: str, why: str) -> None:
+    """Clients of OpenAI's send their whole configuration: one field must not cost the others."""
+    talk = Talk()
+    events = talk.send("session.update", session={"instructions": "Be brief.", **others}, event_id="mine")
+    assert kinds(events) == ["session.updated", "error"]
+    fault = error(events[1:])
+    assert (fault["code"], fault["param"], fault["event_id"]) == ("unsupported_feature", param, "mine")
+    assert why in fault["message"]
+    assert "The rest was applied." in fault["message"]
+    talk.say()
+    assert [message.role for message in talk.start().request.messages] == ["system", "user"]
+
+
+def test_a_wrong_value_beside_an_unknown_field_applies_nothing() -> None:
+    talk = Talk()
+    events = talk.send("session.update", session={"instructions": "Be brief.", "tracing": "auto", "temperature": 9})
+    assert (kinds(events), error(events)["param"]) == (["error"], "session.temperature")
+    talk.say()
+    assert [message.role for message in talk.start().request.messages] == ["user"]
+
+
 def test_tags_of_connection_session_and_response_add_up() -> None:
     talk = Talk(RoutingHints(tags=("kiosk",)))
     talk.send("session.update", session={"causeway": {"tags": ["private"]}})
