@@ -105,3 +105,22 @@ def attempt_attributes(attempt: AttemptRecord) -> Attributes:
     if attempt.confidence is not None:
         attributes["causeway.confidence"] = attempt.confidence.score
     return attributes
+
+
+def export_fault(status: int, location: str = "") -> str:
+    """Return why a collector did not take an empty export of traces, and what to do; "" if it did.
+
+    Args:
+        status: HTTP status of its answer.
+        location: where a redirect leads.
+    """
+    if 200 <= status < 300:
+        return ""
+    if 300 <= status < 400:
+        return (
+            f"it redirects (HTTP {status}) to {location or 'nowhere'}: the exporter may follow with a GET, lose every "
+            "span, and report success. Set tracing.endpoint to the address behind the redirect."
+        )
+    if status in (401, 403):
+        return f"it refuses the login (HTTP {status}). Set OTEL_EXPORTER_OTLP_HEADERS."
+    return f"it answers HTTP {status}. Set tracing.endpoint to an OTLP collector over HTTP, without /v1/traces."

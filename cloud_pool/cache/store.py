@@ -98,8 +98,12 @@ class AnswerStore:
         where = "cache.redis" if config.redis else "redis"
         self._address = shown_address(address)
         self._redis = open_redis(address, where, ConnectionOptions(connections=_CONNECTIONS, raw=True))
-        # A follower holds a connection; one more is for `watch_wakeups`.
-        self._following = open_redis(address, where, ConnectionOptions(connections=config.max_followed + 1, raw=True))
+        # A follower holds a connection; one more is for `watch_wakeups`. While `read` waits, for less than a lease, no
+        # reply comes: the client's own timeout, by default 5 s, must not end that.
+        following = ConnectionOptions(
+            connections=config.max_followed + 1, timeout_s=config.lease_s + _BACKGROUND_S, raw=True
+        )
+        self._following = open_redis(address, where, following)
         self._scripts = {name: self._redis.register_script(text) for name, text in SCRIPTS.items()}
 
     async def close(self) -> None:

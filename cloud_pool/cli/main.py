@@ -1,4 +1,4 @@
-"""`causeway-cloud`: gateway (serve), triton, worker, stream, dlq, jobs, keys, usage, erase, plan, openapi."""
+"""`causeway-cloud`: gateway (serve), triton, doctor, worker, stream, dlq, jobs, keys, usage, erase, plan, openapi."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _ON_DEMAND = {
     ),
     "worker": (".jobs", "worker", "Run jobs from Redis on the tiers."),
     "stream": (".streams", "stream", "Answer the messages of a broker's topic on the tiers."),
+    "doctor": (".doctor", "doctor", "Check Redis, the store of jobs and the collector of traces."),
     "dlq": (
         *(".jobs", "dlq"),
         "List, retry or purge dead letters: jobs that have used up their attempts (`dlq list`, `retry`, `purge`).",

@@ -263,6 +263,41 @@ def needed_signals(tokens: list[Token], *, negated: bool = False) -> frozenset[s
     return frozenset(token.signal.name for token in tokens if token.signal is not None and not token.presence)
 
 
+def macro_signals(tokens: list[Token]) -> frozenset[str]:
+    """Return the signals inside `exists`, `all` and their like, where the library lets no other element decide.
+
+    By the language definition `["x", "a"].exists(t, t == "a" || device.battery > 0.5)` is true without a battery, since
+    the second element decides; the library fails at the first.
+    """
+    found: set[str] = set()
+    for at, token in enumerate(tokens):
+        if token.text in _MACROS and _sign(tokens, at - 1) == "." and _sign(tokens, at + 1) == "(":
+            inside = tokens[at + 1 :]
+            body = inside[: _closing(inside)]
+            found |= {one.signal.name for one in body if one.signal is not None and not one.presence}
+    return frozenset(found)
+
+
+def measures_text(tokens: list[Token]) -> bool:
+    """Return whether `size()` is taken of a text, whose bytes of UTF-8 the library counts."""
+    elements = {
+        _sign(tokens, at + 2)
+        for at, token in enumerate(tokens)
+        if token.text in _MACROS and _sign(tokens, at - 1) == "."
+    }
+
+    def is_text(token: Token) -> bool:
+        return token.kind == "string" or token.text in elements or _family(token) == "text"
+
+    for at, token in enumerate(tokens):
+        if token.text != "size" or _sign(tokens, at + 1) != "(":
+            continue
+        of = at - 2 if _sign(tokens, at - 1) == "." else at + 2
+        if 0 <= of < len(tokens) and is_text(tokens[of]) and _sign(tokens, of + 1) in (".", ")"):
+            return True
+    return False
+
+
 def unbracketed(tokens: list[Token]) -> list[Token]:
     """Remove the brackets around the whole."""
     while tokens and tokens[0].text == "(" and _closing(tokens) == len(tokens) - 1:

@@ -13,6 +13,7 @@ from msgspec import UnsetType
 from ..documents.reader import KeyLocations, did_you_mean
 from ..documents.strict_yaml import Problem
 from ..types import AUTO
+from .cel_source import macro_signals, measures_text, rewrite, scan
 from .contradictions import contradiction
 from .expression import is_constant
 from .file import PolicyDoc, RouteDoc, TargetDoc, rules, seconds
@@ -41,6 +42,7 @@ def check_meaning(
         *checks.money(),
         *checks.shadows(),
         *checks.absent_signals(readable),
+        *checks.library(),
         *checks.contradictions(),
         *checks.upper_case_tags(),
         *checks.unreadable(readable),
@@ -234,6 +236,20 @@ class _Checks:
                         f"does not hold where {name} is absent ({lack}); write `!has({name}) || …` if it should, "
                         f"`has({name}) && …` if not",
                     )
+
+    def library(self) -> Iterator[Problem]:
+        """Find where the CEL library does otherwise than the language definition."""
+        for path, expression in self.conditions.items():
+            tokens, _, _ = rewrite(scan(expression.source))
+            for name in sorted(macro_signals(tokens) - expression.presences):
+                if lack := self._lack(name):
+                    yield self.warning(
+                        path,
+                        f"fails where {name} is absent ({lack}), also where another element would decide: take it out "
+                        f"of the list's condition, or write `has({name}) && …` before it",
+                    )
+            if measures_text(tokens):
+                yield self.warning(path, "size() of a text counts the bytes of its UTF-8, not characters: é counts 2")
 
     def _lack(self, name: str) -> str:
         """Return why a signal is likely absent; "" if it usually is present."""

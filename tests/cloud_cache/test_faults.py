@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from cloud_pool.cache.config import CacheConfig
+from cloud_pool.cache.store import GenerationKey, RemoteLeader
 from tests.redis_server import RedisServer
 from tests.waiting import until
 
@@ -196,3 +197,16 @@ async def test_leader_without_pubsub_learns_of_followers_at_renewal(two: Two, ow
     one.script.permit(9)
     assert (await follower.end()).text == "one two three"
     await leader.end()
+
+
+@pytest.mark.slow
+async def test_a_wait_longer_than_the_clients_timeout_is_no_fault(
+    redis_server: RedisServer, config: CacheConfig, clock: Clock
+) -> None:
+    """A follower of a long lease waits for a third of it, and redis-py gives up a reply after 5 s by default."""
+    patient = msgspec.structs.replace(config, lease_s=20.0)
+    leader = RemoteLeader(GenerationKey("key", "standard"), "fence")
+    async with gateway(redis_server.url, patient, clock) as one:
+        assert await one.cache.store.read(leader, b"0", 5.5) == []
+        assert not one.cache.store.is_suspended
+        assert one.fault("redis_unavailable") == 0

@@ -19,6 +19,7 @@ from . import host, network, packages, policy_and_models
 from .broker import check_broker
 from .encoders import check_encoders
 from .finding import Finding, Level, worst
+from .tracing import check_tracing
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -73,6 +74,7 @@ def examine(config: Config, policy_path: Path, device: DeviceSignals) -> Iterato
     yield from network.check_triton()
     yield from network.check_cloud(config.cloud)
     yield from check_broker(config.mqtt)
+    yield from check_tracing(config.tracing)
 
 
 def _print(finding: Finding) -> None:

@@ -1,7 +1,8 @@
 """Sound: WAV (PCM of 8 to 32 bits) by the standard library, everything else by PyAV where it is installed.
 
 Whatever a header says, the samples that are there count: their number bounds the length, and nothing is allocated for
-samples that a header promises.
+samples that a header promises. A file that says that there is more of it is refused: its beginning must not be
+understood as the whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..process.messages import SAMPLE_RATE, Refusal, Sound
+from .truncation import is_cut_off
 
 Samples = npt.NDArray[np.float32]  # [n] in [-1, 1]
 
@@ -22,6 +24,7 @@ _RATES = range(4_000, 192_001)  # Hz
 _MAX_CHANNELS = 8
 TAPS = 65
 """Of the low-pass filter before a lower rate."""
+_CUT_S = 0.1  # a shorter difference is rounding
 _SEND = "Send WAV with 16-bit PCM"
 
 
@@ -33,6 +36,8 @@ def decode_sound(data: bytes, max_s: float) -> Sound:
     """
     if not data:
         raise Refusal(f"it is empty. {_SEND}")
+    if is_cut_off(data):
+        raise Refusal(f"it is cut off: its end is missing. Send the whole file. {_SEND}")
     samples, rate = _decode_wav(data, max_s) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else _by_pyav(data, max_s)
     if not samples.size:
         raise Refusal(f"it has no samples. {_SEND}")
@@ -119,13 +124,24 @@ def _by_pyav(data: bytes, max_s: float) -> tuple[Samples, int]:
     blocks: list[Samples] = []
     seconds = 0.0
     try:
+        declared_s = _declared_s(av, data)
         for block in _av_blocks(av, data):
             seconds += block.size / SAMPLE_RATE
             _check_length(seconds, max_s)
             blocks.append(block)
+        if declared_s - seconds > _CUT_S:
+            raise Refusal(f"it is cut off: {declared_s:.1f} s are declared, {seconds:.1f} s are there. {_SEND}")
     except (av.FFmpegError, ValueError, IndexError):
         raise Refusal(f"it is broken, cut off or of a kind that cannot be decoded. {_SEND}") from None
     return np.concatenate(blocks) if blocks else np.zeros(0, np.float32), SAMPLE_RATE
+
+
+def _declared_s(av: object, data: bytes) -> float:
+    """Return the length that the header of a FLAC counts, s; 0 for other kinds, whose length is estimated."""
+    if data[:4] != b"fLaC":
+        return 0.0
+    with av.open(io.BytesIO(data), mode="r", options={"protocol_whitelist": ""}) as container:  # type: ignore[attr-defined]
+        return float(container.duration or 0) / float(av.time_base)  # type: ignore[attr-defined]
 
 
 def _av_blocks(av: object, data: bytes) -> Iterator[Samples]:

@@ -1,0 +1,98 @@
+"""`causeway-cloud doctor`: check what gateways and workers need, and say how to fix it. It changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+from redis.exceptions import RedisError
+
+from router.errors import CausewayError, ConfigError, JobStoreUnavailable
+
+from ..config.loader import Flags, load_config
+from ..config.schema import Config
+from ..jobs.config import with_shared_redis
+from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.eviction import eviction_fault
+from ..redis.faults import client_fault
+from .process import refuse
+
+_PATH = click.Path(path_type=Path)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """The result of one check. `advice`: what is wrong and how to fix it; "" if nothing is."""
+
+    check: str
+    level: Literal["ok", "fail"]
+    advice: str = ""
+
+
+@click.command()
+@click.option("--config", "path", type=_PATH, help="The gateways' YAML file.")
+@click.option("--redis", envvar="CAUSEWAY_REDIS", help="URL of the Redis that gateways and workers share.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(path: Path | None, redis: str | None, as_json: bool) -> None:
+    """Check Redis, the store of jobs and the collector of traces. Exit status 1 if a check fails."""
+    try:
+        config = load_config(path, Flags(redis=redis))
+    except ConfigError as error:
+        refuse(error.message)
+    findings = asyncio.run(_examine_all(config))
+    if as_json:
+        click.echo(msgspec.json.encode({"findings": findings}).decode())
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level:4}  {finding.check:8} {finding.advice}".rstrip())
+    sys.exit(1 if any(finding.level == "fail" for finding in findings) else 0)
+
+
+async def _examine_all(config: Config) -> list[Finding]:
+    return [finding async for finding in examine(config)]
+
+
+async def examine(config: Config) -> AsyncIterator[Finding]:
+    """Yield the findings of what is configured. Raises ConfigError for an unusable address."""
+    if config.redis:
+        yield _finding("redis", await _redis_fault(config))
+    if with_shared_redis(config.jobs, config.redis).redis:
+        yield _finding("jobs", await _jobs_fault(config))
+    if config.tracing.endpoint:
+        from ..observability.otel_check import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+
+        fault = await send_empty_export(config.tracing.endpoint)
+        yield _finding("tracing", fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}")
+
+
+def _finding(check: str, fault: str) -> Finding:
+    return Finding(check, "fail" if fault else "ok", fault)
+
+
+async def _redis_fault(config: Config) -> str:
+    client = open_redis(config.redis, "redis", ConnectionOptions())
+    try:
+        return await eviction_fault(client)
+    except (RedisError, OSError) as error:
+        return client_fault(error, client)
+    finally:
+        await client.aclose()
+
+
+async def _jobs_fault(config: Config) -> str:
+    from ..jobs.stores import JobStores
+
+    stores = JobStores.open(with_shared_redis(config.jobs, config.redis))
+    try:
+        await stores.durability.ensure()
+    except JobStoreUnavailable as error:
+        return stores.database.explain(error)
+    except CausewayError as error:
+        return error.message
+    finally:
+        await stores.close()
+    return ""
