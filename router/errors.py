@@ -74,7 +74,7 @@ class ContextLengthExceeded(InvalidRequest):
 
 
 class InvalidGrammar(InvalidRequest):
-    """A JSON schema cannot be converted to a grammar."""
+    """A JSON schema has a keyword that cannot be held."""
 
     code = "invalid_schema"
 

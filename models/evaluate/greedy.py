@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from router.types import Confidence
 
 from ..catalog.artifact import ArtifactError
+from ..llama_cpp.native.vocabulary import Vocabulary
 from ..llama_cpp.sampling.confidence import ConfidenceMeter
+from ..llama_cpp.sampling.grammar import GrammarCompiler, GrammarState
 
 if TYPE_CHECKING:
     from typing import Self
@@ -89,6 +91,7 @@ class GreedyModel:
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
         self._refuse = int(self.metadata("causeway.refuse_token_id") or -1)
+        self._grammars = GrammarCompiler(Vocabulary(self._model))
         self.chat_template = (llama_cpp.llama_model_chat_template(self._model, None) or b"").decode()
 
     def __enter__(self) -> Self:
@@ -143,7 +146,7 @@ class GreedyModel:
 
         Args:
             limit: longest answer in tokens.
-            grammars: one GBNF grammar per prompt. As in the engine, a refusal token may precede the grammar.
+            grammars: one grammar of llguidance per prompt. As in the engine, a refusal token may precede the grammar.
             confidence_tokens: record the confidence that the engine would report after each of this many tokens.
         """
         done: list[Answer] = []
@@ -160,7 +163,7 @@ class GreedyModel:
         refuse = self._refuse
         refuse_token = refuse if refuse >= 0 else None
         recorders = [_ConfidenceRecorder(ConfidenceMeter(confidence_tokens, refuse_token)) for _ in prompts]
-        samplers = [self._sampler(grammar) for grammar in grammars]
+        states = [self._grammars.compile(grammar, keep=False) if grammar else None for grammar in grammars]
         tokens: list[list[int]] = [[] for _ in prompts]
         logprobs: list[list[float]] = [[] for _ in prompts]
         refused = [0.0 for _ in prompts]
@@ -170,17 +173,15 @@ class GreedyModel:
             self._decode([(token, position, slot, position == len(ids) - 1) for position, token in enumerate(ids)])
             logits = self._row(len(ids) - 1)
             refused[slot] = float(np.exp(_log_softmax(logits)[refuse])) if refuse >= 0 else 0.0
-            if self._accept(len(ids) - 1, samplers[slot], tokens[slot], logprobs[slot], recorders[slot]):
+            if self._accept(len(ids) - 1, states[slot], tokens[slot], logprobs[slot], recorders[slot]):
                 active.append(slot)
         while active:
             self._decode([(tokens[s][-1], len(prompts[s]) + len(tokens[s]) - 1, s, True) for s in active])
             active = [
                 s
                 for index, s in enumerate(active)
-                if self._accept(index, samplers[s], tokens[s], logprobs[s], recorders[s]) and len(tokens[s]) < limit
+                if self._accept(index, states[s], tokens[s], logprobs[s], recorders[s]) and len(tokens[s]) < limit
             ]
-        for sampler in samplers:
-            llama_cpp.llama_sampler_free(sampler)
         return [
             Answer(
                 text=b"".join(self.piece(token) for token in tokens[s]).decode(errors="replace"),
@@ -195,33 +196,25 @@ class GreedyModel:
     def _accept(
         self,
         index: int,
-        sampler: object,
+        grammar: GrammarState | None,
         tokens: list[int],
         logprobs: list[float],
         recorder: _ConfidenceRecorder,
     ) -> bool:
         """Sample and record the next token of a sequence; return False when it ends the answer."""
         logits = self._row(index)
-        if not tokens and int(logits.argmax()) == self._refuse:
-            token = self._refuse
-        else:
-            token = int(llama_cpp.llama_sampler_sample(sampler, self._context, index))
+        token = int(logits.argmax())
+        if grammar is not None and not (not tokens and token == self._refuse):
+            if not grammar.allows(token):
+                allowed = grammar.allowed()
+                token = int(allowed[logits[allowed].argmax()])
+            grammar.accept(token)
         recorder.observe(logits, token)
         logprobs.append(float(_log_softmax(logits)[token]))
         if self.ends(token):
             return False
         tokens.append(token)
         return True
-
-    def _sampler(self, grammar: str | None) -> object:
-        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
-        if grammar:
-            rules = llama_cpp.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
-            if not rules:
-                raise ArtifactError("llama.cpp rejected the grammar")
-            llama_cpp.llama_sampler_chain_add(chain, rules)
-        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
-        return chain
 
     def _decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> None:
         """Decode a batch of (token, position, sequence, wants logits)."""

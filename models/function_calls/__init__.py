@@ -4,5 +4,5 @@ intents     intents of four public data sets -> function names
 dataset     labelled rows (JSON lines) and the held-out split
 call        a row's expected call, parsing and scoring of answers
 catalog     the functions with their JSON schemas (`catalog.json`)
-grammar     the GBNF grammar that restricts a call's arguments to words of the user's message
+grammar     the grammar that restricts a call's arguments to words of the user's message
 """

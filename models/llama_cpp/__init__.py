@@ -11,7 +11,7 @@ Reading order:
     scheduling/speculation  draft tokens from text that repeats
     scheduling/thread_tuner threads of a step, found by trying
     scheduling/prompt_store system prompts as files, for an engine that restarts
-    sampling/sampler        one token: bias, penalties, grammar, draw; text_stream, confidence, json_schema
+    sampling/sampler        one token: bias, penalties, grammar, draw; grammar, text_stream, confidence
     prompts, embedding      prompts to tokens; embeddings
     soft_tokens             vectors in a prompt, and their ids
     native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs

@@ -24,7 +24,8 @@ from .native.weights import Weights
 from .prompts import PromptEncoder
 from .protocol import Emission, EngineOptions, ModelInfo
 from .sampling.confidence import LogitsRow
-from .sampling.sampler import NO_TOKEN, TokenDataArray
+from .sampling.grammar import GrammarCompiler
+from .sampling.sampler import NO_TOKEN, CandidateDraw
 from .scheduling.kv_cache import KVCache
 from .scheduling.prefix_cache import PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes
@@ -103,7 +104,8 @@ class EngineCore:
             options.sequences,
             self.planner,
         )
-        self.candidates = TokenDataArray(self.vocabulary)
+        self.candidates = CandidateDraw(self.vocabulary)
+        self.grammars = GrammarCompiler(self.vocabulary)
         self.embedder = Embedder(weights, plan.context_tokens, threads)
         self.steps = 0
         self._texts = self.vocabulary.texts
@@ -253,9 +255,13 @@ class EngineCore:
                 text = self._texts[token] if sequence.plain else None
                 if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
                     out.append(sequence.accept_plain(token, text))
+                    if sampler.ended:
+                        out.append(sequence.end())
                     return token
         if (emission := sequence.accept(token, row)) is not None:
             out.append(emission)
+        if sampler is not None and sampler.ended and not sequence.finished:
+            out.append(sequence.end())
         return token
 
     def _ensure_cells(self, rows: int, out: list[Emission]) -> bool:

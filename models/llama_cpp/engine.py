@@ -2,8 +2,8 @@
 
     submit ─▶ inbox ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ emissions, once per step
 
-The caller's thread tokenises prompts and compiles grammars; the engine's thread does everything that touches the
-context. A cancel or a deadline takes effect between two steps.
+The caller's thread tokenises prompts; a thread of its own compiles grammars, so that a large schema delays nobody else;
+the engine's thread does everything that touches the context. A cancel or a deadline takes effect between two steps.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import psutil
+from llguidance import LLMatcher
 
-from router.errors import CausewayError, ContextLengthExceeded, InvalidGrammar, InvalidRequest
+from router.errors import CausewayError, ClientGone, ContextLengthExceeded, InvalidGrammar, InvalidRequest
 from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
-from ..function_calls.grammar import ANY_CALL, call_grammar
+from ..constraints.json_schema import fault_of, framed_grammar
+from ..function_calls.grammar import call_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
 from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
-from .sampling.json_schema import framed, schema_to_gbnf
+from .sampling.grammar import GrammarState
 from .sampling.sampler import TokenSampler, is_plain_greedy
 from .sampling.thinking_budget import ThinkingBudget
 from .scheduling.sequence import Sequence
@@ -70,6 +72,8 @@ class Engine:
         self._closing = False
         self._thread: threading.Thread | None = None
         self._next_deadline = _NEVER
+        self._compiler = ThreadPoolExecutor(1, "grammars")
+        self._compiling: set[int] = set()  # jobs whose grammar is being compiled
         self._core: EngineCore
 
     def start(self) -> None:
@@ -79,6 +83,7 @@ class Engine:
             EngineUnavailable: the model cannot be loaded; the message says what to do.
         """
         self._core = EngineCore(self._options, self._planner)
+        self._compiler.submit(self._core.grammars.prepare)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -93,14 +98,15 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a job. An invalid job ends with an emission that carries the error, like any other failure."""
-        try:
-            self._inbox.append(self._prepare(job))
-        except CausewayError as error:
-            self._inbox.append(Emission(job.id, error=error.code, detail=error.message, param=error.param or ""))
-        self._wake.set()
+        if self._is_constrained(job):
+            self._compiling.add(job.id)
+            self._compiler.submit(self._submit_compiled, job)
+        else:
+            self._submit(job)
 
     def cancel(self, job_id: int) -> None:
         """End a job within one step, with the error `client_gone`; an unknown or finished job is ignored."""
+        self._compiling.discard(job_id)
         self._inbox.append(job_id)
         self._wake.set()
 
@@ -137,11 +143,30 @@ class Engine:
     def close(self) -> None:
         """Stop after the current step; unfinished jobs end with an error."""
         self._closing = True
+        self._compiler.shutdown(cancel_futures=True)
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    # --- the caller's thread ----------------------------------------------------------------------------------------
+    # --- the caller's thread, or that of grammars --------------------------------------------------------------------
+
+    def _submit(self, job: Job) -> None:
+        try:
+            self._inbox.append(self._prepare(job))
+        except CausewayError as error:
+            self._inbox.append(Emission(job.id, error=error.code, detail=error.message, param=error.param or ""))
+        self._wake.set()
+
+    def _submit_compiled(self, job: Job) -> None:
+        if job.id in self._compiling:
+            self._submit(job)
+        if job.id not in self._compiling:  # cancelled meanwhile
+            self._inbox.append(Emission(job.id, error=ClientGone.code, detail="cancelled"))
+        self._compiling.discard(job.id)
+
+    def _is_constrained(self, job: Job) -> bool:
+        copies = (job.copy_from_prompt or job.copy_source is not None) and not job.ignore_eos
+        return bool(job.json_schema or job.grammar) or copies
 
     def _prepare(self, job: Job) -> Sequence:
         core, context = self._core, self._core.info.context_tokens
@@ -167,22 +192,44 @@ class Engine:
         return Sequence(job, prompt, limit, sampler, core.vocabulary, deadline, stored, adapter, vectors)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
-        """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing."""
         sampling = self._sampling(job)
         thinking = None if job.thinking_tokens is None else ThinkingBudget(self._core.vocabulary, job)
-        make = partial(TokenSampler, self._core.vocabulary, self._core.candidates, sampling, prompt, thinking=thinking)
-        gbnf = framed(schema_to_gbnf(job.json_schema), job.call_frame) if job.json_schema else job.grammar
+        grammar, of_calls = self._grammar(job)
+        if grammar is None and thinking is None and is_plain_greedy(sampling):
+            return None
+        return TokenSampler(
+            self._core.vocabulary,
+            self._core.candidates,
+            sampling,
+            prompt,
+            grammar,
+            may_refuse=of_calls or job.may_refuse,
+            answer_prefix=job.answer_prefix if of_calls else "",
+            thinking=thinking,
+        )
+
+    def _grammar(self, job: Job) -> tuple[GrammarState | None, bool]:
+        """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing.
+
+        Returns:
+            The grammar, and whether it is (2).
+        """
+        compiler = self._core.grammars
+        if job.json_schema:  # (1)
+            grammar = framed_grammar(job.json_schema, job.call_frame, self._core.vocabulary.marks)
+            try:
+                return compiler.compile(grammar), False
+            except InvalidGrammar as error:
+                fault = fault_of(job.json_schema)
+                raise InvalidGrammar(error.message if fault is None else fault.message) from error
+        if job.grammar:
+            return compiler.compile(LLMatcher.grammar_from_lark(job.grammar)), False
         copy_source = last_user_text(job.prompt.messages) if job.copy_from_prompt else job.copy_source
-        for soft in job.prompt.soft if copy_source else ():
-            copy_source = (copy_source or "").replace(soft.marker, " ")
-        if gbnf or copy_source is None or job.ignore_eos:  # (1), (3)
-            needed = gbnf or thinking is not None or not is_plain_greedy(sampling)
-            return make(gbnf, may_refuse=job.may_refuse) if needed else None
-        try:  # (2)
-            return make(call_grammar(copy_source), may_refuse=True, answer_prefix=job.answer_prefix)
-        except InvalidGrammar:
-            _log.warning("llama.cpp cannot read the call grammar of a text of %d characters", len(copy_source))
-            return make(ANY_CALL, may_refuse=True, answer_prefix=job.answer_prefix)
+        if copy_source is None or job.ignore_eos:  # (3)
+            return None, False
+        for soft in job.prompt.soft:
+            copy_source = copy_source.replace(soft.marker, " ")
+        return compiler.compile(call_grammar(copy_source), keep=False), True  # (2)
 
     def _sampling(self, job: Job) -> Sampling:
         """Return the job's settings, with the model's own temperature where the job names none."""

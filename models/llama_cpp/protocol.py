@@ -142,7 +142,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None  # None: to the end of the context
     sampling: Sampling = Sampling()
     stop: tuple[str, ...] = ()
-    grammar: str = ""  # GBNF (root rule `root`), "" for none
+    grammar: str = ""  # Lark, as llguidance reads it; "" for none
     json_schema: str = ""  # canonical JSON schema; the engine turns it into a grammar; "{}": any JSON object
     call_frame: CallFrame = NO_FRAME  # what stands around the objects of `json_schema`, and whether several may come
     may_refuse: bool = False  # the refusal token may come before what `grammar` or `json_schema` requires

@@ -410,7 +410,7 @@ async def test_tensors_of_triton(pool: Pool) -> None:
     [
         ({"stream": True, "exclude_input_in_output": False}, "invalid_value"),
         ({"sampling_parameters": '{"best_of": 2}'}, "best_of"),
-        ({"sampling_parameters": '{"guided_decoding": "{\\"grammar\\": \\"root ::= (\\"}"}'}, "invalid_schema"),
+        ({"sampling_parameters": '{"guided_decoding": "{\\"grammar\\": \\"start: (\\"}"}'}, "invalid_schema"),
     ],
 )
 async def test_invalid_tensors_get_an_error_that_begins_with_its_code(

@@ -135,7 +135,7 @@ def test_cumulative_logprob_is_the_sum(bed: Bed) -> None:
         (ModelRequest(prompt="word " * 9000, parameters=LONG), "context_length_exceeded"),
         (ModelRequest(prompt="", parameters=LONG), "invalid_value"),
         (
-            ModelRequest(prompt="a", parameters=decode('{"guided_decoding": "{\\"grammar\\": \\"root ::= (\\"}"}')),
+            ModelRequest(prompt="a", parameters=decode('{"guided_decoding": "{\\"grammar\\": \\"start: (\\"}"}')),
             "invalid_schema",
         ),
         (ModelRequest(prompt="a", parameters=decode('{"guided_decoding": "{"}')), "invalid_value"),

@@ -19,7 +19,7 @@ END, REFUSE = CONTROL.index("<|end|>"), CONTROL.index("<|refuse|>")
 
 def exactly(text: str) -> str:
     """Return a grammar that allows this text alone, which a model of random weights then generates."""
-    return f"root ::= {json.dumps(text, ensure_ascii=False)}"
+    return f"start: {json.dumps(text, ensure_ascii=False)}"
 
 
 def bias(*pairs: tuple[int, float]) -> Sampling:

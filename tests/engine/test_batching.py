@@ -94,7 +94,7 @@ def test_a_shared_prefix_is_decoded_once(make_rig: MakeRig) -> None:
 
 def test_a_conversation_continues_from_its_cached_turns(rig: Rig) -> None:
     """The answer included, where its text gives the same tokens."""
-    first = rig.run(chat(LONG), grammar='root ::= "hello world"')
+    first = rig.run(chat(LONG), grammar='start: "hello world"')
     before = first.end.prompt_tokens
     follow = rig.run(chat(LONG, first.text, "and now"))
     assert follow.end.cached_tokens >= before

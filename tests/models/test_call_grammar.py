@@ -1,13 +1,13 @@
-"""The call grammar of a message: llama.cpp compiles it, and arguments contain only words of the message."""
+"""The call grammar of a message: llguidance compiles it, and arguments contain only words of the message."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterator
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from models.catalog.artifact import find_artifact
 from models.chat.template import PromptRenderer
@@ -18,6 +18,19 @@ llama_cpp = pytest.importorskip("llama_cpp")
 
 from models.evaluate.greedy import GreedyModel  # noqa: E402
 
+
+class Bytes:
+    """A vocabulary of single bytes."""
+
+    eos_token_id, bos_token_id = 256, None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"\xff<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+BYTES = LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=257, slices=[])
 ODD = (
     "add Suites & Sweets to my playlist",
     'say "six\\am" to  me, café!',
@@ -51,36 +64,38 @@ def test_long_texts_fall_back_to_any_value() -> None:
     assert call_grammar("six am") != ANY_CALL
 
 
+def accepts(grammar: str, text: str) -> bool:
+    """Return whether a whole answer is of the grammar, byte by byte."""
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
+    raw = list(text.encode())
+    return bool(matcher.try_consume_tokens(raw) == len(raw) and matcher.is_accepting())
+
+
+def call(value: str) -> str:
+    return json.dumps({"name": "f", "arguments": {"a": value}}, ensure_ascii=False, separators=(",", ":"))
+
+
 def test_without_words_there_are_no_arguments() -> None:
-    assert 'arguments ::= "{}"' in call_grammar(" \n ")
-
-
-def spelled(gbnf: str) -> list[str]:
-    """Return everything that a value can be, once for each way in which the rules derive it."""
-    rules = {
-        name: re.findall(r'("(?:[^"\\]|\\.)*")(?: (w\d+))?', rule)
-        for name, rule in (line.split(" ::= ", 1) for line in gbnf.splitlines() if line.startswith(("value", "w")))
-    }
-
-    def runs(name: str) -> Iterator[str]:
-        for literal, following in rules[name]:
-            yield json.loads(literal)
-            yield from (json.loads(literal) + rest for rest in (runs(following) if following else ()))
-
-    return [json.loads(f'"{run}"') for run in runs("value")]
+    grammar = call_grammar(" \n ")
+    assert accepts(grammar, '{"name":"f","arguments":{}}')
+    assert not accepts(grammar, call(""))
 
 
 @pytest.mark.parametrize(
     "text", ["six am", "a b a b a", "x x x x", 'the "the" \\ the "the"', "no, no,no no", "tick  tock"]
 )
-def test_a_value_is_a_run_of_words_with_one_derivation(text: str) -> None:
-    """All runs and no others; repeated words never make the grammar ambiguous."""
+def test_a_value_is_a_run_of_words(text: str) -> None:
+    """All runs and no others: part of a word, words in another order, and spaces at the edge are none."""
+    grammar = call_grammar(text)
     ends = [match.span() for match in re.finditer(r"\w+|[^\w\s]", text)]
-    expected = {text[start:end] for (start, _), (_, end) in itertools.combinations_with_replacement(ends, 2)}
-    values = spelled(call_grammar(text))
-    assert sorted(values) == sorted(expected)
+    runs = {text[start:end] for (start, _), (_, end) in itertools.combinations_with_replacement(ends, 2)}
+    others = {text[start:end] for start in range(len(text)) for end in range(start, len(text) + 1)} - runs
+    assert [run for run in runs if not accepts(grammar, call(run))] == []
+    assert [other for other in others | {text + " x"} if accepts(grammar, call(other))] == []
 
 
-def test_repeated_words_make_at_most_two_rules_each() -> None:
-    for text in ("word " * 140, "a b " * 70, "a b a c " * 35):
-        assert call_grammar(text).count("\nw") <= 2 * len(text.split())
+def test_several_values_and_bounded_names() -> None:
+    grammar = call_grammar("six am")
+    assert accepts(grammar, '{"name":"f","arguments":{"a":["six","am"],"b":"six am"}}')
+    assert not accepts(grammar, '{"name":"F","arguments":{}}')
+    assert not accepts(grammar, '{"name":"' + "f" * 49 + '","arguments":{}}')

@@ -22,7 +22,8 @@ ANY_OBJECT = "{}"
 
 
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Constrained decoding. `grammar` is GBNF here and EBNF in vLLM, so the gateway only ever sends schemas.
+    """Constrained decoding. `grammar` is llguidance's Lark here, and in vLLM another
+    form, so the gateway only ever sends schemas.
 
     The fields from `copy_source` on are understood by our engine alone (models.llama_cpp.protocol.Job).
     """

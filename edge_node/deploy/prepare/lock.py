@@ -35,6 +35,7 @@ TRITON = (
     "numpy<2",
     "msgspec",
     "jinja2",
+    "llguidance>=1.9.1,<2",
     "markupsafe",
     "diskcache",
     "typing-extensions",

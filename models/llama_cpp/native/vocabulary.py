@@ -31,7 +31,7 @@ class Vocabulary:
 
     `pieces`: the bytes of each token's text; empty for end, control and refusal tokens, which are never text. A control
     token that marks a tool call (Llama 3, Mistral, Phi) or a thought is text, for the parsers in `router`.
-    `control_tokens`: those that are never text.
+    `control_tokens`: those that are never text; `marks`: those that are, by their text.
     `texts`: each token's text; None for one that is part of a character, or that needs handling (end, refusal).
     `guard`: first characters of control tokens, for `chat.template.render`.
     """
@@ -52,6 +52,7 @@ class Vocabulary:
         self.pieces = [self._piece(token, special=False) for token in range(self.size)]
         self.end_tokens = frozenset(t for t in range(self.size) if native.llama_vocab_is_eog(self.pointer, t))
         controls = {t: self._piece(t, special=True).decode() for t in range(self.size) if self._is_control(t)}
+        self.marks = {text: token for token, text in controls.items() if text in _TEXT_MARKS}
         marks = {token: text.encode() for token, text in controls.items() if text in _TEXT_MARKS}
         self.control_tokens = tuple(token for token in controls if token not in marks)
         self.max_piece_bytes = max(len(self._piece(token, special=True)) for token in range(self.size))

@@ -1,12 +1,14 @@
 """Sample the next token of one sequence: bias and penalties, grammar, then the best token or a drawn one.
 
+A token that the grammar forces is taken without a look at the logits. Otherwise the model's own choice is tried first,
+since it mostly wants what the grammar allows; only when it does not, all other tokens are ruled out.
+
 Order: penalties and bias on the logits, top_k (first: the rest then works on few tokens), temperature, top_p, min_p,
 draw. A plain greedy sequence needs no sampler: the engine takes the argmax of the row.
 """
 
 from __future__ import annotations
 
-import codecs
 import ctypes
 import secrets
 
@@ -14,12 +16,13 @@ import llama_cpp.llama_cpp as native
 import numpy as np
 from numpy.typing import NDArray
 
-from router.errors import InvalidGrammar, InvalidRequest
+from router.errors import InvalidRequest
 from router.types import Sampling
 
 from ..native import bindings
 from ..native.vocabulary import Tokens, Vocabulary
 from .confidence import LogitsRow
+from .grammar import GrammarState
 from .thinking_budget import ThinkingBudget
 
 NO_TOKEN = -1
@@ -28,46 +31,32 @@ _RANDOM_SEED = 0xFFFFFFFF  # llama.h, LLAMA_DEFAULT_SEED: "choose one"
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])  # llama_token_data
 
 
-class TokenDataArray:
-    """One llama_token_data_array over the whole vocabulary, which the engine's thread reuses for every sequence."""
+class CandidateDraw:
+    """One llama_token_data_array, which the engine's thread reuses for every sequence."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._ids = np.arange(vocabulary.size, dtype=np.int32)
-        self._controls = np.array([t for t in vocabulary.control_tokens if t not in vocabulary.end_tokens], np.int64)
         self._table = np.empty(vocabulary.size, _CANDIDATE)
         self._array = native.llama_token_data_array()
         self._address = ctypes.addressof(self._array)
-        self._one = native.llama_token_data()
-        self._single = native.llama_token_data_array(data=ctypes.pointer(self._one), size=1)
-        self._single_address = ctypes.addressof(self._single)
 
-    def allows(self, grammar: bindings.Pointer, token: int) -> bool:
-        """Return whether `token` may come next: the grammar checks one candidate instead of all."""
-        self._one.id, self._one.logit = token, 1.0  # type: ignore[assignment]
-        self._single.size, self._single.selected, self._single.sorted = 1, -1, False
-        bindings.apply(grammar, self._single_address)
-        return bool(self._one.logit == 1.0)
-
-    def sample(self, row: LogitsRow, grammar: bindings.Pointer, chain: bindings.Pointer) -> int:
-        """Return the best token (without `chain`) or a drawn one among those that the grammar allows, or NO_TOKEN."""
-        table = self._table
-        table["id"], table["logit"], table["p"] = self._ids, row, 0.0
-        table["logit"][self._controls] = -np.inf
+    def draw(self, row: LogitsRow, candidates: NDArray[np.int64], chain: bindings.Pointer) -> int:
+        """Return the best of `candidates` (without `chain`) or a drawn one, or NO_TOKEN if there is none."""
+        if not len(candidates):
+            return NO_TOKEN
+        logits = row[candidates]
+        if not chain:
+            return int(candidates[logits.argmax()])
+        table = self._table[: len(candidates)]
+        table["id"], table["logit"], table["p"] = candidates, logits, 0.0
         array = self._array
         array.data = table.ctypes.data_as(native.llama_token_data_p)  # type: ignore[assignment]
         array.size, array.selected, array.sorted = len(table), -1, False
-        bindings.apply(grammar, self._address)
-        best = int(table["logit"].argmax())
-        if table["logit"][best] == -np.inf:
-            return NO_TOKEN
-        if not chain:
-            return best
         bindings.apply(chain, self._address)
         return int(array.data[array.selected].id)
 
 
 class TokenSampler:
-    """Owns the native sampler chain and grammar of one sequence; `close` frees them.
+    """Owns the native sampler chain of one sequence, which `close` frees, and its place in its grammar.
 
     `adjusts_logits`: `sample` changes the row it is given.
     """
@@ -75,10 +64,10 @@ class TokenSampler:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        candidates: TokenDataArray,
+        candidates: CandidateDraw,
         sampling: Sampling,
         prompt: Tokens,
-        gbnf: str = "",
+        grammar: GrammarState | None = None,
         *,
         may_refuse: bool = False,
         answer_prefix: str = "",
@@ -91,29 +80,37 @@ class TokenSampler:
             candidates: shared by all sequences of the engine.
             sampling: temperature, penalties and so on.
             prompt: its tokens, for the repetition penalty.
-            gbnf: grammar with the root rule `root`; "" for none.
+            grammar: constrains the answer, at its beginning.
             may_refuse: the refusal token may come first, before what the grammar requires.
             answer_prefix: beginning of the grammar's text that stands in the prompt already; if the grammar does not
                 allow it, the answer is unconstrained.
             thinking: ends a thought that becomes too long; only without a grammar.
 
         Raises:
-            InvalidGrammar: llama.cpp refuses the grammar.
             InvalidRequest: `logit_bias` names a token that does not exist.
         """
         self._candidates = candidates
         self._thinking = thinking
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
-        self._controls = frozenset(vocabulary.control_tokens) - vocabulary.end_tokens
-        self._grammar = _grammar(vocabulary, gbnf) if gbnf else 0
+        self._grammar = grammar
         self._chain = 0 if _is_greedy(sampling) else _chain(sampling)
-        self._pieces, self._texts = vocabulary.pieces, vocabulary.texts
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
-        self._at_boundary = True  # the answer so far ends with a whole character
         self._allowed_first = vocabulary.refuse_token if may_refuse and not answer_prefix else None
-        self._answer_prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
-        self.adjusts_logits = bool(self._grammar) or self._bias is not None or self._penalties is not None
+        if grammar is not None and answer_prefix:
+            tokens = [token for token in vocabulary.encode(answer_prefix, special=False) if vocabulary.pieces[token]]
+            if not grammar.accept_all(tokens):
+                self._grammar = None
+        self.adjusts_logits = self._bias is not None or self._penalties is not None
+
+    @property
+    def forced(self) -> list[int]:
+        """The next tokens, as far as the grammar leaves no choice."""
+        return [] if self._grammar is None or self._allowed_first is not None else self._grammar.forced
+
+    @property
+    def ended(self) -> bool:
+        """Whether the grammar allows nothing but the answer's end."""
+        return self._grammar is not None and self._allowed_first is None and self._grammar.ended
 
     def sample(self, row: LogitsRow, context: bindings.Pointer, index: int) -> int:
         """Sample the token that follows batch index `index`.
@@ -126,65 +123,31 @@ class TokenSampler:
         Returns:
             The token, or NO_TOKEN when the grammar allows none.
         """
-        if self._answer_prefix:
-            self._skip_answer_prefix()
+        if forced := self.forced:
+            return forced[0]
         if self._penalties is not None:
             self._penalties.apply(row)
         if self._bias is not None:
             row[self._bias[0]] += self._bias[1]
         token = bindings.sample(self._chain, context, index) if self._chain else int(row.argmax())
-        if not self._grammar or token == self._allowed_first:
+        if self._grammar is None or token == self._allowed_first:
             return token if self._thinking is None else self._thinking.choose(token)
-        # The model mostly wants what the grammar allows: checking one token costs a hundredth of checking all.
-        if token in self._controls or not self._candidates.allows(self._grammar, token):
-            token = self._candidates.sample(row, self._grammar, self._chain)
-        # llama.cpp's grammars accept bytes as a character that are not UTF-8 (overlong forms, surrogates).
-        while token != NO_TOKEN and not self._continues_utf8(token):
-            row[token] = -np.inf
-            token = self._candidates.sample(row, self._grammar, self._chain)
-        return token
+        if self._grammar.allows(token):
+            return token
+        return self._candidates.draw(row, self._grammar.allowed(), self._chain)
 
     def accept(self, token: int) -> None:
         """Add `token`, which `sample` returned, to the answer."""
         allowed_first, self._allowed_first = self._allowed_first, None
-        if self._grammar and token != allowed_first:
-            bindings.accept(self._grammar, token)
-            if not (self._at_boundary and self._texts[token] is not None):
-                self._decoder.decode(self._pieces[token])
-                self._at_boundary = not self._decoder.getstate()[0]
+        if self._grammar is not None and token != allowed_first:
+            self._grammar.accept(token)
         if self._penalties is not None:
             self._penalties.count(token)
 
     def close(self) -> None:
-        for sampler in (self._grammar, self._chain):
-            if sampler:
-                bindings.free_sampler(sampler)
-        self._grammar = self._chain = 0
-
-    def _skip_answer_prefix(self) -> None:
-        """Advance the grammar past the beginning that stands in the prompt."""
-        for token in self._answer_prefix:
-            if not self._pieces[token]:
-                continue  # a beginning-of-sequence token
-            if not self._candidates.allows(self._grammar, token):
-                bindings.free_sampler(self._grammar)
-                self._grammar = 0
-                break
-            bindings.accept(self._grammar, token)
-        self._answer_prefix = []
-
-    def _continues_utf8(self, token: int) -> bool:
-        """Return whether the token's bytes are valid UTF-8 after the answer so far."""
-        if self._at_boundary and self._texts[token] is not None:
-            return True
-        state = self._decoder.getstate()
-        try:
-            self._decoder.decode(self._pieces[token])
-        except UnicodeDecodeError:
-            return False
-        finally:
-            self._decoder.setstate(state)
-        return True
+        if self._chain:
+            bindings.free_sampler(self._chain)
+        self._chain = 0
 
 
 class _Penalties:
@@ -251,10 +214,3 @@ def _chain(sampling: Sampling) -> bindings.Pointer:
     seed = secrets.randbits(31) if sampling.seed is None else sampling.seed % _RANDOM_SEED
     bindings.chain_add(chain, bindings.init_dist(seed))
     return chain
-
-
-def _grammar(vocabulary: Vocabulary, gbnf: str) -> bindings.Pointer:
-    grammar = bindings.init_grammar(vocabulary.pointer, gbnf.encode(), b"root")
-    if not grammar:
-        raise InvalidGrammar("llama.cpp cannot read the grammar")
-    return grammar

@@ -14,7 +14,7 @@ from .kv_cache import KVCache
 from .prefix_cache import BLOCK
 from .prompt_prefixes import PrefixSource, PromptPrefixes, slot_of
 from .sequence import Sequence
-from .speculation import Draft, DraftPlanner
+from .speculation import Draft, DraftPlanner, forced_drafts
 from .throughput import Throughput
 
 _GROWTH = 16  # free cells for each running sequence before another one is admitted
@@ -126,7 +126,7 @@ class Scheduler:
         context.token[:running] = self.last_tokens
         if self.prefilling:
             return self._add_prefill(running)
-        return (self._add_drafts(running, self._planner) if self._planner is not None else running), []
+        return self._add_drafts(running), []
 
     def build_soft_batch(self) -> int:
         """Write the soft tokens that come next in prompts into the context's batch for them; return the rows.
@@ -242,12 +242,15 @@ class Scheduler:
                 slot_of(sequence).grow(self._unsynced_steps)
             self._unsynced_steps = 0
 
-    def _add_drafts(self, row: int, planner: DraftPlanner) -> int:
+    def _add_drafts(self, row: int) -> int:
         """Write the drafts behind the first `row` rows; return the number of rows."""
         context = self._context
         self.clear_drafts()
         room = min(self._kv_cache.free, context.capacity) - row
-        for draft in planner.plan(self.decoding, room):
+        drafts = forced_drafts(self.decoding, room)
+        if not drafts and self._planner is not None:
+            drafts = self._planner.plan(self.decoding, room)
+        for draft in drafts:
             end = row + len(draft.tokens)
             first = int(context.position[draft.index]) + 1
             context.token[row:end] = draft.tokens

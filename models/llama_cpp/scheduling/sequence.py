@@ -112,6 +112,11 @@ class Sequence:
         return self.max_tokens - len(self.generated)
 
     @property
+    def forced(self) -> list[int]:
+        """The next tokens that the grammar leaves no choice about, but not the last one of the limit."""
+        return [] if self.sampler is None else self.sampler.forced[: max(0, self.remaining - 1)]
+
+    @property
     def needs_logits(self) -> bool:
         """Logprobs or confidence are computed after sampling, which must leave the logits unchanged."""
         return self._logprobs is not None or self._confidence_meter is not None
@@ -202,6 +207,10 @@ class Sequence:
         made = len(self.generated)
         tokens, self._reported = made - self._reported, made
         return Emission(self.id, text, tokens)
+
+    def end(self) -> Emission:
+        """End an answer whose grammar allows nothing more, without a step for the model's end token."""
+        return self._finish("stop", None, self._stream.finish())
 
     def fail(self, code: str, detail: str) -> Emission:
         """End with an error."""

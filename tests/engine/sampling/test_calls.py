@@ -207,7 +207,7 @@ def test_logprobs_are_the_model_s_own(rig: Rig) -> None:
 
 
 def test_the_job_s_grammar_replaces_the_call_grammar(rig: Rig) -> None:
-    assert constrained(rig, ALARM, grammar='root ::= "no"').text == "no"
+    assert constrained(rig, ALARM, grammar='start: "no"').text == "no"
     assert constrained(rig, ALARM, json_schema='{"const":7}').text.strip() == "7"
 
 

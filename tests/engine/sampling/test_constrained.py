@@ -63,19 +63,19 @@ def test_greedy_answers_obey_a_schema(rig: Rig) -> None:
 def test_control_tokens_do_not_fill_a_grammar_s_text(rig: Rig) -> None:
     """A control token's name would match a string, but is never text."""
     sampling = Sampling(temperature=0.0, logit_bias=((CONTROL.index("<|user|>"), 1000.0),))
-    answer = rig.run("hello", grammar='root ::= "<|user|>"', sampling=sampling, max_tokens=30)
+    answer = rig.run("hello", grammar='start: "<|user|>"', sampling=sampling, max_tokens=30)
     assert answer.text == "<|user|>"
 
 
 def test_penalties_and_bias_work_under_a_grammar(rig: Rig) -> None:
     letter = int(rig.engine.core.vocabulary.encode("c", special=False)[0])
     sampling = Sampling(temperature=0.0, logit_bias=((letter, 1000.0),), presence_penalty=0.1)
-    assert rig.run("hello", grammar="root ::= [a-d] [a-d] [a-d]", sampling=sampling).text == "ccc"
+    assert rig.run("hello", grammar="start: /[a-d]{3}/", sampling=sampling).text == "ccc"
 
 
 def test_logprobs_and_confidence_work_under_a_grammar(rig: Rig) -> None:
     """They are the model's own, for tokens that the grammar forced."""
-    answer = rig.run("hello", grammar='root ::= "zz"', logprobs=1, confidence_tokens=2)
+    answer = rig.run("hello", grammar='start: "zz"', logprobs=1, confidence_tokens=2)
     assert len(answer.logprobs) == 2
     assert answer.confidences[-1].score < 0.5
 
@@ -85,7 +85,7 @@ def test_a_schema_that_cannot_be_obeyed_is_an_error(rig: Rig) -> None:
     assert end.error == "invalid_schema"
 
 
-@pytest.mark.parametrize("grammar", ["root ::= nowhere", 'root ::= "unclosed', "nothing", 'other ::= "a"'])
+@pytest.mark.parametrize("grammar", ["start: nowhere", 'start: "unclosed', "nothing", 'other ::= "a"'])
 def test_a_grammar_that_llama_cpp_cannot_read_is_an_error(rig: Rig, grammar: str) -> None:
     """The next answer is not affected."""
     assert rig.run("hello", grammar=grammar).end.error == "invalid_schema"
@@ -94,8 +94,7 @@ def test_a_grammar_that_llama_cpp_cannot_read_is_an_error(rig: Rig, grammar: str
 
 def test_a_grammar_that_no_token_continues_ends_the_answer(rig: Rig) -> None:
     other = rig.start("hello", max_tokens=60, ignore_eos=True)
-    # U+0000 is in no token that the grammar's reader accepts, so nothing can follow the a.
-    answer = rig.run(Prompt(text="hello"), grammar='root ::= "a" [\\x00]')
+    answer = rig.run(Prompt(text="hello"), grammar='start: "a" NOTHING\nNOTHING: /b/ & /c/')
     assert answer.end.error == "invalid_schema"
     assert "no token of this model" in answer.end.detail
     assert rig.answer(other).end.completion_tokens == 60

@@ -1,0 +1,8 @@
+"""What an answer must be, as grammars of llguidance (https://github.com/guidance-ai/llguidance).
+
+json_schema   a JSON schema as a grammar that holds it, or the path and keyword that cannot be held
+rewriting     the schema in the forms that llguidance holds: formats, bounds, unions
+checks        a request's schemas before a target is asked: refused, or loosened for tools that are only offered
+
+The engine compiles the grammars for its model's tokens (models/llama_cpp/sampling/grammar.py).
+"""

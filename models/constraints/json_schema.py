@@ -1,0 +1,143 @@
+"""A JSON schema as a grammar of llguidance: every answer that the grammar ends is valid by the schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from llguidance import LLMatcher, LLParserLimits
+
+from router.errors import InvalidGrammar
+from router.tool_calls.formats import NO_FRAME, CallFrame
+
+from .rewriting import Node, Rewriter, Unenforceable, subschemas
+
+_MAX_CHARACTERS: Final = 256 * 1024
+_MAX_CALLS: Final = 8  # in one answer that is constrained to calls
+LIMITS: Final = LLParserLimits(max_items_in_row=20_000, step_max_items=200_000, verbose_errors=False)
+"""For compiling: llguidance's own fail at some 500 optional properties. Errors do not quote the schema."""
+_SPACED: Final[Node] = {"item_separator": ", ", "key_separator": ": "}
+_FREE: Final[Node] = {"item_separator": ", ?", "key_separator": ": ?"}
+_OPTIONS: Final[Node] = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
+"""No white space that a small model could repeat for ever; no ``\\u``, by which a name could be spelled twice."""
+_CONTROLS: Final = tuple(f"\\u00{code:02x}" for code in range(32))
+_VALUE_KEYS: Final = ("type", "properties", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "items", "prefixItems")
+
+
+class Fault(NamedTuple):
+    """What of a schema cannot be held: the JSON pointer of its schema from ``#`` on, the keyword, and why."""
+
+    path: str
+    keyword: str
+    reason: str
+
+    @property
+    def message(self) -> str:
+        return (
+            f"The JSON schema cannot be held: `{self.keyword}` at {self.path}: {self.reason}. "
+            "Remove it, or say it in another way."
+        )
+
+
+@lru_cache(maxsize=256)
+def schema_grammar(schema: str, *, spaced: bool = False) -> str:
+    """Return the grammar of a JSON schema, as the JSON text that `%json` and llguidance's compiler take.
+
+    Args:
+        schema: JSON text; "{}" means any JSON object.
+        spaced: write ", " and ": " between values, as Python does; otherwise the model chooses.
+
+    Raises:
+        InvalidGrammar: with the path and keyword of what cannot be held.
+    """
+    try:
+        held = _held(schema)
+    except Unenforceable as fault:
+        raise InvalidGrammar(Fault(fault.path, fault.keyword, fault.reason).message) from fault
+    options: Node = {**_OPTIONS, **(_SPACED if spaced else _FREE)}
+    if any(code in schema.lower() for code in _CONTROLS):
+        options["json_allowed_escapes"] = 'nrbtf\\"u'  # a value of the schema needs them
+    return json.dumps({"x-guidance": options, **held}, ensure_ascii=False)
+
+
+def framed_grammar(schema: str, frame: CallFrame = NO_FRAME, marks: Mapping[str, int] | None = None) -> str:
+    """Return a grammar for llguidance's compiler: the text of `frame` around and between values of a JSON schema.
+
+    Args:
+        schema: JSON text; "{}" means any JSON object.
+        frame: in the words of the model's family.
+        marks: tokens that stand for a mark of the frame, by its text.
+
+    Raises:
+        InvalidGrammar: with the path and keyword of what cannot be held.
+    """
+    if frame == NO_FRAME:
+        return LLMatcher.grammar_from_json_schema(schema_grammar(schema))
+    before, between, after = (_literal(text, marks or {}) for text in (frame.before, frame.between, frame.after))
+    more = f"({between} value){{0,{_MAX_CALLS - 1}}}" if frame.between else ""
+    value = schema_grammar(schema, spaced=bool(frame.before))
+    return LLMatcher.grammar_from_lark(f"start: {before} value {more} {after}\nvalue: %json {value}\n")
+
+
+def _literal(text: str, marks: Mapping[str, int]) -> str:
+    """Return a text in Lark, with the tokens that stand for its marks."""
+    if not text:
+        return ""
+    parts = re.split(f"({'|'.join(map(re.escape, marks))})", text) if marks else [text]
+    return " ".join(f"<[{marks[part]}]>" if part in marks else json.dumps(part) for part in parts if part)
+
+
+@lru_cache(maxsize=256)
+def fault_of(schema: str) -> Fault | None:
+    """Return what of a JSON schema cannot be held, None if all of it can."""
+    try:
+        held = _held(schema)
+    except Unenforceable as fault:
+        return Fault(fault.path, fault.keyword, fault.reason)
+    if not (error := _error(held)):
+        return None
+    path, keyword = _locate(held, held, "#")
+    return Fault(path, keyword, error)
+
+
+def _held(schema: str) -> Node:
+    """Raises Unenforceable."""
+    if len(schema) > _MAX_CHARACTERS:
+        raise Unenforceable("#", "schema", f"it has {len(schema)} characters; the most is {_MAX_CHARACTERS}")
+    try:
+        document = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise Unenforceable("#", "schema", f"it is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise Unenforceable("#", "schema", "it is not an object")
+    if not any(key in document for key in _VALUE_KEYS) or ("properties" in document and "type" not in document):
+        document = {"type": "object", **document}
+    return Rewriter(document).document()
+
+
+def _error(held: Node) -> str:
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(held), overrides=None)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return _first_line(messages[0]) if failed else ""
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0][:200]
+
+
+def _locate(root: Node, schema: Node, path: str) -> tuple[str, str]:
+    """Find the innermost schema that fails by itself, and the keyword without which it does not."""
+    for step, inner in subschemas(schema):
+        if isinstance(inner, dict) and _error(_alone(root, inner)):
+            return _locate(root, inner, f"{path}/{step}")
+    for keyword in sorted(schema, key="type".__eq__):  # without its type a schema allows other things altogether
+        if not _error(_alone(root, {key: value for key, value in schema.items() if key != keyword})):
+            return path, keyword
+    return path, "schema"
+
+
+def _alone(root: Node, schema: Node) -> Node:
+    return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}

@@ -1,0 +1,365 @@
+"""Rewrites a JSON schema (draft 2020-12) into what llguidance holds exactly, and names what it cannot hold.
+
+llguidance refuses most of what it does not know. The rules here are for the rest: where it reads a keyword more
+loosely than a validator (a rewritten schema is as strict or stricter), and where a small rewriting makes a refused form
+one that it holds. `models/README.md` has the table; `tests/models/constraints` compares with `jsonschema`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+Json = dict[str, "Json"] | list["Json"] | str | int | float | bool | None
+Node = dict[str, Json]
+
+_MAX_DEPTH: Final = 64
+_MAX_NODES: Final = 20_000
+_MAX_ITEMS: Final = 512
+_MAX_LENGTH: Final = 4096
+_EXACT: Final = 2**53  # integers up to here are exact as the doubles that llguidance reads
+_BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_DIGITS: Final = 1e-9  # the step of numbers that have none
+
+_KEPT: Final = frozenset(
+    "$ref $id $anchor $schema type const enum allOf anyOf oneOf items prefixItems minItems maxItems properties"
+    " additionalProperties patternProperties required minProperties maxProperties minLength maxLength pattern format"
+    " minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $defs definitions".split()
+)
+"""Every other keyword is an annotation, or one that no draft knows, or in `_REFUSED`."""
+_REFUSED: Final = frozenset(
+    "not if contains uniqueItems propertyNames dependentRequired dependentSchemas dependencies unevaluatedItems"
+    " unevaluatedProperties $dynamicRef $recursiveRef".split()
+)
+_NO_EFFECT: Final[Mapping[str, tuple[Json, ...]]] = {
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "dependencies": ({},),
+}
+_APPLICATORS: Final = ("$ref", "allOf", "anyOf", "oneOf")
+_SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMAS: Final = ("items", "additionalProperties")
+
+_YEAR: Final = r"(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # 0000 is not a year
+_LEAP: Final = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE: Final = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
+)
+_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
+_FORMAT_PATTERNS: Final[Mapping[str, str]] = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
+}
+"""Formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length and case."""
+_FORMATS_HELD: Final = frozenset("duration email ipv4 ipv6 uuid uri".split())
+_FORMATS_REFUSED: Final = frozenset(
+    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer"
+    " regex".split()
+)
+"""Formats of the draft that nothing here holds. Any other name is an annotation, as for validators."""
+
+_PATTERN_PART: Final = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
+_CLASS_FAULT: Final = re.compile(r"\\[WDAbBGZz]|(?<!\\)\[|&&|--|~~", re.DOTALL)  # also set operations of Rust's classes
+_ANY: Final = frozenset({r"[\s\S]", r"[\S\s]", r"[\d\D]", r"[\D\d]", r"[\w\W]", r"[\W\w]"})
+_NARROWED: Final[Mapping[str, str]] = {r"\W": r"[^\p{L}\p{M}\p{N}_]", r"\D": r"\P{N}"}
+"""Python counts letters and digits of all scripts, ECMA-262 those of ASCII: what neither counts."""
+_ESCAPES_REFUSED: Final = frozenset("<>AbBGZzkK123456789")
+
+
+class Unenforceable(Exception):
+    """A keyword that cannot be held. `path`: JSON pointer of its schema, from ``#`` on."""
+
+    def __init__(self, path: str, keyword: str, reason: str) -> None:
+        super().__init__(f"{path}: {keyword}: {reason}")
+        self.path = path
+        self.keyword = keyword
+        self.reason = reason
+
+
+class Rewriter:
+    """Rewrites one schema document."""
+
+    def __init__(self, root: Node) -> None:
+        self._root = root
+        self._nodes = 0
+        self._elsewhere: dict[str, Json] = {}  # by pointer: schemas that stand in members which are not kept
+        self._closes = not _composes(root)
+
+    def document(self) -> Node:
+        """Return the root in held forms, with all that it refers to. Raises Unenforceable."""
+        held = self.rewrite(self._root)
+        assert isinstance(held, dict)
+        moved: Node = {}
+        while self._elsewhere:
+            pointer, target = self._elsewhere.popitem()
+            if pointer not in moved:
+                moved[pointer] = True  # it may refer to itself
+                moved[pointer] = self.rewrite(target, f"#/{pointer}")
+        return {**held, "$defs": {**_mapping(held.get("$defs")), **moved}} if moved else held
+
+    def rewrite(self, schema: Json, path: str = "#", depth: int = 0) -> Json:
+        """Return the schema in held forms. Raises Unenforceable."""
+        self._nodes += 1
+        if depth > _MAX_DEPTH or self._nodes > _MAX_NODES:
+            raise Unenforceable(path, "schema", "it is nested too deeply or too large")
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise Unenforceable(path, "schema", "it is neither an object nor a boolean")
+        node: Node = {key: value for key, value in schema.items() if key in _KEPT}
+        for keyword in sorted(_REFUSED & schema.keys()):
+            if schema[keyword] not in _NO_EFFECT.get(keyword, ()):
+                self._replace(node, schema, keyword, path)
+        if isinstance(reference := node.get("$ref"), str) and reference.startswith("#/"):
+            node["$ref"] = self._kept(reference)
+        for rule in _RULES:
+            rule(node, path)
+        if self._closes and node.get("properties") and "patternProperties" not in node:
+            # Small models go on and on with properties that were not asked for.
+            node.setdefault("additionalProperties", False)
+        if "oneOf" in node:
+            node["oneOf"] = self._resolved_branches(node["oneOf"], schema.get("discriminator"))
+        self._rewrite_members(node, path, depth)
+        return node
+
+    def _rewrite_members(self, node: Node, path: str, depth: int) -> None:
+        for key in _SCHEMA_MAPS:
+            if key in node:
+                members = node[key]
+                if not isinstance(members, dict):
+                    raise Unenforceable(path, key, "it is not an object")
+                node[key] = {
+                    name: self.rewrite(member, f"{path}/{key}/{_escaped(name)}", depth + 1)
+                    for name, member in members.items()
+                }
+        for key in _SCHEMA_LISTS:
+            if key in node:
+                branches = node[key]
+                if not isinstance(branches, list) or not branches:
+                    raise Unenforceable(path, key, "it is not a list of schemas")
+                node[key] = [self.rewrite(one, f"{path}/{key}/{at}", depth + 1) for at, one in enumerate(branches)]
+        for key in _SCHEMAS:
+            if key in node:
+                node[key] = self.rewrite(node[key], f"{path}/{key}", depth + 1)
+
+    def _replace(self, node: Node, schema: Node, keyword: str, path: str) -> None:
+        """Say a refused keyword by others, where that is simple. Raises Unenforceable."""
+        value = schema[keyword]
+        plain = not any(key in node for key in _APPLICATORS)
+        if keyword == "unevaluatedProperties" and plain and "additionalProperties" not in node:
+            node["additionalProperties"] = value
+        elif keyword == "unevaluatedItems" and plain and "items" not in node:
+            node["items"] = value
+        elif keyword == "uniqueItems" and isinstance(most := node.get("maxItems"), int) and most <= 1:
+            pass
+        elif keyword == "propertyNames" and not node.get("properties") and "patternProperties" not in node:
+            self._name_properties(node, _mapping(value), path)
+        else:
+            raise Unenforceable(path, keyword, "it is not supported")
+
+    def _name_properties(self, node: Node, names: Node, path: str) -> None:
+        """Say `propertyNames` by the properties of these names. Raises Unenforceable."""
+        member = node.pop("additionalProperties", True)
+        node["additionalProperties"] = False
+        listed, pattern = names.get("enum"), names.get("pattern")
+        if isinstance(listed, list) and names.keys() <= {"type", "enum"}:
+            node["properties"] = {name: member for name in listed if isinstance(name, str)}
+        elif isinstance(pattern, str) and names.keys() <= {"type", "pattern"}:
+            node["patternProperties"] = {pattern: member}
+        else:
+            raise Unenforceable(path, "propertyNames", "only a pattern or an enum of names is supported")
+
+    def _resolved_branches(self, branches: Json, discriminator: Json) -> Json:
+        """Put definitions in the place of references, so that branches can be seen to exclude each other.
+
+        The property that an OpenAPI discriminator names becomes required.
+        """
+        if not isinstance(branches, list):
+            return branches
+        name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+        resolved: list[Json] = []
+        for branch in branches:
+            target = branch
+            for _ in range(_MAX_DEPTH):
+                if not (isinstance(target, dict) and target.keys() == {"$ref"}):
+                    break
+                target = self._target(target["$ref"])
+            if isinstance(target, dict) and isinstance(name, str) and name in _mapping(target.get("properties")):
+                required = target.get("required", [])
+                target = {**target, "required": [*(required if isinstance(required, list) else []), name]}
+            resolved.append(branch if target is None else target)
+        return resolved
+
+    def _kept(self, reference: str) -> str:
+        """Return a reference to where its target is kept, such as that of OpenAPI's ``components``."""
+        target = self._target(reference)
+        if target is None or reference[2:].partition("/")[0] in _KEPT:
+            return reference
+        self._elsewhere[reference[2:]] = target
+        return f"#/$defs/{_escaped(reference[2:])}"
+
+    def _target(self, reference: Json) -> Json:
+        """Return what a reference into this document means, None if it cannot be told."""
+        if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
+            return None
+        found: Json = self._root
+        for step in reference[2:].split("/"):
+            name = step.replace("~1", "/").replace("~0", "~")
+            found = _mapping(found).get(name)
+        return found
+
+
+def _bounded_repeats(node: Node, path: str) -> None:
+    """llguidance writes each item out. A lower maximum is as strict; a higher minimum is not."""
+    for low, high, most in (("minItems", "maxItems", _MAX_ITEMS), ("minLength", "maxLength", _MAX_LENGTH)):
+        if isinstance(limit := node.get(high), int) and limit > most:
+            node[high] = most
+        if isinstance(least := node.get(low), int) and least > most:
+            raise Unenforceable(path, low, f"more than {most} is not supported")
+    for key in ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"):
+        if isinstance(value := node.get(key), float) and value.is_integer():
+            node[key] = int(value)
+
+
+def _exact_numbers(node: Node, path: str) -> None:
+    """llguidance reads numbers as doubles: move bounds that they round to the inside, and refuse values they change."""
+    for key, inward in (("minimum", math.inf), ("maximum", -math.inf)):
+        value = node.get(key)
+        if isinstance(value, int) and abs(value) > _EXACT:
+            node[key] = int(math.nextafter(float(value), inward))
+    for key in ("exclusiveMinimum", "exclusiveMaximum"):
+        if isinstance(value := node.get(key), int) and abs(value) > _EXACT:
+            raise Unenforceable(path, key, f"integers beyond {_EXACT} are not supported")
+    step = node.get("multipleOf")
+    if isinstance(step, float) and not step.is_integer() and step != 2.0 ** round(math.log2(abs(step) or 1)):
+        raise Unenforceable(path, "multipleOf", "only whole numbers and powers of 2 are exact in JSON's numbers")
+    _bounded_digits(node)
+    for key in ("const", "enum"):
+        if key in node and _beyond_doubles(node[key]):
+            raise Unenforceable(path, key, f"integers beyond {_EXACT} are not supported")
+
+
+def _bounded_digits(node: Node) -> None:
+    """Bound numbers in length: small models go on with digits, and many digits round to an exclusive bound itself."""
+    types = node.get("type")
+    kinds = types if isinstance(types, list) else [types]
+    if not ("integer" in kinds or "number" in kinds):
+        return
+    if "number" in kinds:
+        node.setdefault("multipleOf", _DIGITS)
+    given = [node[key] for key in _BOUNDS if key in node]
+    if all(isinstance(value, int | float) and abs(value) < _EXACT for value in given):
+        for bound, exclusive, limit in zip(_BOUNDS[::2], _BOUNDS[1::2], (1 - _EXACT, _EXACT - 1), strict=True):
+            if exclusive not in node:
+                node.setdefault(bound, limit)
+
+
+def _held_format(node: Node, path: str) -> None:
+    name = node.pop("format", None)
+    if not isinstance(name, str):
+        return
+    if name in _FORMATS_REFUSED:
+        raise Unenforceable(path, "format", f"{name} is not supported")
+    if name in _FORMATS_HELD:
+        node["format"] = name
+    elif pattern := _FORMAT_PATTERNS.get(name):
+        if "pattern" in node:
+            # A second pattern, in a schema of its own; what has no type there may be of any.
+            others = node.get("allOf", [])
+            node["allOf"] = [*(others if isinstance(others, list) else []), {"pattern": pattern}]
+        else:
+            node["pattern"] = pattern
+
+
+def _portable_patterns(node: Node, path: str) -> None:
+    if isinstance(pattern := node.get("pattern"), str):
+        node["pattern"] = _portable(pattern, path, "pattern")
+    if isinstance(members := node.get("patternProperties"), dict):
+        node["patternProperties"] = {_portable(name, path, "patternProperties"): one for name, one in members.items()}
+
+
+def _portable(pattern: str, path: str, keyword: str) -> str:
+    """Return a pattern that Rust reads as both ECMA-262 and Python do, or more narrowly. Raises Unenforceable."""
+    parts: list[str] = []
+    for part in _PATTERN_PART.findall(pattern):
+        refused = part[0] == "\\" and part[1:] in _ESCAPES_REFUSED
+        if refused or (len(part) > 1 and part[0] == "[" and part not in _ANY and _CLASS_FAULT.search(part[1:])):
+            raise Unenforceable(path, keyword, f"`{part}` is not supported: not all read it alike")
+        parts.append("(?s:.)" if part in _ANY else _NARROWED.get(part, part))
+    return "".join(parts)
+
+
+def _counted_properties(node: Node, path: str) -> None:
+    """A name that `properties` does not list may come twice, and counts once."""
+    required = node.get("required", [])
+    fixed = len(required) if isinstance(required, list) else 0
+    least, most = node.get("minProperties", 0), node.get("maxProperties")
+    if isinstance(least, int) and least - fixed > 1 and node.get("additionalProperties") is not False:
+        raise Unenforceable(path, "minProperties", "only one more than the required ones is supported")
+    if isinstance(most, int) and most < fixed:
+        raise Unenforceable(path, "maxProperties", "it is less than the required properties")
+
+
+def _prefix_only(node: Node, path: str) -> None:
+    """`items` as a list is an earlier draft's `prefixItems`."""
+    if isinstance(node.get("items"), list):
+        raise Unenforceable(path, "items", "a list is not a schema. Use prefixItems")
+
+
+_RULES: Final[tuple[Callable[[Node, str], None], ...]] = (
+    _bounded_repeats,
+    _exact_numbers,
+    _held_format,
+    _portable_patterns,
+    _counted_properties,
+    _prefix_only,
+)
+
+
+def subschemas(node: Node) -> Iterator[tuple[str, Json]]:
+    """Return the schemas directly inside a rewritten one, each with its path from there."""
+    for key in _SCHEMA_MAPS:
+        yield from ((f"{key}/{_escaped(name)}", member) for name, member in _mapping(node.get(key)).items())
+    for key in _SCHEMA_LISTS:
+        branches = node.get(key)
+        yield from ((f"{key}/{at}", one) for at, one in enumerate(branches if isinstance(branches, list) else ()))
+    yield from ((key, node[key]) for key in _SCHEMAS if key in node)
+
+
+def _composes(schema: Json) -> bool:
+    """Return whether a schema puts objects together of parts, each of which must allow the others' properties."""
+    if isinstance(schema, list):
+        return any(map(_composes, schema))
+    if not isinstance(schema, dict):
+        return False
+    parts = sum(key in schema for key in (*_APPLICATORS, "properties", "additionalProperties"))
+    return (
+        "allOf" in schema or (parts > 1 and any(key in schema for key in _APPLICATORS)) or _composes([*schema.values()])
+    )
+
+
+def _mapping(value: Json) -> Node:
+    return value if isinstance(value, dict) else {}
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _beyond_doubles(value: Json) -> bool:
+    if isinstance(value, list):
+        return any(map(_beyond_doubles, value))
+    if isinstance(value, dict):
+        return any(map(_beyond_doubles, value.values()))
+    return isinstance(value, int) and abs(value) > _EXACT
