@@ -21,6 +21,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from router.errors import Draining
+from router.tool_calls.ids import with_own_ids
 from router.types import Chunk
 
 from ..observability.tracing import OUTCOME
@@ -109,10 +110,10 @@ class CachingService:
             chunks = self._bypass(reply, context)
         else:
             chunks = self._share(cache, reply, context, _generation_key(cache_key, context))
-        return reply, self._with_head(cache, reply, chunks)
+        return reply, self._with_head(cache, reply, context.id, chunks)
 
     async def _with_head(
-        self, cache: SharedCache, reply: Reply, chunks: AsyncGenerator[Chunk, None]
+        self, cache: SharedCache, reply: Reply, request_id: str, chunks: AsyncGenerator[Chunk, None]
     ) -> AsyncGenerator[Piece, None]:
         has_head = False
         try:
@@ -121,7 +122,8 @@ class CachingService:
                     if not has_head:
                         has_head = True
                         yield reply.head
-                    yield chunk if reply.billable or chunk.usage is None else _with_cached_usage(chunk)
+                    own = with_own_ids(chunk, request_id)
+                    yield own if reply.billable or chunk.usage is None else _with_cached_usage(own)
         finally:
             cache.metrics.answered(reply.status or "bypass")
 

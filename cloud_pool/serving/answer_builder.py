@@ -20,14 +20,14 @@ _FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 class AnswerBuilder:
     """The chunks of one answer: a choice for each sequence, n for each of the request's prompts.
 
-    `thinking`: how the model thinks before its answers.
+    `thinking`: how the model thinks before its answers. `answer_id`: of the request, for the ids of its calls.
     """
 
-    def __init__(self, request: Request, thinking: Thinking = "") -> None:
+    def __init__(self, request: Request, thinking: Thinking = "", answer_id: str = "") -> None:
         self._request = request
         if thinking and not thinks(request, thinking):
             thinking = ""
-        self._choices = [_ChoiceBuilder(request, index, thinking) for index in range(request.sequences)]
+        self._choices = [_ChoiceBuilder(request, index, thinking, answer_id) for index in range(request.sequences)]
         self._completion_tokens = 0
         self._prompt_tokens = 0
 
@@ -82,10 +82,10 @@ class AnswerBuilder:
 class _ChoiceBuilder:
     """Choice `index` of the answer: its text becomes text and tool calls."""
 
-    def __init__(self, request: Request, index: int, thinking: Thinking) -> None:
+    def __init__(self, request: Request, index: int, thinking: Thinking, answer_id: str) -> None:
         self._index = index
         self._reasoning = ReasoningParser(inside=thinking == "open") if thinking else None
-        self._parser = ToolCallParser(request, index) if request.tools else None
+        self._parser = ToolCallParser(request, index, answer_id) if request.tools else None
         self.ended = False
         self.prompt_tokens = 0  # 0: not known yet, or counted for another choice
 

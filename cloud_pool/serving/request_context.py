@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
+_LOOSENED_HEADER = "x-causeway-loosened"
 DEGRADED = ("x-causeway-degraded", "true")
 
 
@@ -74,8 +75,19 @@ class CachedAnswer(msgspec.Struct, frozen=True):
 
 
 def answer_head(
-    tier: str, reason: str, *, degraded: bool = False, keep: bool = True, stale_s: float | None = None
+    tier: str,
+    reason: str,
+    *,
+    degraded: bool = False,
+    keep: bool = True,
+    stale_s: float | None = None,
+    loosened: str = "",
 ) -> AnswerHead:
-    """Build the head of an answer by `tier`; a degraded answer is never kept."""
-    headers = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
+    """Build the head of an answer by `tier`; a degraded answer is never kept.
+
+    `loosened`: offered tools whose arguments are not held to their schemas.
+    """
+    headers: tuple[tuple[str, str], ...] = ((_TIER_HEADER, tier), (_REASON_HEADER, reason))
+    if loosened:
+        headers = (*headers, (_LOOSENED_HEADER, loosened))
     return AnswerHead((*headers, DEGRADED) if degraded else headers, keep and not degraded, stale_s)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from models.constraints.checks import HeldRequest, hold
 from router.errors import CausewayError, InvalidRequest, UnsupportedFeature
 from router.parts.reading import first_part
 from router.tool_calls.formats import NO_FRAME
@@ -109,19 +110,20 @@ class Service:
             runtime = self._runtimes[step.tier]
             truncator = self._truncator(context, step, runtime.tier, partial_answer)
             attempt = TierAttempt(self._fallback, step, runtime, self._clock)
+            held = await _held(context.request, runtime.tier)
             async with AsyncExitStack() as resources:
                 try:
                     requests = partial(
-                        self._inference_requests, context, parts, runtime.tier, partial_answer, truncator
+                        self._inference_requests, context, held.request, parts, runtime.tier, partial_answer, truncator
                     )
                     sequence, delta = await attempt.begin(resources, context, requests, key)
                 except TierFailed as failure:  # (2)
                     stress[step.tier] = failure.stress
                     failures.append(failure)
                     continue
-                head = self._head(context, step, stress, partial_answer, truncator)
+                head = self._head(context, step, stress, partial_answer, truncator, held.names)
                 yield head if parts is None else parts.mark(head)  # (1)
-                builder = AnswerBuilder(context.request, runtime.tier.chat_format.thinking)
+                builder = AnswerBuilder(context.request, runtime.tier.chat_format.thinking, context.id)
                 for chunk in builder.echo() if partial_answer is None else ():
                     yield chunk
                 for chunk in builder.add(sequence, delta):
@@ -186,6 +188,7 @@ class Service:
     def _inference_requests(
         self,
         context: RequestContext,
+        held: Request,
         parts: ReadParts | None,
         tier: Tier,
         partial_answer: PartialAnswer | None,
@@ -197,7 +200,7 @@ class Service:
         parameters = from_request(
             request,
             max_tokens=tier.max_tokens,
-            schema=answer_schema(request, calls_only=chat_format.answers == "calls", form=chat_format.tools),
+            schema=answer_schema(held, calls_only=chat_format.answers == "calls", form=chat_format.tools),
             frame=call_frame(request, chat_format.tools) if chat_format.is_ours else NO_FRAME,
             thinking=chat_format.thinking if chat_format.is_ours else "",
             guided_key=tier.config.guided_key,
@@ -234,6 +237,7 @@ class Service:
         stress: Mapping[str, Stress],
         partial_answer: PartialAnswer | None,
         truncator: Truncator | None,
+        loosened: str,
     ) -> AnswerHead:
         is_fallback, reason = step.tier != context.tier.name, step.reason(stress)
         if is_fallback and not step.skipped:
@@ -249,13 +253,20 @@ class Service:
         if truncator is not None:
             reason += "; truncated"
         degraded = is_fallback or truncator is not None
-        return answer_head(step.tier, reason, degraded=degraded, keep=partial_answer is None)
+        return answer_head(step.tier, reason, degraded=degraded, keep=partial_answer is None, loosened=loosened)
 
     def _stale_head(self, context: RequestContext, stale: CachedAnswer, stress: Mapping[str, Stress]) -> AnswerHead:
         if self._metrics is not None:
             self._metrics.degraded("stale")
         reason = "; ".join([*(f"{tier}={why}" for tier, why in stress.items()), "stale"])
         return answer_head(stale.head.tier or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
+
+
+async def _held(request: Request, tier: Tier) -> HeldRequest:
+    """Check the schemas, for a tier of our own engine; other engines hold what they can. Raises InvalidGrammar."""
+    if not tier.chat_format.is_ours or not (request.tools or request.response_format is not None):
+        return HeldRequest(request)
+    return await hold(request, calls_only=tier.chat_format.answers == "calls")
 
 
 def check_supported(request: Request) -> None:

@@ -15,6 +15,7 @@ from router.jobs.submission import Priority
 from router.types import Chunk, Embeddings, Request, Target
 
 if TYPE_CHECKING:
+    from models.constraints.checks import HeldRequest
     from models.llama_cpp.protocol import SoftTokens
 
 
@@ -28,6 +29,7 @@ class UpstreamInfo(msgspec.Struct, frozen=True):
     reason: str
     degraded: bool
     modalities: str = ""
+    loosened: str = ""  # offered tools whose arguments it does not hold to their schemas
 
     def __str__(self) -> str:
         return f"answered by tier {self.tier}: {self.reason}" if self.degraded else ""
@@ -72,6 +74,7 @@ class BackendRequest(msgspec.Struct, frozen=True):
     cacheable: bool = True  # False: the policy keeps the answer out of caches, the cloud's included
     durable: bool = False  # False: nothing of it may reach a disk
     report_upstream: Callable[[UpstreamInfo], None] = lambda _: None  # called before the first chunk
+    report_loosened: Callable[[HeldRequest], None] = lambda _: None  # likewise
     job: JobTerms | None = None  # the request is a job
     soft: tuple[SoftTokens, ...] = ()  # whose markers are in the request's text; for targets on the device
     is_shadow: bool = (

@@ -32,6 +32,8 @@ RESPONSE_HEADERS: Mapping[str, str] = {
     "x-causeway-modalities": "what became of the parts that the target got as text or soft tokens, such as "
     "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only); "
     "of parts that a cloud target got, what our gateway says",
+    "x-causeway-loosened": "offered tools, separated by commas, whose arguments are not held to their schemas, "
+    "because a keyword cannot be; the decision record names it",
     "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
     "Preference-Applied": "`respond-async`: the request was taken as a job",
     "Retry-After": "seconds to wait before a retry, on 429 and 503",

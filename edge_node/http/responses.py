@@ -351,7 +351,7 @@ def _header_lines(head: AnswerHead, media_type: str) -> str:
     """The same as `_headers`, as lines. All but the id is equal for most cache hits, and remembered."""
     key = (
         *(media_type, head.route, head.target, head.reason, head.cache, head.cache_reason, head.policy),
-        *(head.degraded, head.modalities),
+        *(head.degraded, head.modalities, head.loosened),
     )
     lines = _remembered_lines.get(key)
     if lines is None:
@@ -374,6 +374,8 @@ def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
     }
     if head.cache_reason:
         headers["x-causeway-cache-reason"] = head.cache_reason
+    if head.loosened:
+        headers["x-causeway-loosened"] = head.loosened
     if head.modalities:
         headers["x-causeway-modalities"] = head.modalities
     if media_type is EVENTS:

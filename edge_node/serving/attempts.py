@@ -138,10 +138,11 @@ class AttemptRunner:
             cacheable=generation.cache_key is not None,
             durable=not generation.on_device,
             report_upstream=generation.set_upstream,
+            report_loosened=generation.set_held,
             job=generation.job,
             soft=soft,
         )
-        generation.upstream = None
+        generation.upstream = generation.held = None
         try:
             if generation.request.kind == "embedding":
                 await _embed(generation, attempt, backend, call, sink)

@@ -43,6 +43,7 @@ from ..observability.logs import redacted
 from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
+    from models.constraints.checks import HeldRequest
     from models.modalities.graph.facts import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText
 
@@ -97,6 +98,7 @@ class Generation:
         self.decision: Decision | None = None
         self.sequence: AttemptSequence | None = None
         self.upstream: UpstreamInfo | None = None  # reported by the current attempt's cloud
+        self.held: HeldRequest | None = None  # set where the current attempt's target loosens offered tools
         self.facts: RequestFacts | None = None  # set when an encoder was asked about the request's parts
         self.soft: RequestSoftTokens | None = None  # set when one was asked for their soft tokens
         self.usage = _NO_USAGE
@@ -188,8 +190,14 @@ class Generation:
             cache="bypass" if self.cache_key is None else "miss",
             cache_reason=self.cache_plan.bypass,
             degraded=self.degraded,
+            loosened=self._loosened(),
             modalities=self._modalities(),
         )
+
+    def _loosened(self) -> str:
+        if self.held is not None:
+            return self.held.names
+        return "" if self.upstream is None else self.upstream.loosened
 
     def _modalities(self) -> str:
         elsewhere = "" if self.upstream is None else self.upstream.modalities
@@ -201,6 +209,9 @@ class Generation:
 
     def set_upstream(self, info: UpstreamInfo) -> None:
         self.upstream = info
+
+    def set_held(self, held: HeldRequest) -> None:
+        self.held = held
 
     def records(self, now: float) -> tuple[AttemptRecord, ...]:
         """One record per attempt, without text from the target's errors, which may quote the request."""
@@ -214,6 +225,9 @@ class Generation:
         )
         if records and self.upstream is not None and self.upstream.degraded and not records[-1].error:
             records = (*records[:-1], msgspec.structs.replace(records[-1], detail=str(self.upstream)))
+        if records and self.held is not None:
+            details = filter(None, (records[-1].detail, self.held.detail))
+            records = (*records[:-1], msgspec.structs.replace(records[-1], detail="; ".join(details)))
         if self.finished:
             self._records = records  # final from here on
         return records

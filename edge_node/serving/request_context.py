@@ -15,6 +15,7 @@ from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.policy.signals import concerned
+from router.tool_calls.ids import with_own_ids
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
@@ -104,6 +105,8 @@ class RequestContext:
             self._usage = piece.usage
         if isinstance(piece, Chunk) and piece.finish_reason is not None and not self._finish_reason:
             self._finish_reason = piece.finish_reason
+        if self.shared and isinstance(piece, Chunk):
+            piece = with_own_ids(piece, self.id)
         return self.reply.send(piece)
 
     async def replay(
@@ -134,6 +137,7 @@ class RequestContext:
         self._usage = body.usage
         if isinstance(body, CachedAnswer):
             self._finish_reason = body.choices[0].finish_reason or ""
+            body = body.with_own_ids(self.id)
         await self.reply.replay(self.head, body)
 
     # --- outcome -----------------------------------------------------------------------------------------------------

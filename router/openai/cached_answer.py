@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from ..errors import StreamBroken
+from ..tool_calls.ids import with_own_ids
 from ..types import Chunk, Confidence, FinishReason, Request, TokenLogprob, ToolCallDelta, Usage
 from .answer import (
     DONE,
@@ -84,6 +85,7 @@ class CachedAnswer:
 
     def __init__(self, request: Request, model: str, chunks: Iterable[Chunk]) -> None:
         self.model = model
+        self._shape = Request(kind=request.kind, model=model, logprobs=request.logprobs)  # without its content
         self.choices, self.usage = coalesce(chunks)
         self._format = format_of(request.kind, request.logprobs)
         self._model = model_json(model)
@@ -99,6 +101,12 @@ class CachedAnswer:
     def chunks(self) -> tuple[Chunk, ...]:
         """The answer as chunks: one per choice, then the usage."""
         return (*self.choices, Chunk(usage=self.usage))
+
+    def with_own_ids(self, identity: str) -> CachedAnswer:
+        """Return the answer with the tool-call ids of another request; itself if it has no calls."""
+        if not any(choice.tool_calls for choice in self.choices):
+            return self
+        return CachedAnswer(self._shape, self.model, [with_own_ids(chunk, identity) for chunk in self.chunks])
 
     def whole(self, answer_id: str, created: int) -> bytes:
         """Return the same bytes as `AnswerEncoder.whole`. `created` is Unix time in seconds."""

@@ -20,11 +20,14 @@ from ..types import (
     ToolChoice,
 )
 from .request_body import (
+    FUNCTION,
     canonical_json,
     extra_of,
     includes_usage,
     load,
     merge_hints,
+    no_such_tools,
+    other_kinds,
     resume_of,
     sampling_of,
     stop_of,
@@ -35,6 +38,7 @@ from .wire import (
     WireChat,
     WireChoice,
     WireFormat,
+    WireFunction,
     WireImage,
     WireInputAudio,
     WireMessage,
@@ -62,6 +66,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
         wire = validate(document, WireChat)
         _refuse_legacy(wire)
         tools = _tools(wire.tools) if wire.tools else ()
+        kinds = other_kinds([tool.type for tool in wire.tools or ()])
         return Request(
             kind="chat",
             model=wire.model,
@@ -75,7 +80,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             include_usage=includes_usage(wire),
             tools=tools,
             # Without tools nothing can be called, and "none" means the same as no choice.
-            tool_choice=ToolChoice() if wire.tool_choice is None else _tool_choice(wire.tool_choice, tools),
+            tool_choice=ToolChoice() if wire.tool_choice is None else _tool_choice(wire.tool_choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
@@ -168,22 +173,30 @@ def _legacy(old: str, new: str, param: str) -> InvalidRequest:
 
 def _tools(wire: list[WireTool]) -> tuple[Tool, ...]:
     """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
-    seen: set[str] = set()
+    functions: dict[str, WireFunction] = {}
     for at, tool in enumerate(wire):
-        if tool.function.name in seen:
-            param = f"tools[{at}].function.name"
-            raise InvalidRequest(f"`{param}`: another tool has the same name. Rename one.", param=param)
-        seen.add(tool.function.name)
-    return tuple([_tool(tool) for tool in wire])
+        if tool.type != FUNCTION:
+            continue
+        param = f"tools[{at}].function"
+        if tool.function is None:
+            raise MissingField(f"`{param}` is missing. Send an object with `name`.", param=param)
+        if tool.function.name in functions:
+            raise InvalidRequest(f"`{param}.name`: another tool has the same name. Rename one.", param=f"{param}.name")
+        functions[tool.function.name] = tool.function
+    return tuple([_tool(function) for function in functions.values()])
 
 
-def _tool(wire: WireTool) -> Tool:
-    function = wire.function
+def _tool(function: WireFunction) -> Tool:
     parameters = "{}" if function.parameters is None else canonical_json(function.parameters)
     return Tool(function.name, function.description or "", parameters, function.strict is True)
 
 
-def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
+    """`kinds`: those of the tools that are not functions."""
+    if isinstance(wire, WireChoice) and wire.type != FUNCTION:
+        raise no_such_tools(wire.type)
+    if wire == "required" and kinds and not tools:
+        raise no_such_tools(kinds)
     if wire is None or wire == "auto":
         return ToolChoice()
     if wire == "none":
@@ -194,6 +207,9 @@ def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> Tool
         )
     if isinstance(wire, str):
         return ToolChoice("required")
+    if wire.function is None:
+        param = "tool_choice.function"
+        raise MissingField(f"`{param}` is missing. Send an object with `name`.", param=param)
     name = wire.function.name
     if all(tool.name != name for tool in tools):
         raise InvalidRequest(
@@ -204,6 +220,8 @@ def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...]) -> Tool
 
 
 def _response_format(wire: WireFormat) -> ResponseFormat:
+    if wire.type == "json_object" and wire.schema is not None:
+        return ResponseFormat("json_schema", "answer", canonical_json(wire.schema))
     if wire.type != "json_schema":
         return ResponseFormat(wire.type)
     schema = wire.json_schema

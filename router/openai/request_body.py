@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -32,6 +32,12 @@ BOM: Final = b"\xef\xbb\xbf"
 """A UTF-8 byte order mark, as some editors and clients put before JSON."""
 _JSON: Final = "application/json"
 _JSON_TYPE: Final = re.compile(r"application/(json|[a-z0-9.!#$&^_-]+\+json)")
+FUNCTION: Final = "function"
+_CONSTRAINTS: Final = frozenset(
+    "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend"
+    " structured_outputs structural_tag grammar json_schema regex ebnf".split()
+)
+"""Other servers' fields that constrain an answer: ignored, the answer would not be what was asked for."""
 _DECODER = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 
@@ -241,6 +247,18 @@ def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
     return wire.resume
 
 
+def other_kinds(types: Iterable[str]) -> str:
+    """Return the kinds of tools that are not functions, for a message; "" for none."""
+    return ", ".join(sorted({kind[:64] for kind in types if kind != FUNCTION}))
+
+
+def no_such_tools(kinds: str) -> UnsupportedFeature:
+    return UnsupportedFeature(
+        f"`tool_choice` asks for a tool of type {kinds}, which no target here has. Name a function, or send `auto`.",
+        param="tool_choice",
+    )
+
+
 def extra_of(document: JSONObject, known: frozenset[str]) -> str:
     """Return the fields that we do not interpret, as canonical JSON, "" for none.
 
@@ -249,6 +267,10 @@ def extra_of(document: JSONObject, known: frozenset[str]) -> str:
     if document.keys() <= known:
         return ""
     unknown = {key: value for key, value in document.items() if key not in known}
+    for name in sorted(_CONSTRAINTS & unknown.keys()):
+        raise UnsupportedFeature(
+            f"`{name}` is not supported. Constrain the answer by `response_format` of type json_schema.", param=name
+        )
     check_field_names(unknown, known)
     return canonical_json(unknown, sort=True)
 

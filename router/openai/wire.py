@@ -93,8 +93,10 @@ class WireFunction(msgspec.Struct):
 
 
 class WireTool(msgspec.Struct):
-    type: Literal["function"]
-    function: WireFunction
+    """A tool; kinds other than functions are accepted, and refused where one has to be called."""
+
+    type: str
+    function: WireFunction | None = None
 
 
 class WireNamed(msgspec.Struct):
@@ -102,8 +104,8 @@ class WireNamed(msgspec.Struct):
 
 
 class WireChoice(msgspec.Struct):
-    type: Literal["function"]
-    function: WireNamed
+    type: str
+    function: WireNamed | None = None
 
 
 class WireSchema(msgspec.Struct):
@@ -116,6 +118,7 @@ class WireSchema(msgspec.Struct):
 class WireFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: WireSchema | None = None
+    schema: dict[str, object] | None = None  # of json_object, as llama.cpp's server has it
 
 
 class WireStreamOptions(msgspec.Struct):

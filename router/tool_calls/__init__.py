@@ -1,1 +1,2 @@
-"""Tool calls that models write as text: `schema` and `formats` constrain the text, `parser` finds calls in it."""
+"""Tool calls that models write as text: `schema` and `formats` constrain the text, `parser` finds calls in it,
+`ids` names them."""

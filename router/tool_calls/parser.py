@@ -18,12 +18,12 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
 
 from ..errors import StreamBroken
 from ..types import Request, ToolCallDelta
 from . import json_calls, markup_calls, python_calls
+from .ids import call_id
 
 MARKS: Final = {
     "<tool_call>": "</tool_call>",
@@ -76,14 +76,14 @@ class ToolCallParser:
     cut into pieces.
     """
 
-    def __init__(self, request: Request, choice: int = 0) -> None:
-        """`choice`: which of the answer's choices is parsed."""
+    def __init__(self, request: Request, choice: int = 0, identity: str = "") -> None:
+        """`choice`: which of the answer's choices is parsed. `identity`: of the request, for the ids of its calls."""
         disabled = request.tool_choice.mode == "none"
         self._tools = {} if disabled else {tool.name: tool for tool in request.tools}
         self._names = frozenset(self._tools)
         self._parallel = request.parallel_tool_calls
         self._streams = request.stream
-        self._identity = f"{len(request.messages)}\0{choice}"
+        self._choice, self._identity = choice, identity
         self._state = _State.BEGIN
         self._held = ""  # undecided, outside an object
         self._lead = ""  # text before the undecided object or list; returned if it is not a call
@@ -323,9 +323,7 @@ class ToolCallParser:
     def _delta(self, name: str, arguments: str) -> ToolCallDelta:
         index = self._calls
         self._calls += 1
-        # The same call in another choice or another turn needs another id, without randomness: router is pure.
-        identity = blake2b(f"{self._identity}\0{index}\0{name}".encode(), digest_size=12).hexdigest()
-        return ToolCallDelta(index, arguments, f"call_{identity}", name)
+        return ToolCallDelta(index, arguments, call_id(self._identity, self._choice, index), name)
 
 
 class _PartialCall:

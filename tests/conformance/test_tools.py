@@ -95,6 +95,55 @@ def test_tools_and_a_schema_together(surface: Surface) -> None:
         jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
 
 
+def test_call_ids_differ_from_request_to_request(surface: Surface) -> None:
+    """Also where the second answer comes from a cache."""
+    fields = {"tools": [ALARM], "tool_choice": NAMED, "max_tokens": 100}
+    ids = [chat_answer(surface.chat(**fields))["choices"][0]["message"]["tool_calls"][0]["id"] for _ in range(2)]
+    ids += [call["id"] for call in streamed_calls(chat_stream(surface.chat(**fields, stream=True)))]
+    assert len(set(ids)) == 3
+
+
+def test_each_tool_keeps_its_own_definitions(surface: Surface) -> None:
+    """Two tools that each define `Item`; the call must follow its own one."""
+
+    def of(name: str, item: object) -> dict[str, Any]:
+        made = tool(name, item={"$ref": "#/$defs/Item"})
+        made["function"]["parameters"]["$defs"] = {"Item": item}
+        return made
+
+    tools = {"first": of("first", {"enum": ["a"]}), "second": of("second", {"enum": [7]})}
+    for name, wanted in (("first", "a"), ("second", 7)):
+        choice = {"type": "function", "function": {"name": name}}
+        answer = chat_answer(surface.chat(tools=[*tools.values()], tool_choice=choice, max_tokens=100))
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"item": wanted}
+
+
+UNHELD = {"type": "object", "properties": {"url": {"not": {"const": ""}}}, "required": ["url"]}
+BROWSE = {"type": "function", "function": {"name": "browse", "parameters": UNHELD}}
+
+
+def test_an_offered_tool_that_cannot_be_held_is_loosened_and_named(surface: Surface) -> None:
+    reply = surface.chat(tools=[ALARM, BROWSE, {"type": "web_search"}], max_tokens=100)
+    chat_answer(reply)
+    assert reply.headers["x-causeway-loosened"] == "browse"
+    if surface.name == "edge":
+        record = surface.get(f"/v1/decisions/{reply.headers['x-causeway-decision']}").json
+        assert "browse are not held: not at #/properties/url" in record["outcome"]["attempts"][-1]["detail"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "browse"}}])
+def test_a_tool_that_must_be_called_and_cannot_be_held_is_400(surface: Surface, choice: object) -> None:
+    found = error(surface.chat(tools=[ALARM, BROWSE], tool_choice=choice), 400, code="invalid_schema", param="tools")
+    assert "browse" in found["message"]
+    assert "`not` at #/properties/url" in found["message"]
+
+
+def test_a_tool_that_cannot_be_held_is_no_concern_of_another_s_call(surface: Surface) -> None:
+    (choice,) = chat_answer(surface.chat(tools=[ALARM, BROWSE], tool_choice=NAMED, max_tokens=100))["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "set_alarm"
+
+
 @pytest.mark.parametrize("arguments", ["{", "", "null", "[]", '{"a": "\\ud800"}'])
 def test_an_earlier_call_with_odd_arguments_is_no_failure(surface: Surface, arguments: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "set_alarm", "arguments": arguments}}
@@ -151,7 +200,10 @@ def test_the_result_of_a_call_may_be_sent_back(surface: Surface) -> None:
         ({"tools": [ALARM, ALARM]}, "tools[1].function.name"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [{"type": "retrieval"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [ALARM], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"grammar": "root ::= [a-z]"}, "grammar"),
         ({"tools": {}}, "tools"),
         ({"functions": [{"name": "a"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
@@ -180,6 +232,50 @@ def test_a_json_object_is_an_object(surface: Surface, stream: bool) -> None:
         text, reason = reply.text, reply.json["choices"][0]["finish_reason"]
     assert text.lstrip().startswith("{")
     assert reason == "length" or isinstance(json.loads(text), dict)
+
+
+def test_a_json_object_with_a_schema_obeys_it(surface: Surface) -> None:
+    reply = surface.chat(response_format={"type": "json_object", "schema": SCHEMA}, max_tokens=100)
+    jsonschema.validate(json.loads(reply.text), SCHEMA)
+
+
+ODD = [
+    {"enum": ["C:\\new\\table"]},
+    {"enum": ['5"', "a\tb"]},
+    {"enum": ["👍", "👎"]},
+    {"type": "string", "pattern": "^.{14}$"},
+    {"type": "string", "pattern": "^(?:cat|dog)$"},
+    {"type": "string", "pattern": "^\\d{5}$"},
+    {"allOf": [{"$ref": "#/$defs/C"}]},
+    {"type": "number", "minimum": 0, "maximum": 1},
+    {"type": "integer", "minimum": 1, "maximum": 2**53},
+    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "null"}], "items": False, "minItems": 2},
+    {"type": "string", "format": "ipv4"},
+    {"type": "string", "format": "date"},
+]
+
+
+@pytest.mark.parametrize("schema", ODD, ids=json.dumps)
+def test_an_odd_schema_is_obeyed_too(surface: Surface, schema: dict[str, Any]) -> None:
+    """Sampled hot, as a response and as a call's arguments."""
+    whole = {
+        "type": "object",
+        "properties": {"s": schema},
+        "required": ["s"],
+        "additionalProperties": False,
+        "$defs": {"C": {"enum": ["x", "y"]}},
+    }
+    fields = {"temperature": 1.5, "seed": 7, "max_tokens": 200}
+    answer = chat_answer(surface.chat(response_format=form(whole), **fields))["choices"][0]
+    one = {"type": "function", "function": {"name": "f", "parameters": whole}}
+    called = chat_answer(surface.chat(tools=[one], tool_choice="required", **fields))["choices"][0]
+    texts = [answer["message"]["content"]] if answer["finish_reason"] == "stop" else []
+    if called["finish_reason"] == "tool_calls":
+        texts += [call["function"]["arguments"] for call in called["message"]["tool_calls"]]
+    assert texts
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    for text in texts:
+        jsonschema.validate(json.loads(text), whole, format_checker=checker)
 
 
 @pytest.mark.parametrize("strict", [True, False, None])

@@ -218,4 +218,5 @@ def _upstream_info(headers: Mapping[str, str]) -> UpstreamInfo:
         reason=headers.get("x-causeway-tier-reason", "")[:_MAX_HEADER],
         degraded=headers.get("x-causeway-degraded", "") == "true",
         modalities=headers.get("x-causeway-modalities", "")[:_MAX_HEADER],
+        loosened=headers.get("x-causeway-loosened", "")[:_MAX_HEADER],
     )

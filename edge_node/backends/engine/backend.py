@@ -14,6 +14,7 @@ from typing import Self
 import msgspec
 
 from models.catalog.artifact import Answers
+from models.constraints.checks import hold
 from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, ModelInfo, Prompt
 from router import errors
@@ -170,8 +171,11 @@ class EngineBackend:
         """See `Backend`. Choices are numbered prompt by prompt: prompt p's choice c has the index p·n + c."""
         request = call.request
         _check_supported(request)
+        held = request
+        if request.tools or request.response_format is not None:
+            held = await self._hold(call)
         process = self._process or await self._supervisor.ready(min(call.deadline, call.first_token_by))
-        choices = {choice.job.id: choice for choice in self._choices(call)}
+        choices = {choice.job.id: choice for choice in self._choices(call, held)}
         prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
             process, [choice.job for choice in choices.values()], call.deadline, self._at_once
@@ -193,6 +197,13 @@ class EngineBackend:
                             prompt_tokens += emission.prompt_tokens
                             cached_tokens += emission.cached_tokens
         yield Chunk(usage=Usage(prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens))
+
+    async def _hold(self, call: BackendRequest) -> Request:
+        """Return the request with the schemas that the engine can hold. Raises InvalidGrammar."""
+        held = await hold(call.request, calls_only=self._calls_only)
+        if held.loosened:
+            call.report_loosened(held)
+        return held.request
 
     async def embed(self, call: BackendRequest) -> Embeddings:
         process = self._process or await self._supervisor.ready(call.deadline)
@@ -238,12 +249,13 @@ class EngineBackend:
     def _prompts(self, request: Request) -> list[Prompt]:
         return _prompts(request, self._thinking)
 
-    def _choices(self, call: BackendRequest) -> Iterator[_ChoiceStream]:
+    def _choices(self, call: BackendRequest, held: Request) -> Iterator[_ChoiceStream]:
+        """`held`: the request with the schemas that the engine can hold."""
         request = call.request
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
             form = info.tool_format if (info := self._supervisor.info) is not None else PLAIN
-            schema = answer_schema(request, calls_only=self._calls_only, form=form)
+            schema = answer_schema(held, calls_only=self._calls_only, form=form)
             frame = call_frame(request, form)
         may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None
         copy_from_prompt = self._restrict_arguments and request.kind == "chat" and request.response_format is None
@@ -278,17 +290,17 @@ class EngineBackend:
                 # model's best guess is the only answer.
                 refusal="end" if call.confidence_tokens > 0 else "skip",
             )
-            yield _ChoiceStream(job, index, request)
+            yield _ChoiceStream(job, index, request, call.id)
 
 
 class _ChoiceStream:
     """One choice of an answer: turns its job's emissions into Chunks."""
 
-    def __init__(self, job: Job, index: int, request: Request) -> None:
+    def __init__(self, job: Job, index: int, request: Request, answer_id: str) -> None:
         self.job = job
         self.index = index
         self.has_tokens = False  # at least one token was generated
-        self._tools = ToolCallParser(request, index) if request.tools else None
+        self._tools = ToolCallParser(request, index, answer_id) if request.tools else None
         self._reasoning = ReasoningParser(inside=job.thinking == "open") if job.thinking else None
 
     def chunk(self, emission: Emission) -> Chunk | None:

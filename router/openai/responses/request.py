@@ -23,11 +23,14 @@ from ...types import (
     ToolChoice,
 )
 from ..request_body import (
+    FUNCTION,
     JSONObject,
     canonical_json,
     extra_of,
     load,
     merge_hints,
+    no_such_tools,
+    other_kinds,
     resume_of,
     sampling_of,
     stop_of,
@@ -81,6 +84,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
         wire = validate(_with_item_types(document), WireResponse)
         _refuse_state(wire)
         tools = _tools(wire.tools or [])
+        kinds = other_kinds([tool.type for tool in wire.tools or ()])
         system = (Message("system", wire.instructions),) if wire.instructions else ()
         items = [WireMessageItem("user", wire.input)] if isinstance(wire.input, str) else wire.input
         messages = (*system, *_messages(items))
@@ -96,7 +100,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
             stop=stop_of(wire.stop),
             stream=wire.stream is True,
             tools=tools,
-            tool_choice=_tool_choice(wire.tool_choice, tools),
+            tool_choice=_tool_choice(wire.tool_choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=_response_format(None if wire.text is None else wire.text.format),
             logprobs=(wire.top_logprobs or 0) if _LOGPROBS in (wire.include or ()) else None,
@@ -177,20 +181,26 @@ def _part(part: WireContent) -> Part:
 
 def _tools(wire: list[WireFunctionTool]) -> tuple[Tool, ...]:
     """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
-    names = [tool.name for tool in wire]
-    for at, name in enumerate(names):
-        if name in names[:at]:
-            param = f"tools[{at}].name"
+    tools: dict[str, Tool] = {}
+    for at, tool in enumerate(wire):
+        if tool.type != FUNCTION:
+            continue
+        param = f"tools[{at}].name"
+        if tool.name is None:
+            raise MissingField(f"`{param}` is missing. Send the function's name.", param=param)
+        if tool.name in tools:
             raise InvalidRequest(f"`{param}`: another tool has the same name. Rename one.", param=param)
-    return tuple([_tool(tool) for tool in wire])
+        parameters = "{}" if tool.parameters is None else canonical_json(tool.parameters)
+        tools[tool.name] = Tool(tool.name, tool.description or "", parameters, tool.strict is True)
+    return tuple(tools.values())
 
 
-def _tool(wire: WireFunctionTool) -> Tool:
-    parameters = "{}" if wire.parameters is None else canonical_json(wire.parameters)
-    return Tool(wire.name, wire.description or "", parameters, wire.strict is True)
-
-
-def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...]) -> ToolChoice:
+def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:
+    """`kinds`: those of the tools that are not functions."""
+    if isinstance(wire, WireFunctionChoice) and wire.type != FUNCTION:
+        raise no_such_tools(wire.type)
+    if wire == "required" and kinds and not tools:
+        raise no_such_tools(kinds)
     if wire is None or wire == "auto":
         return ToolChoice()
     if wire == "none":

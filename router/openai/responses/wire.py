@@ -62,16 +62,18 @@ WireItem = WireMessageItem | WireCallItem | WireCallOutputItem | WireReasoningIt
 
 
 class WireFunctionTool(msgspec.Struct):
-    type: Literal["function"]
-    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    """A tool; only those of type function need a name, and are offered to a model."""
+
+    type: str
+    name: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
     description: str | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
 
 
 class WireFunctionChoice(msgspec.Struct):
-    type: Literal["function"]
-    name: str
+    type: str
+    name: str | None = None
 
 
 class WireTextFormat(msgspec.Struct):

@@ -277,7 +277,16 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
         (chat(logprobs=2), "logprobs", InvalidRequest),
         (chat(stream="yes"), "stream", InvalidRequest),
         (chat(stream_options=[]), "stream_options", InvalidRequest),
-        (chat(tools=[{"type": "web_search"}]), "tools[0].type", InvalidRequest),
+        (chat(tools=[{"type": "web_search"}], tool_choice="required"), "tool_choice", UnsupportedFeature),
+        (
+            chat(tools=[TOOL], tool_choice={"type": "custom", "custom": {"name": "x"}}),
+            "tool_choice",
+            UnsupportedFeature,
+        ),
+        (chat(tools=[TOOL], tool_choice={"type": "function"}), "tool_choice.function", MissingField),
+        (chat(guided_json={"type": "object"}), "guided_json", UnsupportedFeature),
+        (chat(grammar="root ::= [a-z]"), "grammar", UnsupportedFeature),
+        (chat(structured_outputs={"regex": "a"}), "structured_outputs", UnsupportedFeature),
         (chat(tools=[{"type": "function"}]), "tools[0].function", MissingField),
         (chat(tools=[TOOL, TOOL]), "tools[1].function.name", InvalidRequest),
         (chat(tool_choice="required"), "tool_choice", InvalidRequest),
@@ -355,6 +364,24 @@ def test_fields_of_other_servers_are_passed_on(field: str) -> None:
     assert parse_chat(chat(**{field: 1}), NONE).extra == f'{{"{field}":1}}'
 
 
+def test_tools_of_other_kinds_are_accepted_beside_functions() -> None:
+    """Hosted and custom tools that no target here has: the functions are offered, the others are not."""
+    others: list[object] = [
+        {"type": "web_search"},
+        {"type": "custom", "custom": {"name": "x"}},
+        {"type": "mcp", "a": 1},
+    ]
+    assert parse_chat(chat(tools=[*others, TOOL]), NONE).tools == parse_chat(chat(tools=[TOOL]), NONE).tools != ()
+    assert parse_chat(chat(tools=others), NONE).tools == ()
+    assert parse_chat(chat(tools=others, tool_choice="auto"), NONE).tools == ()
+
+
+def test_a_json_object_with_a_schema_has_that_schema() -> None:
+    wanted = parse_chat(chat(response_format={"type": "json_object", "schema": {"enum": [1]}}), NONE).response_format
+    assert wanted is not None
+    assert (wanted.kind, wanted.schema) == ("json_schema", '{"enum":[1]}')
+
+
 @pytest.mark.parametrize(
     ("body", "values"),
     [
@@ -363,7 +390,10 @@ def test_fields_of_other_servers_are_passed_on(field: str) -> None:
             "Use system, developer, user, assistant, tool or function.",
         ),
         (chat(response_format={"type": "json"}), "Use text, json_object or json_schema."),
-        (chat(tools=[{"type": "web_search"}]), "Use function."),
+        (
+            chat(tools=[{"type": "mcp"}, {"type": "web_search"}], tool_choice="required"),
+            "asks for a tool of type mcp, web_search, which no target here has. Name a function, or send `auto`.",
+        ),
         (content({"type": "video_url"}), "Use text, image_url, input_audio, file or refusal."),
         (content({"type": "image_url", "image_url": {"url": "x", "detail": "hi"}}), "Use auto, low or high."),
         (chat(causeway={"prefer": "cloud"}), "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud."),

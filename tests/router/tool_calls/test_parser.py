@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import StreamBroken
+from router.tool_calls.ids import with_own_ids
 from router.tool_calls.parser import ToolCallParser
-from router.types import Message, Request, Tool, ToolCallDelta, ToolChoice
+from router.types import Chunk, Message, Request, Tool, ToolCallDelta, ToolChoice
 
 LAMP = Request(
     kind="chat",
@@ -317,15 +318,28 @@ def test_text_is_held_only_while_it_may_become_a_call() -> None:
     assert ToolCallParser(LAMP).feed("I <b")[0] == "I <b"
 
 
-def test_equal_calls_have_different_ids() -> None:
-    """In one answer and in two turns; the same answer read twice has the same ids."""
+def test_call_ids_are_unique_by_request() -> None:
+    """Equal calls in one answer, in two choices and in two requests; an answer read twice has the same ids."""
 
-    def ids(request: Request) -> list[str | None]:
-        return [call.id for call in ToolCallParser(request).feed(f"{CALL}\n{CALL}")[1]]
+    def ids(choice: int, identity: str) -> list[str | None]:
+        return [call.id for call in ToolCallParser(LAMP, choice, identity).feed(f"{CALL}\n{CALL}")[1]]
 
-    later = Request(kind="chat", model="m", messages=LAMP.messages * 3, tools=LAMP.tools)
-    assert len({*ids(LAMP), *ids(later)}) == 4
-    assert ids(LAMP) == ids(LAMP)
+    assert len({*ids(0, "a"), *ids(1, "a"), *ids(0, "b")}) == 6
+    assert ids(0, "a") == ids(0, "a")
+
+
+def test_another_request_gets_an_answer_with_ids_of_its_own() -> None:
+    """An upstream's ids, in another form, stay; so does everything else."""
+    deltas = ToolCallParser(LAMP, 0, "a").feed(f"{CALL}\n{CALL}")[1]
+    made = Chunk(text="t", tool_calls=deltas)
+    other = with_own_ids(made, "b")
+    assert not {call.id for call in other.tool_calls} & {call.id for call in deltas}
+    assert other == with_own_ids(with_own_ids(made, "c"), "b")
+    assert [(call.name, call.arguments) for call in other.tool_calls] == [
+        (call.name, call.arguments) for call in deltas
+    ]
+    upstream = Chunk(tool_calls=(ToolCallDelta(0, "{}", "a1B2c3D4e", "lamp"), ToolCallDelta(1, "{}")))
+    assert with_own_ids(upstream, "b") == upstream
 
 
 @given(
