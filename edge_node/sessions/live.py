@@ -108,6 +108,16 @@ class LiveSession:
         self._socket = socket
         self._send()
 
+    def disconnect(self, code: CloseCode, error: CausewayError) -> None:
+        """Tell the client why, and close its connection; the session can be resumed over another one."""
+        socket = self._socket
+        if socket is not None:
+            self.stop()
+            self.session.report(error)
+            self._send()
+            self.detach(socket)
+            socket.close(code)
+
     def detach(self, socket: RealtimeSocket) -> bool:
         """Go on without a connection. Returns False if `socket` is no longer the session's."""
         if self._socket is not socket:
