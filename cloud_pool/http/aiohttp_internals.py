@@ -11,6 +11,8 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
+from router.request_line import plain_path
+
 SERVER = "causeway"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -50,7 +52,13 @@ class Request(web.BaseRequest):
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> Request:
-    """Build a request: what `web.Server` takes as `request_factory`."""
+    """Build a request with a plain path: what `web.Server` takes as `request_factory`.
+
+    The message is a named tuple, whose `url` is where `BaseRequest.path` comes from; `raw_path` stays as it was sent.
+    """
+    url = message.url
+    if (path := plain_path(url.raw_path)) != url.raw_path:
+        message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
     return Request(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 

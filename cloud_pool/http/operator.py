@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
+from router.request_line import allowed_methods, served_method
 
 from ..accounts.identity.authenticator import Authenticator
 from ..config.schema import Config
@@ -96,18 +97,20 @@ class OperatorRoutes:
     def _handler(self, http: web.BaseRequest) -> _Handler:
         """Raises AuthenticationFailed, PermissionDenied, NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
-        if handler is not None and (http.method, http.path) in self._free:
+        sent = served_method(http.method, http.headers)
+        if handler is not None and (sent, http.path) in self._free:
             return handler
         caller = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
         caller.require("admin")
         if handler is None and (found := self._more(http)) is not None:
-            if http.method != hdrs.METH_GET:
+            if sent != hdrs.METH_GET:
                 _log.warning("%s %s by %s", http.method, http.path, caller.owner)
             return partial(found, http)
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}. Use {', '.join(self._routes)}.")
-        if http.method != method:
-            raise MethodNotAllowed(f"{http.method} is not allowed here. Use {method}.")
+        if sent != method:
+            allowed = allowed_methods(method)
+            raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {allowed}.", allow=allowed)
         if method == hdrs.METH_POST:
             _log.warning("%s by %s", http.path, caller.owner)
         return handler

@@ -10,8 +10,8 @@ from aiohttp import hdrs, web
 from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
-from router.api.paths import plain_path, takes
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
+from router.request_line import allowed_methods, served_method
 
 from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted
@@ -94,7 +94,6 @@ class Server:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Handle one request. Every error becomes OpenAI's error object with its own status and the request's id."""
-        http = self._with_plain_path(http)
         request_id = read_request_id(http.headers)
         REQUEST.set(request_id)  # the requests of a connection share a task
         try:
@@ -111,12 +110,6 @@ class Server:
         finally:
             self._bodies.release(http)
 
-    def _with_plain_path(self, http: web.BaseRequest) -> web.BaseRequest:
-        """Return the request at the path without doubled and trailing slashes."""
-        if not ("//" in http.path or http.path.endswith("/")):
-            return http
-        return http.clone(rel_url=http.rel_url.with_path(plain_path(http.path), keep_query=True))
-
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
         method, handler = self._routes.get(http.path, ("", None))
@@ -126,13 +119,14 @@ class Server:
             return job
         if handler is None:
             raise NotFound(f"There is nothing at {http.path[:128]}.{self._advice(http.path)}")
-        if http.method != method and not takes(method, http.method, http.path):
-            raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {method}.", allow=method)
+        if served_method(http.method, http.headers) != method:
+            allowed = allowed_methods(method)
+            raise MethodNotAllowed(f"{http.method[:20]} is not allowed here. Use {allowed}.", allow=allowed)
         return handler
 
     def _advice(self, path: str) -> str:
         """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
-        if path in ("/", "/v1", "/v1/"):
+        if path in ("/", "/v1"):
             return f" The API is under /v1: see {OPENAPI_PATH}."
         paths = self.paths
         near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in paths), "")

@@ -64,7 +64,7 @@ class FileApi:
 
     async def _file(self, http: web.BaseRequest) -> web.StreamResponse:
         owner, name = self._reader.caller(http).name, http.path.removeprefix(f"{PATH}/")
-        if http.method == "GET":
+        if http.method != "DELETE":
             return _json(self._store.view(self._store.get(name, owner)))
         await self._store.delete(name, owner)
         return _json(DeletedFile(name))

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from router.api.paths import plain_path, takes
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
+from router.request_line import allowed_methods, served_method
 from router.types import Request
 
 from ..clock import Clock
@@ -99,7 +99,6 @@ class Api:
 
     async def handle(self, http: web.BaseRequest) -> web.StreamResponse:
         """Answer one request. Raises CancelledError only, when the client disconnects."""
-        http = self._with_plain_path(http)
         try:
             return await self._handler(http)(http)
         except ClientGone:
@@ -112,31 +111,23 @@ class Api:
             log.error("%s failed unexpectedly: %s", http.path, redacted(failure))
             return _refusal(http, CausewayError("internal error"))
 
-    def _with_plain_path(self, http: web.BaseRequest) -> web.BaseRequest:
-        """Return the request at the path without doubled and trailing slashes, if there is something only there."""
-        path = http.path
-        if not ("//" in path or path.endswith("/")) or path in self._paths:
-            return http
-        plain = plain_path(path)
-        return http.clone(rel_url=http.rel_url.with_path(plain, keep_query=True)) if self._find(plain) else http
-
-    def _find(self, path: str) -> tuple[str, Handler] | None:
-        found = self._paths.get(path)
-        return found or next((one for pattern, one in self._patterns if pattern.fullmatch(path)), None)
-
     def _handler(self, http: web.BaseRequest) -> Handler:
         """Raises NotFound or MethodNotAllowed."""
-        found = self._paths.get(http.raw_path) or self._find(http.path)
+        found = self._paths.get(http.raw_path) or self._paths.get(http.path)
+        if found is None:
+            found = next((one for pattern, one in self._patterns if pattern.fullmatch(http.path)), None)
         if found is None:
             raise NotFound(f"there is nothing at {http.path[:200]}{self._advice(http.path)}")
         methods, handler = found
-        if http.method != methods and not takes(methods, http.method, http.path):
-            raise MethodNotAllowed(f"{http.path[:200]} takes {methods}, not {http.method[:20]}", allow=methods)
+        method = served_method(http.method, http.headers)
+        if method != methods and method not in methods.split(", "):
+            allowed = allowed_methods(methods)
+            raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
         return handler
 
     def _advice(self, path: str) -> str:
         """What is there instead, where a client's base URL lacks `/v1`, or has it twice."""
-        if path in ("/", "/v1", "/v1/"):
+        if path in ("/", "/v1"):
             return "; the API is under /v1, the page at /console"
         near = next((one for one in (f"/v1{path}", path.removeprefix("/v1")) if one in self._paths), "")
         return f"; did you mean {near}?" if near else ""

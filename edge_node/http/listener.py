@@ -34,7 +34,7 @@ from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
-from .aiohttp_internals import is_between_requests
+from .aiohttp_internals import is_between_requests, make_request
 from .responses import CORS, SERVER, error_response
 from .unix_socket import bind_failure, bind_unix_socket
 
@@ -183,7 +183,7 @@ class HttpListener:
     async def start(self) -> None:
         """Raises ConfigError when an address cannot be bound."""
         # handler_cancellation: a client that disconnects cancels its request.
-        self._http = web.Server(self._serve, handler_cancellation=True)
+        self._http = web.Server(self._serve, request_factory=make_request, handler_cancellation=True)
         loop = asyncio.get_running_loop()
         if self._config.host:
             try:

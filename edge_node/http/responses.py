@@ -300,6 +300,11 @@ class EventStream(_Prebuilt):
             self._ready_bytes = len(events)
             self._loop.call_soon(self._flush)
 
+    def send_head(self) -> None:
+        """Send the head alone, which is the answer to HEAD. Raises ConnectionError when the client is gone."""
+        self._ended = True
+        self._write(self._framed(b""))
+
     def end(self, events: bytes = b"") -> None:
         """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""
         self._ended = True

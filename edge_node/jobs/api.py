@@ -152,6 +152,9 @@ class JobApi:
     ) -> web.StreamResponse:
         stream = EventStream(http, f"Content-Type: {EVENTS}\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n")
         try:
+            if http.method == hdrs.METH_HEAD:
+                stream.send_head()
+                return stream
             reader = EventReader(self._store, self._runner.feed, job_id, owner, last)
             async for events in reader.read(lambda: self._service.draining):
                 stream.send(events)

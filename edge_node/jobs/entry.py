@@ -129,7 +129,7 @@ class JobEntry:
         api = (await self.open()).api
         job_id, _, part = http.path.removeprefix(PATH + "/").partition("/")
         handlers = {"events": api.events, "retry": api.retry, "purge": api.purge}
-        handle = handlers.get(part) or (api.get if http.method == "GET" else api.cancel)
+        handle = handlers.get(part) or (api.cancel if http.method == "DELETE" else api.get)
         return await handle(http, job_id)
 
     async def open(self) -> JobParts:

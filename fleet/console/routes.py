@@ -45,6 +45,9 @@ async def _to_page(_http: web.Request) -> web.StreamResponse:
 
 
 async def _file(path: Path, http: web.Request) -> web.StreamResponse:
+    if path.name == "index.html" and http.raw_path.partition("?")[0].endswith("/"):
+        # The page names its files relative to its plain path.
+        return web.Response(status=308, headers={**HEADERS, "Location": "../console"})
     content = await asyncio.to_thread(path.read_bytes)
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**HEADERS, "ETag": tag}

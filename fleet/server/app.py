@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from prometheus_client.registry import Collector
 
 from router.api import OPENAPI_PATH
@@ -39,6 +39,8 @@ def build_app(routes: Sequence[ApiRoute]) -> web.Application:
     for route in routes:
         handler = route.handler if route.parks else unfinished.finished(route.handler)
         app.router.add_route(route.method, route.path, errors_as_json(handler))
+        if route.method == hdrs.METH_GET:
+            app.router.add_route(hdrs.METH_HEAD, route.path, errors_as_json(handler))
     app.router.add_route("*", "/{path:.*}", nothing_here)
 
     async def drain(_app: web.Application) -> None:

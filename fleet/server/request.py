@@ -8,6 +8,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from router.bundle.protocol import MAX_MESSAGE_BYTES
+from router.request_line import plain_path
 
 SERVER = "causeway"
 
@@ -25,6 +26,13 @@ class NamedRequest(web.Request):
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.Request:
-    """Build a request: what `web.Server` takes as `request_factory`. Bodies have at most MAX_MESSAGE_BYTES."""
+    """Build a request with a plain path: what `web.Server` takes as `request_factory`.
+
+    Bodies have at most MAX_MESSAGE_BYTES. The message is a named tuple, whose `url` is where `Request.path` comes from;
+    `raw_path` stays as it was sent.
+    """
+    url = message.url
+    if (path := plain_path(url.raw_path)) != url.raw_path:
+        message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
     loop = asyncio.get_running_loop()
     return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_MESSAGE_BYTES)

@@ -99,6 +99,22 @@ async def test_on_loopback_probes_need_no_token_and_all_else_does(tmp_path: Path
             assert "causeway_cloud_requests_total" in await answer.text()
 
 
+async def test_head_and_a_slash_too_many_are_served_as_get(tmp_path: Path) -> None:
+    """A probe needs no token for them either, and a call that changes something is no HEAD."""
+    async with serving(state_dir=str(tmp_path)) as (app, http):
+        async with http.head(f"{app.operator_url}/metrics/") as head:
+            assert (head.status, await head.read()) == (200, b"")
+        async with http.head(f"{app.operator_url}/drain") as head:
+            assert head.status == 401
+        async with http.head(f"{app.operator_url}/drain", headers=local(tmp_path)) as head:
+            assert (head.status, head.headers["allow"]) == (405, "POST")
+        async with http.head(f"{app.url}/models/") as head, http.get(f"{app.url}/models") as whole:
+            assert (head.status, head.headers["content-length"]) == (200, whole.headers["content-length"])
+            assert await head.read() == b""
+        async with http.post(f"{app.operator_url}//drain/", headers=local(tmp_path)) as answer:
+            assert (answer.status, answer.history) == (200, ())
+
+
 async def test_operators_show_a_token_of_theirs(issuer: Issuer, tmp_path: Path) -> None:
     """A static one of the operators' file, or a signed one with the scope admin; no caller's token will do."""
     (tmp_path / "operators").write_text("prometheus scrape-secret\n")

@@ -28,8 +28,8 @@ POSTED = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
         "/v2/chat/completions",
         "/chat/completions",
         "/v1/chat",
-        "/v1/chat/completions/",
         "/v1/chat/completions/some-id",
+        "//v1/chat//",
         "/V1/chat/completions",
         "/v1/responses/some-id",
         "/v1/audio/translations",
@@ -57,11 +57,22 @@ def test_no_browser_of_another_origin_may_read_answers(surface: Surface, path: s
         assert not [name for name in reply.headers if name.startswith("access-control-")]
 
 
-def test_a_head_request_gets_no_body(surface: Surface) -> None:
-    reply = surface.send("HEAD", "/v1/models")
-    assert reply.status in (200, 405)
-    assert reply.body == b""
-    assert surface.get("/v1/models").status == 200
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1/chat/completions", "/v1//chat///completions//?a=b"])
+def test_a_slash_too_many_reaches_the_same_handler(surface: Surface, path: str) -> None:
+    chat_answer(surface.post(path, surface.chat_body(max_tokens=2)))
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/v1/models/nothing", "/healthz", "/v1/nothing"])
+def test_head_is_answered_as_get_without_the_body(surface: Surface, path: str) -> None:
+    whole, head = surface.get(path), surface.send("HEAD", path)
+    assert (head.status, head.headers["content-type"]) == (whole.status, whole.headers["content-type"])
+    assert head.headers["content-length"] == whole.headers["content-length"] or path == "/healthz"
+    assert head.body == b""
+
+
+def test_head_where_no_get_is_is_405_without_a_body(surface: Surface) -> None:
+    reply = surface.send("HEAD", "/v1/chat/completions")
+    assert (reply.status, reply.headers["allow"], reply.body) == (405, "POST", b"")
 
 
 def test_a_query_is_ignored(surface: Surface) -> None:

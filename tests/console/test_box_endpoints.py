@@ -42,9 +42,14 @@ async def test_files_come_with_a_strict_policy_and_an_etag(box: Box) -> None:
             assert (again.status, await again.read()) == (304, b"")
 
 
-@pytest.mark.parametrize(
-    "path", ["/console/", "/console/index.html", "/console/../app.py", "/console/%2e%2e/routes.py"]
-)
+async def test_a_slash_after_the_page_leads_to_it(box: Box) -> None:
+    """Its files have relative addresses: under another one the page would be without them."""
+    async with box.session.get("/console/", allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (308, "../console")
+    assert (await box.get("/console/")).body == (await box.get("/console")).body
+
+
+@pytest.mark.parametrize("path", ["/console/index.html", "/console/../app.py", "/console/%2e%2e/routes.py"])
 async def test_nothing_else_is_served(box: Box, path: str) -> None:
     assert (await box.get(path)).status == 404
 

@@ -39,6 +39,16 @@ def heard(file_id: str) -> dict[str, object]:
     return {"type": "input_audio", "input_audio": {"data": file_id, "format": "wav"}}
 
 
+async def test_head_deletes_no_file(tmp_path: Path) -> None:
+    async with filing(tmp_path) as (box, client):
+        note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
+        for path in ("/v1/files/", f"/v1/files/{note.id}", f"/v1/files/{note.id}/content"):
+            whole = await box.get(path)
+            async with box.session.head(path) as head:
+                assert (head.status, await head.read()) == (whole.status, b"")
+        assert await client.files.retrieve(note.id) == note
+
+
 async def test_the_official_client_uploads_lists_names_and_deletes(tmp_path: Path) -> None:
     async with filing(tmp_path) as (box, client):
         note = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")

@@ -242,7 +242,7 @@ async def test_a_tag_that_is_no_text_is_accepted_as_in_a_request(box: Box) -> No
 async def test_without_a_job_nothing_is_opened(box: Box) -> None:
     assert (await box.ask()).status == 200
     assert (await request(box, "GET", "/v1/jobs/job_1")).code == "not_found"
-    assert (await request(box, "PUT", "/v1/jobs")).headers["Allow"] == "GET, POST"
+    assert (await request(box, "PUT", "/v1/jobs")).headers["Allow"] == "GET, HEAD, POST"
     assert box.parts.jobs.stats is None
     assert not await asyncio.to_thread((Path(box.app.config.state_dir) / "jobs-2.sqlite").exists)
 
@@ -258,6 +258,15 @@ async def test_a_corrupt_outbox_is_set_aside_and_said_and_nothing_else_is_lost(t
         assert (await box.get(f"/v1/decisions/{decision}")).status == 200
         assert (await ended(box, await accepted(box)))["status"] == "succeeded"
     assert path.with_name("jobs-2.sqlite.bad").read_bytes().startswith(b"nonsense")
+
+
+async def test_head_changes_no_job_and_waits_for_no_event(tmp_path: Path) -> None:
+    async with running(tmp_path, cloud=JobCloud(), jobs=PROMPT) as box:
+        job = (await submit(box, not_before_ms=3_600_000)).json["id"]
+        for path, kind in ((f"/v1/jobs/{job}", "application/json"), (f"/v1/jobs/{job}/events", "text/event-stream")):
+            async with box.session.head(path) as head:
+                assert (head.status, head.content_type, await head.read()) == (200, kind, b"")
+        assert (await box.get(f"/v1/jobs/{job}/")).json["status"] == "queued"
 
 
 async def test_events_bring_the_answer_while_it_is_made_and_resume(tmp_path: Path) -> None:

@@ -44,6 +44,18 @@ async def test_files_are_served_as_a_cdn_would(plane: Plane) -> None:
     assert same.status == 304
 
 
+async def test_head_is_answered_as_get_and_a_slash_too_many_is_ignored(plane: Plane) -> None:
+    box = plane.box()
+    for path in ("/healthz", "/openapi.json", "/tuf/metadata/root.json", "/tuf/metadata/2.root.json"):
+        whole = await box.send("GET", path)
+        head = await box.send("HEAD", f"{path}/")
+        assert (head.status, head.body) == (whole.status, b"")
+        assert head.headers["content-length"] == whole.headers["content-length"]
+    assert (await box.send("POST", "/v1/token/")).status == (await box.send("POST", "/v1/token")).status != 404
+    page = await box.send("GET", "/console/")
+    assert page.body == (await box.send("GET", "/console")).body
+
+
 @pytest.mark.parametrize(
     "path",
     [

@@ -291,6 +291,17 @@ async def test_a_malformed_body_is_400(http: aiohttp.ClientSession, body: bytes)
         assert response.status in (400, 413)
 
 
+async def test_head_changes_no_job_and_waits_for_no_event(http: aiohttp.ClientSession) -> None:
+    _, job = await submit(http)
+    paths = {f"/v1/jobs/{job['id']}": "application/json", f"/v1/jobs/{job['id']}/events": "text/event-stream"}
+    for path, kind in paths.items():
+        for _ in range(2):  # a connection that is in order takes the next request, and the stream's share is free again
+            async with http.head(path) as head:
+                assert (head.status, head.content_type, await head.read()) == (200, kind, b"")
+    async with http.get(f"/v1/jobs/{job['id']}") as response:
+        assert (await response.json())["status"] == "queued"
+
+
 async def test_unknown_methods_are_405_and_unknown_paths_404(http: aiohttp.ClientSession) -> None:
     async with http.put("/v1/jobs") as response:
         assert response.status == 405

@@ -146,6 +146,10 @@ async def test_a_batch_ends_with_an_output_and_an_error_file(
     output = await client.files.retrieve(str(ended.output_file_id))
     assert output.purpose == "batch_output"
     assert output.bytes == len((await client.files.content(output.id)).content)
+    async with aiohttp.ClientSession(str(client.base_url), headers=client.auth_headers) as http:
+        for _ in range(2):  # a connection that is in order takes the next request
+            async with http.head(f"files/{output.id}/content") as head:
+                assert (head.status, head.content_length, await head.read()) == (200, output.bytes, b"")
 
 
 BAD_LINES = {

@@ -144,7 +144,8 @@ class BatchApi:
         headers = {"content-type": "application/octet-stream", "x-request-id": REQUEST.get()}
         response = web.StreamResponse(headers=headers)
         response.content_length = file.bytes
-        await begin_response(response, request)
+        if not await begin_response(response, request):
+            return response
         try:
             await write_chunk(response, first)
             async for piece in pieces:

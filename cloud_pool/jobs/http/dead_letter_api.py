@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import InvalidRequest, MethodNotAllowed, NotFound
+from router.request_line import allowed_methods, served_method
 
 from ..store.job_store import JobStore
 from ..store.replies import DeadLetter
@@ -53,8 +54,9 @@ class DeadLetterApi:
             method, handle = hdrs.METH_POST, partial(self._change, job, self._jobs.retry, "queued")
         elif job:
             method, handle = hdrs.METH_DELETE, partial(self._change, job, self._jobs.purge, "purged")
-        if request.method != method:
-            raise MethodNotAllowed(f"{request.method[:20]} is not possible here. Use {method}.", allow=method)
+        if served_method(request.method, request.headers) != method:
+            allowed = allowed_methods(method)
+            raise MethodNotAllowed(f"{request.method[:20]} is not possible here. Use {allowed}.", allow=allowed)
         return handle
 
     async def _list(self, request: web.BaseRequest) -> web.StreamResponse:

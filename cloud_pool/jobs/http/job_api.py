@@ -12,7 +12,6 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.api.paths import takes
 from router.errors import (
     AuthenticationFailed,
     IdentityUnavailable,
@@ -28,6 +27,7 @@ from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
+from router.request_line import allowed_methods, served_method
 from router.trackers.fair_share import FairShare
 
 from ...accounts.identity.principal import Principal, Scope
@@ -137,12 +137,11 @@ class JobApi:
             match = candidate.pattern.fullmatch(request.path)
             if match is None:
                 continue
-            is_head = request.method == "HEAD" and takes("GET", "HEAD", request.path)
-            handle = candidate.methods.get("GET" if is_head else request.method)
+            handle = candidate.methods.get(served_method(request.method, request.headers))
             if handle is None:
                 raise MethodNotAllowed(
                     f"{request.method[:20]} is not possible here. Use {' or '.join(candidate.methods)}.",
-                    allow=", ".join(candidate.methods),
+                    allow=allowed_methods(", ".join(candidate.methods)),
                 )
             return partial(self._handle, handle, match[1] if match.re.groups else "", candidate.scopes)
         return None
@@ -296,7 +295,8 @@ class JobApi:
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         headers["x-request-id"] = REQUEST.get()
         response = web.StreamResponse(headers=headers)
-        await begin_response(response, request)
+        if not await begin_response(response, request):
+            return response
         try:
             check = partial(self._still_accepted, request)
             async for data in EventReader(self._db, self._jobs, job, owner, last, check=check).read():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import anyio
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone, InvalidRequest
 from router.numbers import whole_number
@@ -57,12 +57,16 @@ def read_page(request: web.BaseRequest) -> tuple[int, str]:
     return limit, request.query.get("after", "")[:80]
 
 
-async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> None:
-    """Send the head. Raises ClientGone: the client left before it."""
+async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:
+    """Send the head. Returns whether a body follows, which it does not for HEAD.
+
+    Raises ClientGone: the client left before it.
+    """
     try:
         await response.prepare(request)
     except ConnectionError as error:
         raise ClientGone("the client left before its response began") from error
+    return request.method != hdrs.METH_HEAD
 
 
 async def write_chunk(response: web.StreamResponse, data: bytes) -> None:
