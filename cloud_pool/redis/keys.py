@@ -146,6 +146,7 @@ _TENANTS = _keys(
     ("reserved", "hash", "ttl", "the longest reservation", "what requests in progress may cost"),
     ("reserved:ends", "zset", "ttl", "the longest reservation", "reservations by their end"),
     ("batch:<id>", "string", "ttl", "a day", "mark of usage that was added"),
+    ("charge:<id>", "string", "ttl", "two minutes", "mark of a charge of the buckets that was made"),
 )
 _SHARED = (
     *_keys("accounts", "causeway:", ("layout", "string", "fixed", "one number", "version of the keys of accounts")),

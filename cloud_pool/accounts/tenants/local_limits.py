@@ -35,6 +35,7 @@ class LocalLimits:
         self._day = day
         self._used_micro_usd = used_micro_usd
         self._spent_micro_usd = 0
+        self.doubtful: dict[str, tuple[float, float]] = {}  # charges that Redis may have made, too: requests, tokens
         self._reserved: dict[str, tuple[Reservation, float]] = {}  # by id, with when it ends (monotonic, s)
 
     def take(self, reservation: Reservation, ends_at: float, day: str, now: float) -> tuple[Exhausted, float]:
@@ -67,6 +68,10 @@ class LocalLimits:
     def debit_tokens(self, amount: float) -> None:
         """Take tokens, also into debt; a negative amount is a refund."""
         self._tokens = self._tokens.debited(amount, self._token_capacity)
+
+    def doubt(self, charge: str, requests: float, tokens: float) -> None:
+        """Note a charge that was made here after its reply from Redis was lost: Redis may have made it, too."""
+        self.doubtful[charge] = min(requests, self._request_capacity), min(tokens, self._token_capacity)
 
     def settle(self, charge: Charge, day: str) -> None:
         """Replace a reservation of this gateway by what it has cost; one that was made in Redis is settled there."""

@@ -8,6 +8,9 @@ A request reserves its tokens and the most that it may cost before it begins; wh
    it never was. `local_checks` counts these requests.
 3. Redis answers again, which is tried in the background: what was handed out alone is taken from its buckets and
    budgets first, then (1).
+
+Each charge has an id, which Redis remembers: one whose reply was lost, so that a cluster's client repeats it or this
+gateway makes it again by itself, counts once.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from .redis_keys import (
     GATEWAYS_KEY,
     READS,
     SUBMISSIONS,
+    charge_key,
     requests_key,
     reservation_ends_key,
     reserved_key,
@@ -50,6 +54,7 @@ SETTLE_SCRIPT: Final = load_script(_LUA, "settle", _TOKEN_BUCKET)
 RESTORE_SCRIPT: Final = load_script(_LUA, "restore", _TOKEN_BUCKET, _BUDGET)
 GATEWAYS_SCRIPT: Final = load_script(_LUA, "gateways")
 _MAX_LOCAL_TENANTS = 10_000
+_CHARGE_MS = 120_000  # how long Redis remembers a charge, to make one that comes again only once
 _ALIVE_S = 10.0  # how long a gateway counts after its last sign, or three flushes if that is longer
 _FLUSH_TIMEOUT_S = 1.0
 _RESERVED_RETRY_S = 2.0  # while the rest of a budget is reserved: requests end at any time
@@ -158,50 +163,62 @@ class TenantRateLimiter:
     # --- with Redis ------------------------------------------------------------------------------------------------
 
     async def _check(self, limits: TenantLimits, reservation: Reservation, lifetime_s: float) -> RateLimited | None:
+        charge = ""
         if not self._alone:
+            charge = secrets.token_hex(8)
             try:
                 with anyio.fail_after(self._config.redis_timeout_s):
-                    return await self._check_in_redis(limits, reservation, lifetime_s)  # (1)
+                    return await self._check_in_redis(limits, reservation, lifetime_s, charge)  # (1)
             except (RedisError, OSError, TimeoutError) as error:
                 self._failed(reservation.tenant, error)
         if self._redis is not None:
             self.local_checks += 1
-        return self._check_locally(limits, reservation, lifetime_s)  # (2)
+        refusal = self._check_locally(limits, reservation, lifetime_s)  # (2)
+        if charge and refusal is None:
+            requests = min(float(reservation.sequences), limits.request_capacity)
+            self._local_limits(reservation.tenant, limits).doubt(charge, requests, float(reservation.tokens))
+        return refusal
 
     async def _check_in_redis(
-        self, limits: TenantLimits, reservation: Reservation, lifetime_s: float
+        self, limits: TenantLimits, reservation: Reservation, lifetime_s: float, charge: str
     ) -> RateLimited | None:
         tenant = reservation.tenant
         budget = round(limits.usd_per_day * MICRO_USD_PER_USD)
         requests = min(float(reservation.sequences), limits.request_capacity)
         amounts: list[float | str] = list(_rates(limits, requests, float(reservation.tokens)))
         amounts += [budget, reservation.micro_usd, reservation.id, reservation.fence, lifetime_s]
-        kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts)
+        kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts, charge)
         if kind == "day":
             self.day.follow(wait_ms / 1000.0)
-            kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts)
+            kind, wait_ms, spent, reserved = await self._take_today(tenant, amounts, charge)
         if reservation.micro_usd:
             _remember(self._used, tenant, (self.day.name, spent + reserved))
         return self._error(kind, wait_ms / 1000.0, limits, reservation, left=budget - spent)
 
-    async def _take_today(self, tenant: str, amounts: list[float | str]) -> tuple[str, int, int, int]:
+    async def _take_today(self, tenant: str, amounts: list[float | str], charge: str) -> tuple[str, int, int, int]:
         keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, self.day.name)]
-        keys += [reserved_key(tenant), reservation_ends_key(tenant)]
-        reply = await self._take(keys, [self._now_s(), *amounts, self.day.number])
+        keys += [reserved_key(tenant), reservation_ends_key(tenant), charge_key(tenant, charge)]
+        reply = await self._take(keys, [self._now_s(), *amounts, self.day.number, _CHARGE_MS])
         exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
         return exhausted.decode() if isinstance(exhausted, bytes) else exhausted, wait_ms, spent, reserved
 
     async def _settle_tokens(self, tenant: str, amount: int) -> None:
         limits = self._config.limits(tenant)
         rate, capacity = limits.tokens_per_minute / 60.0, float(limits.tokens_per_minute)
+        charge = ""
         if not self._alone:
+            charge = secrets.token_hex(8)
+            keys = [tokens_key(tenant), charge_key(tenant, charge)]
             try:
                 with anyio.fail_after(self._config.redis_timeout_s):
-                    await self._settle([tokens_key(tenant)], [self._now_s(), rate, capacity, amount])
+                    await self._settle(keys, [self._now_s(), rate, capacity, amount, _CHARGE_MS])
                 return
             except (RedisError, OSError, TimeoutError) as error:
                 self._failed(tenant, error)
-        self._local_limits(tenant, limits).debit_tokens(amount)
+        local = self._local_limits(tenant, limits)
+        local.debit_tokens(amount)
+        if charge:
+            local.doubt(charge, 0.0, float(amount))
 
     async def _meet(self) -> None:
         alive_s = max(_ALIVE_S, 3 * self._config.usage_flush_s)
@@ -229,12 +246,15 @@ class TenantRateLimiter:
         limits, now = self._limits_of(tenant), self._clock()
         requests, tokens = local.missing(now)
         keys = [requests_key(tenant), tokens_key(tenant), reserved_key(tenant), reservation_ends_key(tenant)]
+        keys += [charge_key(tenant, charge) for charge in local.doubtful]
+        doubtful = [amount for amounts in local.doubtful.values() for amount in amounts]
         reservations = [
             part
             for each, lifetime_s in local.reservations(now)
             for part in (each.id, each.fence, each.micro_usd, lifetime_s)
         ]
-        await self._restore(keys, [self._now_s(), *_rates(limits, requests, tokens), *reservations])
+        rates = _rates(limits, requests, tokens)
+        await self._restore(keys, [self._now_s(), *rates, len(local.doubtful), *doubtful, *reservations])
 
     def _limits_of(self, bucket: str) -> TenantLimits:
         """Return the limits of a tenant's requests, of its submissions, or of its reads."""

@@ -38,5 +38,10 @@ def batch_key(tenant: str, batch: str) -> str:
     return f"causeway:tenant:{{{tenant}}}:batch:{batch}"
 
 
+def charge_key(tenant: str, charge: str) -> str:
+    """Mark of a charge that Redis has made: it may be asked for again, because the reply was lost."""
+    return f"causeway:tenant:{{{tenant}}}:charge:{charge}"
+
+
 GATEWAYS_KEY = "causeway:tenants:gateways"
 """The gateways that share the tenants' limits."""

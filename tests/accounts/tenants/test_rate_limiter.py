@@ -8,9 +8,11 @@ import random
 import msgspec
 import pytest
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
+from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
 from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.http.responses import error_response
@@ -98,6 +100,63 @@ async def test_reads_have_a_rate_unless_it_is_off(clock: Clock) -> None:
     for _ in range(2000):
         await unlimited.take_read("flood")
         await unlimited.take_submission("flood")
+
+
+class LossyRelay:
+    """Stands between a client and Redis; where `loses`, it cuts the connection in place of a script's reply."""
+
+    def __init__(self, port: int) -> None:
+        self._redis_port = port
+        self.loses = False
+        self.lost = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection("127.0.0.1", self._redis_port)
+        while data := await reader.read(1 << 16):
+            to_redis.write(data)
+            reply = await from_redis.read(1 << 16)
+            if self.loses and b"EVALSHA" in data.upper():
+                self.lost += 1
+                break
+            writer.write(reply)
+        for each in (writer, to_redis):
+            each.close()
+
+
+async def test_a_charge_whose_reply_was_lost_counts_once(client: redis.asyncio.Redis, clock: Clock) -> None:
+    """Redis made it; the gateway, which cannot know, makes it again by itself, and Redis tells them apart later."""
+    relay = LossyRelay(int(client.connection_pool.connection_kwargs["port"]))
+    listener = await asyncio.start_server(relay.connected, "127.0.0.1", 0)
+    lossy = redis.asyncio.Redis(port=listener.sockets[0].getsockname()[1], retry=Retry(NoBackoff(), 0))
+    limiter = budgets(TenantLimits(requests_per_s=0.001, burst=10, tokens_per_minute=6000), lossy, clock)
+    try:
+        await limiter.reserve("acme", Demand(tokens=100))
+        relay.loses = True
+        await limiter.reserve("acme", Demand(tokens=200))
+        assert (relay.lost, limiter.local_checks) == (1, 1)
+        relay.loses = False
+        clock.now += 1.0
+        await limiter.flush()
+        level = await client.hget("causeway:tenant:{acme}:requests", "level")
+        assert float(level or 0) == pytest.approx(8.0, abs=0.01)
+        tokens = await client.hget("causeway:tenant:{acme}:tokens", "level")
+        assert float(tokens or 0) >= 5700.0
+    finally:
+        await lossy.aclose()
+        listener.close()
+
+
+async def test_a_repeated_charge_is_made_once(client: redis.asyncio.Redis, clock: Clock) -> None:
+    """As the client of a cluster repeats a script whose reply was lost: with the same arguments."""
+    take = client.register_script(TAKE_SCRIPT)
+    settle = client.register_script(SETTLE_SCRIPT)
+    names = ("requests", "tokens", "usage:x", "reserved", "reserved:ends", "charge:1")
+    keys = [f"causeway:tenant:{{acme}}:{name}" for name in names]
+    for _ in range(2):
+        assert (await take(keys, [clock(), 1, 10, 3, 1, 100, 40, 0, 0, "", 0, 60, 0, 60_000]))[0] == b""
+        await settle([keys[1], f"{keys[5]}s"], [clock(), 1, 100, 10, 60_000])
+    levels = [float(await client.hget(key, "level") or 0) for key in keys[:2]]
+    assert levels == [7.0, 50.0]
 
 
 async def test_two_gateways_share_a_burst(client: redis.asyncio.Redis, clock: Clock) -> None:
