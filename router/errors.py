@@ -372,6 +372,12 @@ class CloudFailed(BackendError):
     code = "cloud_failed"
 
 
+class CloudUnreadable(CloudFailed):
+    """The cloud answered 200 with something that is not an answer. It does not count against the breaker."""
+
+    code = "cloud_unreadable"
+
+
 class StreamBroken(BackendError):
     """The answer stopped before its end."""
 

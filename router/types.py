@@ -37,22 +37,30 @@ AUTO = "auto"
 # --- the request -----------------------------------------------------------------------------------------------------
 
 
+# `extra` of parts, messages, calls and tools: a canonical JSON object of their fields that we do not interpret, which
+# travel to the target and are part of cache keys; "" for none.
+
+
 class TextPart(msgspec.Struct, frozen=True, tag="text"):
     text: str
+    extra: str = ""
 
 
 class ImagePart(msgspec.Struct, frozen=True, tag="image"):
     url: str
     detail: str = "auto"
+    extra: str = ""
 
 
 class AudioPart(msgspec.Struct, frozen=True, tag="audio"):
     data: str  # base64
     format: str
+    extra: str = ""
 
 
 class FilePart(msgspec.Struct, frozen=True, tag="file"):
     document: str  # canonical JSON of OpenAI's `file` object
+    extra: str = ""
 
 
 Part = TextPart | ImagePart | AudioPart | FilePart
@@ -62,6 +70,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str
     name: str
     arguments: str  # JSON text
+    extra: str = ""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -70,6 +79,7 @@ class Message(msgspec.Struct, frozen=True):
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    extra: str = ""
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -77,6 +87,7 @@ class Tool(msgspec.Struct, frozen=True):
     description: str = ""
     parameters: str = "{}"  # canonical JSON schema
     strict: bool = False
+    extra: str = ""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -212,6 +223,7 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
     arguments: str = ""
     id: str | None = None
     name: str | None = None
+    extra: str = ""  # canonical JSON object of the call's fields that we do not interpret; "" for none
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -251,6 +263,8 @@ class Chunk(msgspec.Struct, frozen=True):
     refusal: str | None = None
     resume: str = ""  # continue token, on the last chunk of an answer that was cut short
     reasoning: str = ""  # what the model thinks before its answer; never part of `text`
+    extra: str = ""  # canonical JSON object of the message's fields that we do not interpret; "" for none
+    note: str = ""  # how the target's answer was read, for the decision record; the client does not get it
 
 
 class Label(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from ..errors import StreamBroken
 from ..types import Chunk, Request, TokenAlternative, TokenLogprob, ToolCallDelta, Usage
 from .completions import TokenOffsets, completion_logprobs, finite
 from .error_body import error_event
+from .extra import with_extra
 
 _encode = msgspec.json.Encoder().encode
 DONE: Final = b"data: [DONE]\n\n"
@@ -97,13 +98,13 @@ class AnswerEncoder:
 
 def has_content(chunk: Chunk) -> bool:
     said = chunk.text or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None
-    return bool(said or chunk.finish_reason or chunk.logprobs)
+    return bool(said or chunk.finish_reason or chunk.logprobs or chunk.extra)
 
 
 def is_text_alone(chunk: Chunk) -> bool:
     """Whether the event of this chunk differs from that of another one in nothing but the text."""
     more = chunk.logprobs or chunk.tool_calls or chunk.reasoning or chunk.refusal is not None or chunk.resume
-    return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage)
+    return bool(chunk.text) and not (more or chunk.finish_reason or chunk.usage or chunk.extra)
 
 
 def identity(answer_id: str, created: int) -> tuple[bytes, bytes]:
@@ -231,7 +232,7 @@ class ChatChoiceFormat:
         return b'{"index":%d,"delta":{"content":' % index, b'},"logprobs":null,"finish_reason":null}'
 
     def delta(self, chunk: Chunk, offset: int) -> bytes:
-        if chunk.tool_calls or chunk.refusal is not None or chunk.reasoning:
+        if chunk.tool_calls or chunk.refusal is not None or chunk.reasoning or chunk.extra:
             delta = _chat_delta(chunk)
         else:
             delta = b'"content":' + _encode(chunk.text) if chunk.text else b""
@@ -249,7 +250,8 @@ class ChatChoiceFormat:
         calls = b',"tool_calls":' + _encode([_call(call) for call in chunk.tool_calls]) if chunk.tool_calls else b""
         logprobs = _chat_logprobs(chunk.logprobs) if self._logprobs and chunk.logprobs else b"null"
         thought = b',"reasoning_content":' + _encode(chunk.reasoning) if chunk.reasoning else b""
-        message = b'"role":"assistant","content":%b,"refusal":%b%b%b' % (content, refusal, thought, calls)
+        extra = b"," + chunk.extra[1:-1].encode() if chunk.extra else b""
+        message = b'"role":"assistant","content":%b,"refusal":%b%b%b%b' % (content, refusal, thought, calls, extra)
         return b'{"index":%d,"message":{%b},"logprobs":%b,"finish_reason":%b}' % (
             chunk.index,
             message,
@@ -308,16 +310,20 @@ def _chat_delta(chunk: Chunk) -> bytes:
         parts.append(b'"refusal":' + _encode(chunk.refusal))
     if chunk.tool_calls:
         parts.append(b'"tool_calls":' + _encode([_call_delta(call) for call in chunk.tool_calls]))
+    if chunk.extra:
+        parts.append(chunk.extra[1:-1].encode())
     return b",".join(parts)
 
 
-def _call_delta(call: ToolCallDelta) -> AnswerCallDelta:
+def _call_delta(call: ToolCallDelta) -> AnswerCallDelta | msgspec.Raw:
     function = _FunctionDelta(call.arguments, call.name)
-    return AnswerCallDelta(call.index, function, call.id, None if call.id is None else "function")
+    wire = AnswerCallDelta(call.index, function, call.id, None if call.id is None else "function")
+    return with_extra(_encode(wire), call.extra) if call.extra else wire
 
 
-def _call(call: ToolCallDelta) -> AnswerCall:
-    return AnswerCall(call.id or "", _FunctionDelta(call.arguments, call.name or ""))
+def _call(call: ToolCallDelta) -> AnswerCall | msgspec.Raw:
+    wire = AnswerCall(call.id or "", _FunctionDelta(call.arguments, call.name or ""))
+    return with_extra(_encode(wire), call.extra) if call.extra else wire
 
 
 def _chat_logprobs(tokens: Iterable[TokenLogprob]) -> bytes:

@@ -27,8 +27,9 @@ from .answer import (
     whole_rest,
     with_resume,
 )
+from .extra import merged_extra
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of `encode_chunks`' format: increase it when Chunk, or a struct inside it, changes its fields."""
 
 
@@ -46,6 +47,8 @@ class StoredChunk(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     refusal: str | None
     resume: str
     reasoning: str
+    extra: str
+    note: str
 
 
 class _Stored(msgspec.Struct, array_like=True):
@@ -183,9 +186,10 @@ def is_keepable(request: Request, choices: Iterable[Chunk], usage: Usage) -> boo
 
 
 class _MergedCall:
-    __slots__ = ("arguments", "id", "name")
+    __slots__ = ("arguments", "extra", "id", "name")
 
     def __init__(self) -> None:
+        self.extra: list[str] = []
         self.id: str | None = None
         self.name: str | None = None
         self.arguments: list[str] = []
@@ -195,8 +199,10 @@ class _MergedChoice:
     __slots__ = (
         "calls",
         "confidence",
+        "extra",
         "finish_reason",
         "logprobs",
+        "note",
         "reasoning",
         "refusal",
         "refused",
@@ -218,12 +224,17 @@ class _MergedChoice:
         self.refused = False
         self.resume = ""
         self.reasoning: list[str] = []
+        self.extra: list[str] = []
+        self.note = ""
 
     def add(self, chunk: Chunk) -> None:
         if chunk.text:
             self.text.append(chunk.text)
         if chunk.reasoning:
             self.reasoning.append(chunk.reasoning)
+        if chunk.extra:
+            self.extra.append(chunk.extra)
+        self.note = chunk.note or self.note
         self.tokens += chunk.tokens
         if chunk.logprobs:
             self.logprobs.extend(chunk.logprobs)
@@ -242,6 +253,8 @@ class _MergedChoice:
         call.id = call.id or delta.id
         call.name = call.name or delta.name
         call.arguments.append(delta.arguments)
+        if delta.extra:
+            call.extra.append(delta.extra)
 
     def end(self, index: int) -> Chunk:
         if self.finish_reason is None:
@@ -252,7 +265,7 @@ class _MergedChoice:
             tokens=self.tokens,
             tool_calls=tuple(
                 [
-                    ToolCallDelta(at, "".join(call.arguments), call.id, call.name)
+                    ToolCallDelta(at, "".join(call.arguments), call.id, call.name, merged_extra(call.extra))
                     for at, call in sorted(self.calls.items())
                 ]
             ),
@@ -262,4 +275,6 @@ class _MergedChoice:
             refusal="".join(self.refusal) if self.refused else None,
             resume=self.resume,
             reasoning="".join(self.reasoning),
+            extra=merged_extra(self.extra),
+            note=self.note,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
 from ..types import (
@@ -19,6 +19,8 @@ from ..types import (
     ToolCall,
     ToolChoice,
 )
+from .extra import JSONObject
+from .extra import extra_of as inner_extra
 from .request_body import (
     FUNCTION,
     canonical_json,
@@ -35,20 +37,36 @@ from .request_body import (
     validate,
 )
 from .wire import (
+    WireAudio,
     WireChat,
     WireChoice,
     WireFormat,
     WireFunction,
+    WireFunctionCall,
     WireImage,
+    WireImageUrl,
     WireInputAudio,
     WireMessage,
     WirePart,
     WireRefusal,
     WireText,
     WireTool,
+    WireToolCall,
 )
 
 _FIELDS: Final = frozenset(WireChat.__struct_fields__)
+_MESSAGE: Final = frozenset(WireMessage.__struct_fields__)
+_CALL: Final = frozenset(WireToolCall.__struct_fields__)
+_CALL_FUNCTION: Final = frozenset(WireFunctionCall.__struct_fields__)
+_TOOL: Final = frozenset(WireTool.__struct_fields__)
+_FUNCTION: Final = frozenset(WireFunction.__struct_fields__)
+# By type: the field of a part that has its content, and the fields of that.
+_PARTS: Final[dict[object, tuple[str, frozenset[str]]]] = {
+    "text": ("text", frozenset()),
+    "refusal": ("refusal", frozenset()),
+    "image_url": ("image_url", frozenset(WireImageUrl.__struct_fields__)),
+    "input_audio": ("input_audio", frozenset(WireAudio.__struct_fields__)),
+}
 
 
 def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Request:
@@ -65,12 +83,13 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
         document = load(body)
         wire = validate(document, WireChat)
         _refuse_legacy(wire)
-        tools = _tools(wire.tools) if wire.tools else ()
+        tools = _tools(wire.tools, _raw(document, "tools")) if wire.tools else ()
         kinds = other_kinds([tool.type for tool in wire.tools or ()])
+        raw = _raw(document, "messages")
         return Request(
             kind="chat",
             model=wire.model,
-            messages=tuple([_message(message, at) for at, message in enumerate(wire.messages)]),
+            messages=tuple([_message(message, at, raw[at]) for at, message in enumerate(wire.messages)]),
             max_tokens=_token_limit(wire),
             limit_name="max_tokens" if wire.max_completion_tokens is None else "max_completion_tokens",
             sampling=sampling_of(wire),
@@ -111,17 +130,28 @@ def _logprobs(wire: WireChat) -> int | None:
     return None
 
 
-def _message(wire: WireMessage, at: int) -> Message:
+def _raw(document: JSONObject, name: str) -> list[JSONObject]:
+    """Return a list of objects as it was sent; its types have been checked."""
+    return cast("list[JSONObject]", document.get(name) or [])
+
+
+def _message(wire: WireMessage, at: int, raw: JSONObject) -> Message:
     role, content = wire.role, wire.content
+    extra = inner_extra(raw, _MESSAGE)
     if (role == "user" or role == "system") and type(content) is str and not wire.tool_calls:
-        return Message(role, content, wire.name)  # the usual message
+        return Message(role, content, wire.name, extra=extra)  # the usual message
     path = f"messages[{at}]"
     _check(wire, path)
     if content is None and wire.refusal is not None:
         content = wire.refusal  # an assistant's refusal is read as its text
-    parts = tuple([_part(part) for part in content]) if isinstance(content, list) else content
-    calls = tuple([ToolCall(call.id, call.function.name, call.function.arguments) for call in wire.tool_calls or ()])
-    return Message(role, parts, wire.name, calls, wire.tool_call_id)
+    parts = content if not isinstance(content, list) else tuple(map(_part, content, _raw(raw, "content")))
+    calls = tuple(map(_call, wire.tool_calls or (), _raw(raw, "tool_calls")))
+    return Message(role, parts, wire.name, calls, wire.tool_call_id, extra)
+
+
+def _call(wire: WireToolCall, raw: JSONObject) -> ToolCall:
+    extra = inner_extra(raw, _CALL, "function", _CALL_FUNCTION)
+    return ToolCall(wire.id, wire.function.name, wire.function.arguments, extra)
 
 
 def _check(wire: WireMessage, path: str) -> None:
@@ -144,16 +174,18 @@ def _check(wire: WireMessage, path: str) -> None:
         raise MissingField(f"`{path}.name` is missing. Send the function's name.", param=f"{path}.name")
 
 
-def _part(wire: WirePart) -> Part:
+def _part(wire: WirePart, raw: JSONObject) -> Part:
+    if not isinstance(wire, WireText | WireRefusal | WireImage | WireInputAudio):
+        return FilePart(canonical_json(wire.file), inner_extra(raw, frozenset({"type", "file"})))
+    inner, known = _PARTS[raw["type"]]
+    extra = inner_extra(raw, frozenset({"type", inner}), inner, known)
     if isinstance(wire, WireText):
-        return TextPart(wire.text)
+        return TextPart(wire.text, extra)
     if isinstance(wire, WireRefusal):
-        return TextPart(wire.refusal)
+        return TextPart(wire.refusal, extra)
     if isinstance(wire, WireImage):
-        return ImagePart(wire.image_url.url, wire.image_url.detail or "auto")
-    if isinstance(wire, WireInputAudio):
-        return AudioPart(wire.input_audio.data, wire.input_audio.format)
-    return FilePart(canonical_json(wire.file))
+        return ImagePart(wire.image_url.url, wire.image_url.detail or "auto", extra)
+    return AudioPart(wire.input_audio.data, wire.input_audio.format, extra)
 
 
 def _refuse_legacy(wire: WireChat) -> None:
@@ -171,9 +203,9 @@ def _legacy(old: str, new: str, param: str) -> InvalidRequest:
     return UnsupportedFeature(f"`{param}`: OpenAI replaced `{old}` by `{new}`. Use `{new}`.", param=param)
 
 
-def _tools(wire: list[WireTool]) -> tuple[Tool, ...]:
+def _tools(wire: list[WireTool], raw: list[JSONObject]) -> tuple[Tool, ...]:
     """Raises InvalidRequest if two tools share a name: a call would be ambiguous."""
-    functions: dict[str, WireFunction] = {}
+    functions: dict[str, Tool] = {}
     for at, tool in enumerate(wire):
         if tool.type != FUNCTION:
             continue
@@ -182,13 +214,14 @@ def _tools(wire: list[WireTool]) -> tuple[Tool, ...]:
             raise MissingField(f"`{param}` is missing. Send an object with `name`.", param=param)
         if tool.function.name in functions:
             raise InvalidRequest(f"`{param}.name`: another tool has the same name. Rename one.", param=f"{param}.name")
-        functions[tool.function.name] = tool.function
-    return tuple([_tool(function) for function in functions.values()])
+        functions[tool.function.name] = _tool(tool.function, raw[at])
+    return tuple(functions.values())
 
 
-def _tool(function: WireFunction) -> Tool:
+def _tool(function: WireFunction, raw: JSONObject) -> Tool:
+    extra = inner_extra(raw, _TOOL, "function", _FUNCTION)
     parameters = "{}" if function.parameters is None else canonical_json(function.parameters)
-    return Tool(function.name, function.description or "", parameters, function.strict is True)
+    return Tool(function.name, function.description or "", parameters, function.strict is True, extra)
 
 
 def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:

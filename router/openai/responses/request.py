@@ -128,8 +128,6 @@ def _refuse_state(wire: WireResponse) -> None:
     for name in ("previous_response_id", "conversation", "prompt"):
         if getattr(wire, name) is not None:
             raise UnsupportedFeature(f"`{name}`: {_NOT_STORED}", param=name)
-    if wire.store:
-        raise UnsupportedFeature(f"`store`: {_NOT_STORED}", param="store")
     if wire.background:
         raise UnsupportedFeature("`background`: answers are not stored. Use `stream`, or a job.", param="background")
     if wire.truncation == "auto":

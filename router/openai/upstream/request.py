@@ -1,7 +1,8 @@
 """Request → the body for an OpenAI-compatible server. Routing hints are never sent.
 
 The sampling extensions have vLLM's names. A stream always requests its usage, which is counted and billed, whatever the
-client requests.
+client requests, unless the server is known to refuse that. Fields of messages, parts, tools and calls that we do not
+interpret are sent as they came.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from ..types import AudioPart, FilePart, ImagePart, Message, Part, Request, TextPart, Tool, ToolCall
+from ...types import AudioPart, FilePart, ImagePart, Message, Part, Request, TextPart, Tool, ToolCall
+from ..extra import with_extra
 
 _ENCODER = msgspec.json.Encoder()
 _USAGE = {"include_usage": True}
@@ -54,9 +56,9 @@ class _UpstreamCall(msgspec.Struct):
 
 class _UpstreamMessage(msgspec.Struct, omit_defaults=True):
     role: str
-    content: str | list[_Text | _Image | _InputAudio | _File] | None
+    content: str | list[_Text | _Image | _InputAudio | _File | Raw] | None
     name: str | None = None
-    tool_calls: list[_UpstreamCall] | None = None
+    tool_calls: list[_UpstreamCall | Raw] | None = None
     tool_call_id: str | None = None
 
 
@@ -95,7 +97,7 @@ class _UpstreamChoice(msgspec.Struct):
 
 class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     model: str
-    messages: list[_UpstreamMessage] | None = None
+    messages: list[_UpstreamMessage | Raw] | None = None
     prompt: object = None
     input: object = None
     max_tokens: int | None = None
@@ -113,7 +115,7 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     n: int = 1
     stream: bool = False
     stream_options: dict[str, bool] | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_Tool | Raw] | None = None
     tool_choice: str | _UpstreamChoice | None = None
     parallel_tool_calls: bool = True
     response_format: _Format | None = None
@@ -127,19 +129,22 @@ class _Body(msgspec.Struct, omit_defaults=True, kw_only=True):
     causeway: dict[str, str] | None = None
 
 
-def encode_request(request: Request, model: str, *, stream: bool | None = None, resume: str = "") -> bytes:
+def encode_request(
+    request: Request, model: str, *, stream: bool | None = None, resume: str = "", ask_usage: bool = True
+) -> bytes:
     """Encode the body of the upstream request.
 
     Args:
         model: the model's name at the server.
         stream: None means as the client requests it.
         resume: the server's continue token, for the rest of an answer that it cut short.
+        ask_usage: send `stream_options`, which some servers refuse.
     """
     if request.kind == "embedding":
         # Vectors are always requested as numbers: base64 is specific to OpenAI, and we encode it ourselves.
         body = _Body(model=model, input=_prompts(request), dimensions=request.dimensions, user=request.user)
     else:
-        body = _generation(request, model, request.stream if stream is None else stream)
+        body = _generation(request, model, request.stream if stream is None else stream, ask_usage)
         body.causeway = {"continue": resume} if resume else None
     encoded = _ENCODER.encode(body)
     if not request.extra or request.extra == "{}":
@@ -147,7 +152,7 @@ def encode_request(request: Request, model: str, *, stream: bool | None = None, 
     return encoded[:-1] + b"," + request.extra[1:].encode()
 
 
-def _generation(request: Request, model: str, stream: bool) -> _Body:
+def _generation(request: Request, model: str, stream: bool, ask_usage: bool) -> _Body:
     sampling = request.sampling
     body = _Body(
         model=model,
@@ -163,7 +168,7 @@ def _generation(request: Request, model: str, stream: bool) -> _Body:
         stop=request.stop,
         n=request.n,
         stream=stream,
-        stream_options=_USAGE if stream else None,
+        stream_options=_USAGE if stream and ask_usage else None,
         user=request.user,
     )
     if request.limit_name == "max_tokens":
@@ -209,7 +214,12 @@ def _prompts(request: Request) -> object:
     return prompts[0] if len(prompts) == 1 else prompts
 
 
-def _message(message: Message) -> _UpstreamMessage:
+def _message(message: Message) -> _UpstreamMessage | Raw:
+    wire = _wire_message(message)
+    return with_extra(_ENCODER.encode(wire), message.extra) if message.extra else wire
+
+
+def _wire_message(message: Message) -> _UpstreamMessage:
     content = message.content
     if isinstance(content, tuple):
         wire = _UpstreamMessage(message.role, [_part(part) for part in content], message.name)
@@ -221,11 +231,17 @@ def _message(message: Message) -> _UpstreamMessage:
     return wire
 
 
-def _call(call: ToolCall) -> _UpstreamCall:
-    return _UpstreamCall(call.id, _CallFunction(call.name, call.arguments))
+def _call(call: ToolCall) -> _UpstreamCall | Raw:
+    wire = _UpstreamCall(call.id, _CallFunction(call.name, call.arguments))
+    return with_extra(_ENCODER.encode(wire), call.extra) if call.extra else wire
 
 
-def _part(part: Part) -> _Text | _Image | _InputAudio | _File:
+def _part(part: Part) -> _Text | _Image | _InputAudio | _File | Raw:
+    wire = _wire_part(part)
+    return with_extra(_ENCODER.encode(wire), part.extra) if part.extra else wire
+
+
+def _wire_part(part: Part) -> _Text | _Image | _InputAudio | _File:
     if isinstance(part, TextPart):
         return _Text(part.text)
     if isinstance(part, ImagePart):
@@ -236,6 +252,7 @@ def _part(part: Part) -> _Text | _Image | _InputAudio | _File:
     return _File(Raw(part.document.encode()))
 
 
-def _tool(tool: Tool) -> _Tool:
+def _tool(tool: Tool) -> _Tool | Raw:
     parameters = Raw(tool.parameters.encode()) if tool.parameters != "{}" else None
-    return _Tool(_UpstreamFunction(tool.name, tool.description, parameters, tool.strict))
+    wire = _Tool(_UpstreamFunction(tool.name, tool.description, parameters, tool.strict))
+    return with_extra(_ENCODER.encode(wire), tool.extra) if tool.extra else wire

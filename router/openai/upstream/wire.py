@@ -1,0 +1,227 @@
+"""Values of an answer as servers send them, in the dialects of OpenAI, vLLM, NIM, Gemini, Mistral and others.
+
+A value that is spelt otherwise than OpenAI's is read as what it means; a value that means nothing is left out. Only
+bytes that are not an answer at all raise CloudUnreadable.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from ...errors import BackendError, CloudFailed, CloudUnreadable, Phase
+from ...types import FinishReason, TokenAlternative, TokenLogprob, Usage
+from ..completions import read_token_text
+from ..extra import JSONObject
+
+_BOM: Final = b"\xef\xbb\xbf"
+_MAX_REASON: Final = 64  # characters of an unknown finish_reason that a record keeps
+_decode = msgspec.json.Decoder().decode
+
+# In lower case. The names of OpenAI, Text Generation Inference, Mistral, Gemini, Anthropic, Cohere and Bedrock.
+_FINISH: Final[dict[str, FinishReason]] = {
+    **dict.fromkeys(
+        ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete", "finish_reason_stop"), "stop"
+    ),
+    **dict.fromkeys(("length", "max_tokens", "model_length", "max_length", "finish_reason_max_tokens"), "length"),
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "tool_calls"),
+    **dict.fromkeys(
+        (
+            *("content_filter", "content_filtered", "safety", "recitation", "blocklist", "prohibited_content", "spii"),
+            *("refusal", "error_toxic", "guardrail_intervened", "image_safety", "finish_reason_safety"),
+        ),
+        "content_filter",
+    ),
+}
+_NO_REASON: Final = ("", "null", "none", "finish_reason_unspecified")
+# The server gave up in the middle: reported as `stop`, half an answer would look complete.
+_BROKEN: Final = ("abort", "error", "cancelled", "insufficient_system_resource", "malformed_function_call")
+
+
+def read_answer(data: bytes, phase: Phase) -> JSONObject:
+    """Decode an answer, or one event of a stream.
+
+    Raises:
+        CloudUnreadable: the bytes are not a JSON object.
+        CloudFailed: the object reports an error.
+    """
+    try:
+        answer = _decode(data.removeprefix(_BOM))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CloudUnreadable(f"The target's answer is malformed: {error}.", phase=phase) from None
+    if not isinstance(answer, dict):
+        raise CloudUnreadable("The target's answer is not a JSON object.", phase=phase)
+    if answer.get("error") is not None or answer.get("object") == "error":
+        raise _reported_error(answer, phase)
+    return answer
+
+
+def choices_of(answer: JSONObject) -> list[JSONObject]:
+    """Return the choices that are objects."""
+    return objects(answer.get("choices"))
+
+
+def objects(value: object) -> list[JSONObject]:
+    """Return the objects of a list; none of anything else."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def index_of(choice: JSONObject, position: int) -> int:
+    """Return the index of a choice, which some servers leave out or send as text."""
+    index = number(choice.get("index"))
+    return position if index is None or index < 0 else index
+
+
+def number(value: object) -> int | None:
+    """Read a whole number, also one that is sent as text or with a fraction of zero."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return int(value) if value.isascii() and value.isdigit() and len(value) <= 18 else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else None
+    return value if isinstance(value, int) else None
+
+
+def text(value: object) -> str:
+    """Return a text; "" for any other value."""
+    return value if isinstance(value, str) else ""
+
+
+def content_of(message: JSONObject) -> tuple[str, str, str | None]:
+    """Return the text, the thought and the refusal of a message, whose content may be a list of parts."""
+    content = message.get("content")
+    thought = text(message.get("reasoning_content")) or text(message.get("reasoning"))
+    refusal = message.get("refusal")
+    said = text(content)
+    for part in objects(content):
+        kind = part.get("type")
+        if kind in ("thinking", "reasoning"):
+            thought += _thought_of(part)
+        elif kind == "refusal":
+            refusal = text(refusal) + text(part.get("refusal"))
+        else:
+            said += text(part.get("text"))
+    if isinstance(content, list):
+        said += "".join(item for item in content if isinstance(item, str))
+    return said, thought, text(refusal) or None
+
+
+def _thought_of(part: JSONObject) -> str:
+    thinking = part.get("thinking", part.get("text"))
+    return text(thinking) + "".join(text(inner.get("text")) for inner in objects(thinking))
+
+
+def finish_of(reason: object, phase: Phase) -> tuple[FinishReason | None, str]:
+    """Return OpenAI's finish reason and a note for the record; (None, ""): the choice goes on.
+
+    An unknown reason counts as `stop`, with a note.
+
+    Raises:
+        CloudFailed: the server says that it gave up.
+    """
+    if not isinstance(reason, str):
+        return None, ""
+    name = reason.lower()
+    if name in _NO_REASON:
+        return None, ""
+    if name in _BROKEN:
+        raise CloudFailed(f"The target ended its answer with finish_reason {reason[:_MAX_REASON]!r}.", phase=phase)
+    finish = _FINISH.get(name)
+    if finish is None:
+        return "stop", f"the target's finish_reason was {reason[:_MAX_REASON]!r}, read as stop"
+    return finish, ""
+
+
+def usage_of(value: object) -> Usage | None:
+    """Read the usage; None where there is none."""
+    if not isinstance(value, dict):
+        return None
+    return Usage(
+        number(value.get("prompt_tokens")) or 0,
+        number(value.get("completion_tokens")) or 0,
+        _detail(value, "prompt_tokens_details", "cached_tokens"),
+        _detail(value, "completion_tokens_details", "reasoning_tokens"),
+    )
+
+
+def _detail(usage: JSONObject, details: str, name: str) -> int:
+    found = usage.get(details)
+    return (number(found.get(name)) or 0) if isinstance(found, dict) else 0
+
+
+def token_of(answer: JSONObject) -> str:
+    """Return our gateway's continue token, which comes with the end of an answer that it cut short."""
+    field = answer.get("causeway")
+    return text(field.get("continue")) if isinstance(field, dict) else ""
+
+
+def _reported_error(answer: JSONObject, phase: Phase) -> BackendError:
+    message = answer.get("message") if answer.get("error") is None else answer.get("error")
+    if isinstance(message, dict):
+        message = message.get("message", message.get("code", "no message"))
+    return CloudFailed(f"The target reported: {str(message)[:500]}", phase=phase)
+
+
+# --- logprobs --------------------------------------------------------------------------------------------------------
+
+
+class _Alternative(msgspec.Struct):
+    token: str
+    logprob: float | None = None
+    bytes: tuple[int, ...] | None = None
+
+
+class _Token(msgspec.Struct):
+    token: str
+    logprob: float | None = None
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: list[_Alternative] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token] | None = None  # chat
+    tokens: list[str] | None = None  # completions: parallel lists
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+def logprobs_of(value: object) -> tuple[TokenLogprob, ...]:
+    """Read logprobs of a chat or a completion; none where they are in neither form."""
+    if not isinstance(value, dict):
+        return ()
+    try:
+        wire = msgspec.convert(value, _Logprobs, strict=False)
+    except msgspec.ValidationError:
+        return ()
+    if wire.content is not None:
+        return tuple([_token(token) for token in wire.content])
+    tokens = wire.tokens or []
+    chosen = wire.token_logprobs or [None] * len(tokens)
+    tops = wire.top_logprobs or [None] * len(tokens)
+    # Lists of different lengths: only the common prefix is complete.
+    return tuple(
+        [_named_token(token, logprob, top or {}) for token, logprob, top in zip(tokens, chosen, tops, strict=False)]
+    )
+
+
+def _named_token(name: str, logprob: float | None, top: dict[str, float]) -> TokenLogprob:
+    spelt, raw = read_token_text(name)
+    return TokenLogprob(spelt, _nan(logprob), raw, tuple([_named_alternative(*item) for item in top.items()]))
+
+
+def _named_alternative(name: str, logprob: float) -> TokenAlternative:
+    spelt, raw = read_token_text(name)
+    return TokenAlternative(spelt, logprob, raw)
+
+
+def _token(wire: _Token) -> TokenLogprob:
+    top = tuple([TokenAlternative(t.token, _nan(t.logprob), t.bytes) for t in wire.top_logprobs or ()])
+    return TokenLogprob(wire.token, _nan(wire.logprob), wire.bytes, top)
+
+
+def _nan(logprob: float | None) -> float:
+    """NaN stands for no logprob (the first token of an echo)."""
+    return math.nan if logprob is None else logprob
