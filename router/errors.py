@@ -185,7 +185,8 @@ class QueueFull(CausewayError):
 class Shed(CausewayError):
     """Overload: the request could not be served in time, or has less priority than the others."""
 
-    status = 503
+    status = 429
+    type = "rate_limit_error"
     code = "overloaded"
     retryable = True
 
@@ -227,6 +228,12 @@ class AllAttemptsFailed(CausewayError):
     status = 503
     type = "routing_error"
     code = "all_attempts_failed"
+
+
+class TargetsFailed(AllAttemptsFailed):
+    """Every attempt failed, and each target was reached: it broke off, or its answer could not be used."""
+
+    status = 502
 
 
 class ClientGone(CausewayError):
@@ -346,10 +353,18 @@ class CloudTimeout(BackendError):
     code = "cloud_timeout"
 
 
+class CloudDisconnected(CloudUnreachable):
+    """The cloud closed the connection without an answer: whether it received the request is unknown."""
+
+    status = 502
+    code = "cloud_disconnected"
+
+
 class CloudSaturated(BackendError):
     """The cloud answered 429 or 503."""
 
-    status = 503
+    status = 429
+    type = "rate_limit_error"
     code = "cloud_saturated"
 
 
@@ -361,9 +376,51 @@ class CloudUnavailable(BackendError):
 
 
 class CloudRejected(BackendError):
-    """The cloud answered 4xx: it refuses our credentials or the body."""
+    """The cloud refuses this server's credentials, or its URL: the same request fails again until they are mended."""
 
     code = "cloud_rejected"
+
+
+class CloudRefused(BackendError):
+    """The cloud refuses the request for a reason that it gives. Another target may accept it."""
+
+    type = "invalid_request_error"
+    code = "cloud_refused"
+
+
+class CloudPaymentRequired(CloudRefused):
+    """The cloud answered 402: the account has no credit."""
+
+    status = 402
+    code = "cloud_payment_required"
+
+
+class CloudNotFound(CloudRefused):
+    """The cloud answered 404: it does not know the model or the path."""
+
+    status = 404
+    code = "cloud_not_found"
+
+
+class CloudBodyTooLarge(CloudRefused):
+    """The cloud answered 413: the body is larger than it accepts."""
+
+    status = 413
+    code = "cloud_body_too_large"
+
+
+class CloudUnprocessable(CloudRefused):
+    """The cloud answered 422: a value is not one that it accepts."""
+
+    status = 422
+    code = "cloud_unprocessable"
+
+
+class CloudLegallyUnavailable(CloudRefused):
+    """The cloud answered 451: it may not answer for legal reasons."""
+
+    status = 451
+    code = "cloud_unavailable_for_legal_reasons"
 
 
 class CloudFailed(BackendError):

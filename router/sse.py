@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from .errors import CloudFailed
+from .errors import CloudUnreadable
 
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
@@ -28,7 +28,7 @@ def event(data: bytes) -> bytes:
 
 
 class SSEParser:
-    """Parses bytes, in pieces of any size, to events. Raises CloudFailed for an event above `max_event_bytes`."""
+    """Parses bytes, in pieces of any size, to events. Raises CloudUnreadable for an event above `max_event_bytes`."""
 
     def __init__(self, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_bytes = max_event_bytes
@@ -51,7 +51,7 @@ class SSEParser:
         return self._started and not self._size and not self._skip_newline
 
     def feed(self, data: bytes) -> list[Event]:
-        """Return the events that these bytes complete. Raises CloudFailed for an event that is too large."""
+        """Return the events that these bytes complete. Raises CloudUnreadable for an event that is too large."""
         data = self._normalize_newlines(data if self._started else self._strip_bom(data))
         events: list[Event] = []
         # Pieces of a line are joined only at its end, so a long line that arrives slowly costs linear time.
@@ -103,7 +103,7 @@ class SSEParser:
     def _count_bytes(self, piece: bytes) -> None:
         self._size += len(piece)
         if self._size > self._max_bytes:
-            raise CloudFailed(f"The target sent an event of more than {self._max_bytes} bytes.", phase="stream")
+            raise CloudUnreadable(f"The target sent an event of more than {self._max_bytes} bytes.", phase="stream")
 
     def _normalize_newlines(self, data: bytes) -> bytes:
         if self._skip_newline and data:

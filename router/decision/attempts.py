@@ -172,6 +172,7 @@ class Attempt:
             self._first_token = now
         self.tokens += chunk.tokens
         self.confidence = chunk.confidence or self.confidence
+        self.detail = chunk.note or self.detail
         if chunk.finish_reason is not None:
             self._unfinished.discard(chunk.index)
 

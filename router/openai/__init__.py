@@ -9,8 +9,8 @@
     Chunks → bytes            answer          whole and streamed; error_body, model_list
     Chunks ↔ cache            cached_answer   merged chunks, stored bytes, and an answer that is delivered again
 
-Unknown fields of a body travel in `Request.extra`, those of messages, parts, tools and calls with these (`extra`). A key
-that appears twice in one object is refused at any depth.
+Unknown fields of a body travel in `Request.extra`; those of messages, parts, tools and calls travel with these
+(`extra`). A key that appears twice in one object is refused at any depth.
 """
 
 from .answer import AnswerEncoder

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from ..errors import CloudFailed
+from ..errors import CloudUnreadable
 from ..types import Embeddings, Request, RoutingHints, Usage
 from .completions import prompts_of
 from .request_body import extra_of, load, merge_hints, resume_of, too_deep, validate
@@ -91,15 +91,15 @@ def encode_embeddings(request: Request, embeddings: Embeddings, model: str) -> b
 
 
 def decode_embeddings(body: bytes) -> Embeddings:
-    """Decode a target's answer, its vectors in the order of the inputs. Raises CloudFailed."""
+    """Decode a target's answer, its vectors in the order of the inputs. Raises CloudUnreadable."""
     try:
         answer = _DECODER.decode(body)
         data = [(at if item.index is None else item.index, item) for at, item in enumerate(answer.data)]
         vectors = tuple([_to_floats(item.embedding) for _, item in sorted(data, key=lambda pair: pair[0])])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, struct.error, binascii.Error) as error:
-        raise CloudFailed(f"The target's embeddings are malformed: {error}.") from None
+        raise CloudUnreadable(f"The target's embeddings are malformed: {error}.") from None
     if not vectors or len({len(vector) for vector in vectors}) != 1 or not vectors[0]:
-        raise CloudFailed("The target's embeddings are malformed: vectors are missing or differ in length.")
+        raise CloudUnreadable("The target's embeddings are malformed: vectors are missing or differ in length.")
     prompt_tokens = 0 if answer.usage is None else answer.usage.prompt_tokens or 0
     return Embeddings(vectors, Usage(prompt_tokens=prompt_tokens))
 

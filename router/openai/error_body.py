@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from ..errors import AuthenticationFailed, CausewayError, MethodNotAllowed
+from ..errors import AuthenticationFailed, CausewayError, CloudRejected, MethodNotAllowed
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -32,11 +32,13 @@ def encode_error(error: CausewayError) -> bytes:
 
 
 def error_headers(error: CausewayError) -> dict[str, str]:
-    """Return the headers that belong to the error: when to retry, how to authenticate, which methods there are."""
+    """Return the headers of the error: when to retry and whether, how to authenticate, which methods there are."""
     headers = {}
     if error.retry_after_s is not None:
         # RFC 9110 allows whole seconds only: round up, so that the client does not retry too early.
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, CloudRejected):
+        headers["x-should-retry"] = "false"  # OpenAI's clients repeat a 502 unless this says no
     if isinstance(error, AuthenticationFailed):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, MethodNotAllowed):

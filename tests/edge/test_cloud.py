@@ -19,12 +19,20 @@ from edge_node.config.schema import CloudConfig
 from router.errors import (
     BreakerOpen,
     CausewayError,
+    CloudBodyTooLarge,
+    CloudDisconnected,
     CloudFailed,
+    CloudLegallyUnavailable,
+    CloudNotFound,
+    CloudPaymentRequired,
+    CloudRefused,
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
+    CloudUnprocessable,
     CloudUnreachable,
+    CloudUnreadable,
     ContextLengthExceeded,
     InvalidRequest,
     StreamBroken,
@@ -120,16 +128,16 @@ async def test_a_possible_handoff_is_streamed(cloud: ScriptedCloud) -> None:
 @pytest.mark.parametrize(
     ("fault", "stream", "kind"),
     [
-        ("refuse", False, CloudUnreachable),
-        ("refuse", True, CloudUnreachable),
+        ("refuse", False, CloudDisconnected),
+        ("refuse", True, CloudDisconnected),
         ("stall", False, CloudTimeout),
         ("stall", True, CloudTimeout),
         ("die", False, StreamBroken),
         ("die", True, StreamBroken),
         ("unfinished", True, StreamBroken),
         ("unfinished", False, StreamBroken),
-        ("corrupt", False, CloudFailed),
-        ("corrupt", True, CloudFailed),
+        ("corrupt", False, CloudUnreadable),
+        ("corrupt", True, CloudUnreadable),
         ("drip", False, CloudTimeout),
         ("drip", True, CloudTimeout),
     ],
@@ -153,10 +161,16 @@ async def test_every_fault_has_its_error(
     [
         (400, {"message": "no", "param": "messages[0]"}, InvalidRequest),
         (400, {"message": "long", "code": "context_length_exceeded"}, ContextLengthExceeded),
-        (422, {"message": "no"}, InvalidRequest),
-        (401, {"message": "who?"}, CloudRejected),
-        (403, {"message": "no"}, CloudRejected),
-        (404, {"message": "no such model"}, CloudRejected),
+        (402, {"message": "no credit"}, CloudPaymentRequired),
+        (413, {"message": "large", "param": "messages"}, CloudBodyTooLarge),
+        (422, {"message": "no"}, CloudUnprocessable),
+        (422, {"message": "long", "code": "context_length_exceeded"}, ContextLengthExceeded),
+        (451, {"message": "not here"}, CloudLegallyUnavailable),
+        (401, {"message": "the secret key"}, CloudRejected),
+        (403, {"message": "the secret key"}, CloudRejected),
+        (407, {"message": "the secret key"}, CloudRejected),
+        (418, {"message": "a secret"}, CloudRejected),
+        (404, {"message": "no such model"}, CloudNotFound),
         (307, {}, CloudFailed),
         (408, {}, CloudTimeout),
         (429, {"message": "full"}, CloudSaturated),
@@ -181,7 +195,7 @@ async def test_every_status_has_its_error(
         with pytest.raises(kind) as caught:
             await answer_of(backend, call())
         assert type(caught.value) is kind
-        if isinstance(caught.value, InvalidRequest):
+        if isinstance(caught.value, InvalidRequest | CloudRefused):
             assert caught.value.message == error["message"]
             assert caught.value.param == error.get("param")
         else:
@@ -209,7 +223,7 @@ async def test_a_connection_that_the_server_closed_is_replaced(cloud: ScriptedCl
 
 
 async def test_an_open_breaker_fails_calls_at_once(cloud: ScriptedCloud) -> None:
-    cloud.fault = "corrupt"
+    cloud.status = 500
     async with connected(cloud.url) as backend:
         for _ in range(3):
             with pytest.raises(CloudFailed):

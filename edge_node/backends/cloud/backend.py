@@ -8,6 +8,7 @@ until then. A job is sent as a job (`job_answers`) where the server has any.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +21,13 @@ from router.decision.continue_token import join_token, split_token
 from router.errors import (
     BreakerOpen,
     CausewayError,
+    CloudRefused,
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
+    CloudUnprocessable,
+    CloudUnreadable,
     InvalidRequest,
 )
 from router.openai import decode_answer, decode_embeddings, encode_request
@@ -43,8 +47,11 @@ _TIMER_STEP_S = 0.005  # timers may fire this much early
 _LONGEST_AWAY_S = 60.0  # upper bound of a server's Retry-After
 _KEY_ADVICE = "correct cloud.api_key or cloud.api_key_file and restart"
 _FLEET_ADVICE = "it is the fleet's: see `causeway-edge fleet status`, and whether the gateway trusts the fleet"
-# The server is healthy: it answered that the request is wrong.
-_REJECTIONS = (InvalidRequest, CloudRejected)
+# The server is healthy: it answered, that the request is wrong, or with something that we cannot read.
+_ANSWERED = (InvalidRequest, CloudRejected, CloudRefused, CloudUnreadable)
+_STREAM_OPTIONS = "stream_options"
+
+log = logging.getLogger(__name__)
 
 
 class CloudBackend:
@@ -70,6 +77,7 @@ class CloudBackend:
         self.health = CloudHealth(config.url, breaker or Breaker(), now, advice)
         self.connection = CloudConnection(config, self.health, credentials, now)
         self._jobs = CloudJobs(config.url, self.connection, now)
+        self._asks_usage = True  # until the server refuses `stream_options`
         self._skip_until: dict[str, float] = {}  # by model, from Retry-After
         self._urls = {kind: URL(config.url + path) for kind, path in PATHS.items()}
 
@@ -94,20 +102,17 @@ class CloudBackend:
 
     async def generate(self, call: BackendRequest) -> AsyncIterator[Chunk]:
         streams = call.request.stream or call.confidence_tokens > 0
-        body = encode_request(
-            call.request, call.target.model, stream=streams, resume=split_token(call.request.resume)[1]
-        )
         with self._guarded(call, streams=streams):
             if call.job is not None and (answer := await self._jobs.answer(call, call.job)) is not None:
-                for chunk in decode_answer(answer):
+                for chunk in decode_answer(answer, call.id):
                     yield chunk
                 return
             if not streams:
-                for chunk in decode_answer(await self._fetch(call, body)):
+                for chunk in decode_answer(await self._fetch(call, _encode(call, stream=False)), call.id):
                     yield _with_target(chunk, call) if chunk.resume else chunk
                 return
             until = min(call.deadline, call.first_token_by)
-            response = await self._post(call, body, until)
+            response = await self._post_stream(call, until)
             reader = StreamReader(response, call, until)
             try:
                 while chunks := await reader.next():
@@ -152,7 +157,7 @@ class CloudBackend:
             )
         try:
             yield
-        except _REJECTIONS:
+        except _ANSWERED:
             self.health.succeeded()
             raise
         except CausewayError as error:
@@ -187,6 +192,18 @@ class CloudBackend:
             return call.target.first_token_timeout_s or self._config.first_token_timeout_s
         return call.target.timeout_s or self._config.timeout_s
 
+    async def _post_stream(self, call: BackendRequest, until: float) -> aiohttp.ClientResponse:
+        """Send the request for a stream; a server that refuses `stream_options` is not sent them again. See `_post`."""
+        if self._asks_usage:
+            try:
+                return await self._post(call, _encode(call, stream=True), until)
+            except (InvalidRequest, CloudUnprocessable) as error:
+                if _STREAM_OPTIONS not in f"{error.param} {error.message}":
+                    raise
+                log.info("%s does not take stream_options: its streams are counted here", call.target.name)
+                self._asks_usage = False
+        return await self._post(call, _encode(call, stream=True, ask_usage=False), until)
+
     async def _post(self, call: BackendRequest, body: bytes, until: float) -> aiohttp.ClientResponse:
         """Send the request. Returns a response with status 200, its body unread; the caller must release it."""
         # A server without jobs may know the key all the same.
@@ -198,6 +215,11 @@ class CloudBackend:
             raise await read_error(response, call, until)
         call.report_upstream(_upstream_info(response.headers))
         return response
+
+
+def _encode(call: BackendRequest, *, stream: bool, ask_usage: bool = True) -> bytes:
+    resume = split_token(call.request.resume)[1]
+    return encode_request(call.request, call.target.model, stream=stream, resume=resume, ask_usage=ask_usage)
 
 
 def _with_target(chunk: Chunk, call: BackendRequest) -> Chunk:

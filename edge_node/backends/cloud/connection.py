@@ -73,7 +73,6 @@ class CloudConnection:
             headers={"Accept-Encoding": "identity", "User-Agent": "causeway-edge"},
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._config.connect_timeout_s),
-            auto_decompress=False,
             trust_env=False,
         )
 

@@ -1,10 +1,14 @@
 """A cloud server's error responses and aiohttp's exceptions, translated to our error tree.
 
 1. no connection: refused, no route, DNS, TLS, connect timeout              CloudUnreachable
+   closed without an answer                                                 CloudDisconnected
 2. 429, 503: saturated; `Retry-After` is passed on                          CloudSaturated
    503 with a code that says no replica behind it can answer                CloudUnavailable
-3. 400, 413, 415, 422: invalid request; the server's message and param      InvalidRequest (or ContextLengthExceeded, …)
-4. 401, 403, 404, other 4xx: our credentials, our URL, our model name       CloudRejected
+3. 400, 415: invalid request; the server's message and param                InvalidRequest
+   a code that another target may not have, with 400, 413, 415 or 422       ContextLengthExceeded, …
+   402, 404, 413, 422, 451: refused; the server's message and param         CloudRefused
+4. 401, 403, 407: our credentials, without the server's message, as some    CloudRejected
+   repeat parts of a key; other 4xx
 5. 408, 504: timed out in the server                                        CloudTimeout
 6. other 5xx, redirects, malformed HTTP                                     CloudFailed
 7. an answer that stops before its end                                      StreamBroken
@@ -23,11 +27,18 @@ import msgspec
 from router.errors import (
     BackendError,
     CausewayError,
+    CloudBodyTooLarge,
+    CloudDisconnected,
     CloudFailed,
+    CloudLegallyUnavailable,
+    CloudNotFound,
+    CloudPaymentRequired,
+    CloudRefused,
     CloudRejected,
     CloudSaturated,
     CloudTimeout,
     CloudUnavailable,
+    CloudUnprocessable,
     CloudUnreachable,
     ContextLengthExceeded,
     EngineUnavailable,
@@ -41,7 +52,12 @@ from router.errors import (
 
 _MAX_MESSAGE = 1000  # characters of the server's message that are kept
 _MAX_RETRY_S = 3600.0
-_INVALID_REQUEST = (400, 413, 415, 422)
+_INVALID_REQUEST = (400, 415)
+_REFUSED: dict[int, type[CloudRefused]] = {
+    kind.status: kind
+    for kind in (CloudPaymentRequired, CloudNotFound, CloudBodyTooLarge, CloudUnprocessable, CloudLegallyUnavailable)
+}
+_CREDENTIALS = (401, 403, 407)
 _INVALID_REQUEST_KINDS: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
 }
@@ -65,16 +81,22 @@ class _Envelope(msgspec.Struct):
     message: str = ""  # vLLM's older shape: the error object itself
     param: str | None = None
     code: str | int | None = None
-    detail: object = None  # FastAPI's
+    detail: object = None  # FastAPI's: a text, or a list of faults with `msg` and `loc`
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, name: str) -> CausewayError:
     """(2) to (6): the error for an answer that is not 200. `name` is the target's."""
     sent = _server_error(body)
-    if status in _INVALID_REQUEST:  # (3)
-        kind = _INVALID_REQUEST_KINDS.get(str(sent.code), InvalidRequest)
-        return kind(sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})", param=sent.param)
+    reason = sent.message[:_MAX_MESSAGE] or f"{name} refused the request (HTTP {status})"
+    if status in (*_INVALID_REQUEST, 413, 422) and (specific := _INVALID_REQUEST_KINDS.get(str(sent.code))):  # (3)
+        return specific(reason, param=sent.param)
+    if status in _INVALID_REQUEST:
+        return InvalidRequest(reason, param=sent.param)
+    if refused := _REFUSED.get(status):
+        return refused(reason, phase="first_token", param=sent.param)
     message = f"{name} answered HTTP {status}"
+    if status in _CREDENTIALS:  # (4)
+        return CloudRejected(f"{message}: it refuses this server's credentials", phase="first_token")
     if status in (429, 503):  # (2)
         wait_s = retry_after_s(headers.get("Retry-After", ""))
         unavailable = _UNAVAILABLE.get(str(sent.code)) if status == 503 else None
@@ -96,7 +118,7 @@ def client_error(error: Exception, name: str, phase: Phase) -> BackendError:
     if phase == "stream":  # (7)
         return StreamBroken(f"{name}'s answer broke off ({kind})", phase="stream")
     if isinstance(error, (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, ConnectionError)):  # (1)
-        return CloudUnreachable(f"{name} closed the connection ({kind})", phase="send")
+        return CloudDisconnected(f"{name} closed the connection without an answer ({kind})", phase="send")
     return CloudFailed(f"{name} sent malformed HTTP ({kind})", phase=phase)  # (6)
 
 
@@ -124,5 +146,12 @@ def _server_error(body: bytes) -> _Error:
         return _Error()
     if isinstance(envelope.error, _Error):
         return envelope.error
-    message = envelope.error or envelope.message or (envelope.detail if isinstance(envelope.detail, str) else "")
-    return _Error(message, envelope.param, envelope.code)
+    return _Error(envelope.error or envelope.message or _detail(envelope.detail), envelope.param, envelope.code)
+
+
+def _detail(value: object) -> str:
+    """Return FastAPI's detail in one line: each fault's place and message, never the value that was sent."""
+    if isinstance(value, str):
+        return value
+    faults = [fault for fault in value if isinstance(fault, dict)] if isinstance(value, list) else []
+    return "; ".join(f"{'.'.join(map(str, fault.get('loc') or ()))}: {fault.get('msg', '')}" for fault in faults)

@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from router.decision.continue_token import split_token
-from router.errors import ClientGone, CloudFailed, CloudSaturated, ModelNotFound
+from router.errors import ClientGone, CloudFailed, CloudSaturated, CloudUnreadable, ModelNotFound
 from router.jobs.states import JobEvent
 from router.openai import encode_request
 
@@ -161,11 +161,11 @@ async def _check_no_jobs(response: aiohttp.ClientResponse, call: BackendRequest)
 
 
 def _read(body: bytes, call: BackendRequest) -> _CloudJob:
-    """Raises CloudFailed."""
+    """Raises CloudUnreadable."""
     try:
         return msgspec.json.decode(body, type=_CloudJob)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise CloudFailed(f"{call.target.name} answered with something that is no job", phase="stream") from None
+        raise CloudUnreadable(f"{call.target.name} answered with something that is not a job", phase="stream") from None
 
 
 def _end_of(job: _CloudJob) -> CloudJobEnded | None:

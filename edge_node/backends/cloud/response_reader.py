@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from router.errors import CausewayError, CloudFailed, CloudTimeout, Phase
-from router.openai import StreamDecoder
+from router.errors import CausewayError, CloudTimeout, CloudUnreadable, Phase
+from router.openai import StreamDecoder, decode_answer
 from router.sse import SSEParser
 from router.types import Chunk
 
@@ -19,6 +19,8 @@ from .error_mapping import client_error, status_error
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ERROR_BYTES = 64 * 1024
 _END_S = 0.05
+_USAGE_S = 1.0  # after the end of every choice, for the usage and the end of the body
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
 class StreamReader:
@@ -32,37 +34,64 @@ class StreamReader:
         self._content = response.content
         self._call = call
         self._parser = SSEParser()
-        self._decoder = StreamDecoder()
+        self._decoder = StreamDecoder(call.id, call.request.sequences)
+        self._document: list[bytes] | None = None  # pieces of an answer that is JSON in spite of the request
         self._timer = _StreamTimer(response.content, until)
         self._size_bytes = 0
         self._phase: Phase = "first_token"
         self._error: CausewayError | None = None
 
     async def next(self) -> Sequence[Chunk]:
-        """The chunks that arrive next, empty after the last. Raises CloudTimeout, CloudFailed or StreamBroken."""
-        decoder = self._decoder
+        """Return the chunks that arrive next, none after the last.
+
+        Raises:
+            CloudTimeout, StreamBroken: The answer is late, or stops before its end.
+            CloudUnreadable, CloudFailed: The bytes are not an answer, or report an error.
+        """
         if self._error is not None:
             raise self._error
-        while not decoder.done:
-            try:
-                data = await self._content.readany()
-            except TimeoutError as error:
-                raise too_slow(self._call, self._phase) from error
-            except (aiohttp.ClientError, OSError) as error:
-                raise client_error(error, self._call.target.name, "stream") from error
-            if not data:
-                return decoder.finish()
-            self._size_bytes += len(data)
-            if self._size_bytes > MAX_ANSWER_BYTES:
-                raise _too_large(self._call)
-            if self._parser.idle and (text := decoder.feed_text(data)) is not None:
-                return (text,)
-            if chunks := self._decode(data):
-                if self._phase == "first_token":
-                    self._phase = "stream"
-                    self._timer.move(self._call.deadline)
-                return chunks
+        while not self._decoder.done:
+            data = await self._read()
+            if data:
+                if chunks := self._take(data):
+                    return chunks
+            elif self._document is None:
+                return self._decoder.finish()
+            else:
+                self._decoder.done = True
+                return decode_answer(b"".join(self._document), self._call.id)
         return ()
+
+    async def _read(self) -> bytes:
+        """Return the bytes that arrive next; none at the end, and where nothing but the end is missing."""
+        try:
+            data = await self._content.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            if self._decoder.whole:
+                return b""
+            if isinstance(error, TimeoutError):
+                raise too_slow(self._call, self._phase) from error
+            raise client_error(error, self._call.target.name, "stream") from error
+        if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins so
+            self._document = []
+        self._size_bytes += len(data)
+        if self._size_bytes > MAX_ANSWER_BYTES:
+            raise _too_large(self._call)
+        return data
+
+    def _take(self, data: bytes) -> Sequence[Chunk]:
+        if self._document is not None:
+            self._document.append(data)
+            return ()
+        if self._parser.idle and (text := self._decoder.feed_text(data)) is not None:
+            return (text,)
+        chunks = self._decode(data)
+        if self._decoder.whole:
+            self._timer.move(min(self._call.deadline, asyncio.get_running_loop().time() + _USAGE_S))
+        elif chunks and self._phase == "first_token":
+            self._phase = "stream"
+            self._timer.move(self._call.deadline)
+        return chunks
 
     def _decode(self, data: bytes) -> list[Chunk]:
         """The chunks of all events that `data` completes. The next call raises an error that comes after chunks."""
@@ -109,7 +138,7 @@ class _StreamTimer:
 
 
 async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
-    """A complete body. Raises CloudTimeout, CloudFailed or StreamBroken."""
+    """A complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
     try:
         async with asyncio.timeout_at(call.deadline):
             body = await read_body(response, MAX_ANSWER_BYTES)
@@ -151,5 +180,5 @@ def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
     return CloudTimeout(f"{call.target.name} took too long", phase=phase)
 
 
-def _too_large(call: BackendRequest) -> CloudFailed:
-    return CloudFailed(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")
+def _too_large(call: BackendRequest) -> CloudUnreadable:
+    return CloudUnreadable(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")

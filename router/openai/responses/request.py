@@ -57,7 +57,7 @@ _FIELDS: Final = frozenset(WireResponse.__struct_fields__)
 RESPONSE_ONLY: Final = _FIELDS - frozenset(WireEmbedding.__struct_fields__) - {"prompt"}
 """Keys that tell a request for a response from one for embeddings, which has `input` too."""
 _LOGPROBS: Final = "message.output_text.logprobs"
-_NOT_STORED: Final = "Nothing is stored here. Send the whole conversation as `input`, and `store`: false or none."
+_NOT_STORED: Final = "Nothing is stored here. Send the whole conversation as `input`."
 
 
 class ResponseEcho(msgspec.Struct, frozen=True):

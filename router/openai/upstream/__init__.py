@@ -1,4 +1,4 @@
-"""OpenAI-compatible servers: the request that is sent to one (`request`), and its answer in whatever dialect (`decode`).
+"""OpenAI-compatible servers: the request that is sent to one (`request`), its answer in whatever dialect (`decode`).
 
 `wire` reads values of an answer that servers spell differently, `calls` tells its tool calls apart, and
 `event_template` recognises the events of a stream that are text alone.

@@ -27,9 +27,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Call:
-    """A call that has begun. `position`: the index that the server gave it."""
+    """A call that has begun. `position`: the index that the server gave it, or its number."""
 
-    def __init__(self, number: int, position: int | None, identity: str, name: str) -> None:
+    def __init__(self, number: int, position: int, identity: str, name: str) -> None:
         self.number = number
         self.position = position
         self.identity = identity
@@ -82,7 +82,9 @@ class CallTracker:
         return ToolCallDelta(call.number, arguments, identity, name or None, extra)
 
     def _begin(self, piece: JSONObject, name: str) -> _Call:
-        call = _Call(len(self._calls), number(piece.get("index")), text(piece.get("id")), name)
+        position = number(piece.get("index"))
+        count = len(self._calls)
+        call = _Call(count, count if position is None else position, text(piece.get("id")), name)
         self._calls.append(call)
         return call
 

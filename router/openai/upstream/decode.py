@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from ...errors import CloudUnreadable, Phase, StreamBroken
+from ...sse import SSEParser
 from ...types import Chunk, FinishReason, ToolCallDelta, Usage
+from ..cached_answer import coalesce
 from ..extra import JSONObject, extra_of
 from . import wire
 from .calls import CallTracker
@@ -22,6 +24,8 @@ from .event_template import EventTemplate, split_event
 
 _SPLITS: Final = 4  # events of a stream that may become its template; some servers vary a field from event to event
 _PROBE: Final = "another text"
+_BLANK: Final = b"\xef\xbb\xbf \t\r\n"
+_EVENTS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
 _MESSAGE: Final = frozenset(
     {"role", "content", "tool_calls", "function_call", "refusal", "reasoning_content", "reasoning"}
 )
@@ -38,6 +42,8 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
         CloudUnreadable: the body is not an answer.
         CloudFailed: the body reports an error, or that the server gave up.
     """
+    if body.lstrip(_BLANK).startswith(_EVENTS):
+        return _streamed(body, request_id)
     answer = wire.read_answer(body, "first_token")
     choices = wire.choices_of(answer)
     if not choices:
@@ -48,6 +54,14 @@ def decode_answer(body: bytes, request_id: str = "") -> list[Chunk]:
     if chunks[0].finish_reason == "length" and (token := wire.token_of(answer)):
         chunks[0] = msgspec.structs.replace(chunks[0], resume=token)
     return chunks if usage is None else [*chunks, Chunk(usage=usage)]
+
+
+def _streamed(body: bytes, request_id: str) -> list[Chunk]:
+    """Decode a stream that a server sends in the place of a whole answer."""
+    decoder = StreamDecoder(request_id)
+    chunks = [chunk for event in SSEParser().feed(body) for chunk in decoder.feed(event.data)]
+    whole, usage = coalesce([*chunks, *decoder.finish()])
+    return [*whole, Chunk(usage=usage)]
 
 
 class _End(msgspec.Struct):
@@ -106,7 +120,7 @@ class StreamDecoder:
         answer = wire.read_answer(data, self._phase)
         self._usage = wire.usage_of(answer.get("usage")) or self._usage
         resume = wire.token_of(answer)
-        read = (self._chunk(choice, at, resume) for at, choice in enumerate(wire.choices_of(answer)))
+        read = (self._chunk(choice, at, resume) for at, choice in enumerate(wire.choices_of(answer, self._phase)))
         chunks = [chunk for chunk in read if chunk is not None]
         if len(chunks) == 1 and self._splits < _SPLITS:
             self._learn(event_data, answer, chunks[0])
@@ -121,14 +135,13 @@ class StreamDecoder:
 
     def _text(self, text: str, index: int) -> Chunk:
         self._seen.add(index)
+        self._ends.pop(index, None)  # an end is one only if nothing follows it
         return Chunk(text, index, 1)
 
     def _learn(self, event_data: bytes, answer: JSONObject, chunk: Chunk) -> None:
         """Remember an event of text alone, once it is certain that its bytes around the text mean the same."""
         choices = wire.choices_of(answer)
         if chunk != Chunk(chunk.text, chunk.index, 1) or answer.get("usage") is not None or len(choices) != 1:
-            return
-        if chunk.index in self._ends:
             return
         self._splits += 1
         template = split_event(event_data, chunk.text, chunk.index)
@@ -168,21 +181,23 @@ class StreamDecoder:
     def _chunk(self, choice: JSONObject, position: int, resume: str) -> Chunk | None:
         index = wire.index_of(choice, position)
         reason, note = wire.finish_of(choice.get("finish_reason"), self._phase)
-        self._seen.add(index)
-        if reason is not None:
-            self._ends[index] = _End(reason, note, resume)
         delta = choice.get("delta")
         message = delta if isinstance(delta, dict) else choice.get("message")
         logprobs = wire.logprobs_of(choice.get("logprobs"))
         text, thought, refusal, extra = wire.text(choice.get("text")), "", None, ""
         calls: tuple[ToolCallDelta, ...] = ()
         if isinstance(message, dict):
-            text, thought, refusal = wire.content_of(message)
+            text, thought, refusal = wire.content_of(message, self._phase)
             extra = extra_of(message, _MESSAGE)
             pieces = _call_pieces(message)
             if pieces:
                 tracker = self._calls.setdefault(index, CallTracker(self._request_id, index))
                 calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
+        self._seen.add(index)
+        if reason is not None:
+            self._ends[index] = _End(reason, note, resume)
+        elif text or calls or thought:
+            self._ends.pop(index, None)
         if not (text or logprobs or calls or refusal or thought or extra):
             return None  # only a role, or the end
         tokens = len(logprobs) or (1 if text or calls or thought else 0)
@@ -216,7 +231,7 @@ def _whole(choice: JSONObject, position: int, tokens: int, request_id: str) -> C
     tracker = CallTracker(request_id, index)
     calls: tuple[ToolCallDelta, ...] = ()
     if isinstance(message, dict):
-        text, thought, refusal = wire.content_of(message)
+        text, thought, refusal = wire.content_of(message, "first_token")
         extra = extra_of(message, _MESSAGE)
         calls = tuple([call for piece in _call_pieces(message) if (call := tracker.whole(piece)) is not None])
     logprobs = wire.logprobs_of(choice.get("logprobs"))

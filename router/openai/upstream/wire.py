@@ -52,15 +52,19 @@ def read_answer(data: bytes, phase: Phase) -> JSONObject:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CloudUnreadable(f"The target's answer is malformed: {error}.", phase=phase) from None
     if not isinstance(answer, dict):
-        raise CloudUnreadable("The target's answer is not a JSON object.", phase=phase)
+        raise CloudUnreadable("The target's answer is malformed: it is not a JSON object.", phase=phase)
     if answer.get("error") is not None or answer.get("object") == "error":
         raise _reported_error(answer, phase)
     return answer
 
 
-def choices_of(answer: JSONObject) -> list[JSONObject]:
-    """Return the choices that are objects."""
-    return objects(answer.get("choices"))
+def choices_of(answer: JSONObject, phase: Phase = "first_token") -> list[JSONObject]:
+    """Return the choices. Raises CloudUnreadable if there are some in another form."""
+    choices = answer.get("choices")
+    found = objects(choices)
+    if len(found) != (len(choices) if isinstance(choices, list) else 0 if choices is None else 1):
+        raise CloudUnreadable("The target's answer is malformed: its choices are not objects.", phase=phase)
+    return found
 
 
 def objects(value: object) -> list[JSONObject]:
@@ -90,9 +94,17 @@ def text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def content_of(message: JSONObject) -> tuple[str, str, str | None]:
-    """Return the text, the thought and the refusal of a message, whose content may be a list of parts."""
+def content_of(message: JSONObject, phase: Phase) -> tuple[str, str, str | None]:
+    """Return the text, the thought and the refusal of a message, whose content may be a part, or a list of parts.
+
+    Raises:
+        CloudUnreadable: the content is something else.
+    """
     content = message.get("content")
+    if isinstance(content, dict):
+        content = [content]
+    if content is not None and not isinstance(content, str | list):
+        raise CloudUnreadable("The target's answer is malformed: its content is not text.", phase=phase)
     thought = text(message.get("reasoning_content")) or text(message.get("reasoning"))
     refusal = message.get("refusal")
     said = text(content)

@@ -107,7 +107,6 @@ def test_tools_formats_and_limits_are_those_of_a_chat() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
-        ({"store": True}, "store"),
         ({"background": True}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
