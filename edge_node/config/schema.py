@@ -44,6 +44,7 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: NonNegativeSeconds = 20.0
     keys: tuple[KeyConfig, ...] = ()
     default_deadline_s: Seconds = 120.0
+    heartbeat_s: NonNegativeSeconds = 0.0
 
     @property
     def is_exposed(self) -> bool:

@@ -45,13 +45,17 @@ _TOGETHER_S = 0.001
 _CLOSED = "the client closed the connection"
 _READY_BYTES = 16 * 1024  # events that wait for each other
 _encoder = msgspec.json.Encoder()
+_COMMENT = b": \n\n"
+# Without the second one nginx holds a stream back until its buffer is full.
+_STREAMED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
 class HttpReplyWriter:
     """The response to one client (`Reply`). Afterwards `response`, or after an error `fail`, is for the server.
 
-    `echo`: the client expects the answer as OpenAI's Response object, which repeats this.
+    `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
+    silence of a stream, which begins with a comment if nothing is known of its answer by then; 0: no limit.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class HttpReplyWriter:
         id: str,  # noqa: A002
         created: int,
         echo: ResponseEcho | None = None,
+        heartbeat_s: float = 0.0,
     ) -> None:
         self._request = request
         self._echo = echo
@@ -75,6 +80,11 @@ class HttpReplyWriter:
         self._encoder: AnswerEncoder | ResponseEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
+        self._look_s = heartbeat_s / 2
+        self._failed = False
+        self._sends = 0  # of the stream, when it was looked at last
+        if heartbeat_s and request.stream:
+            asyncio.get_running_loop().call_later(self._look_s, self._look)
 
     # --- for the service (Reply) -------------------------------------------------------------------------------------
 
@@ -84,7 +94,8 @@ class HttpReplyWriter:
             return
         self._encoder = self._new_encoder(head.model)
         self._opening = self._encoder.start()
-        self._stream = EventStream(self._http, _header_lines(head, EVENTS))
+        if self._stream is None:
+            self._stream = EventStream(self._http, _header_lines(head, EVENTS))
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
@@ -125,8 +136,9 @@ class HttpReplyWriter:
     async def end(self) -> None:
         assert self._head is not None
         try:
-            if self._stream is not None and self._encoder is not None:
-                self._stream.end(self._opening + self._encoder.end())
+            if self._stream is not None:
+                end = b"" if self._encoder is None else self._opening + self._encoder.end()
+                self._stream.end(end if self._cached_body is None else self._cached_body)
                 return
             media_type = EVENTS if self._request.stream else JSON
             body = self._cached_body if self._cached_body is not None else self._encode(self._head)
@@ -142,6 +154,22 @@ class HttpReplyWriter:
         except ConnectionError as error:
             raise ClientGone(str(error)) from error
 
+    def _look(self) -> None:
+        """Send a comment if nothing was sent since the last look, and look again, until the response has ended."""
+        stream = self._stream
+        if self._prebuilt is not None or self._failed or (stream is not None and stream.ended):
+            return
+        if stream is None:
+            transport = self._http.transport
+            if transport is None or transport.is_closing():
+                return
+            stream = self._stream = EventStream(self._http, _early_lines(self._id))
+        if stream.sends == self._sends:
+            with contextlib.suppress(ConnectionError):  # the next event says so
+                stream.send(_COMMENT)
+        self._sends = stream.sends
+        asyncio.get_running_loop().call_later(self._look_s, self._look)
+
     # --- for the server ----------------------------------------------------------------------------------------------
 
     @property
@@ -156,6 +184,7 @@ class HttpReplyWriter:
 
         `policy`: name@revision.
         """
+        self._failed = True
         if self._stream is None:
             ids = {"x-request-id": self._id, "x-causeway-decision": self._id}
             return error_response(error, {**ids, "x-causeway-policy": policy})
@@ -274,17 +303,19 @@ class EventStream(_Prebuilt):
         self._ready_bytes = 0
         self._written_at = -math.inf
         self._begun = False
-        self._ended = False
+        self.ended = False
+        self.sends = 0
 
     @property
     def keep_alive(self) -> bool | None:
         return self._chunked and self._http.keep_alive
 
     def send(self, events: bytes, *, last: bool = False) -> None:
-        """Call `drain` while the client is behind. Raises ConnectionError when it is gone.
+        """Call `drain` while the client is behind; `sends` counts the calls. Raises ConnectionError when it is gone.
 
         `last`: probably the end follows in this turn of the loop, so the events wait for it that long.
         """
+        self.sends += 1
         if self._ready_bytes:
             self._ready.append(events)
             self._ready_bytes += len(events)
@@ -307,11 +338,11 @@ class EventStream(_Prebuilt):
 
     def end(self, events: bytes = b"") -> None:
         """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""
-        self._ended = True
+        self.ended = True
         self._write(self._framed(self._take() + events) + (b"0\r\n\r\n" if self._chunked else b""))
 
     async def write_eof(self, data: bytes = b"") -> None:
-        if not self._ended:
+        if not self.ended:
             self.end()
         await self.drain()
 
@@ -367,6 +398,12 @@ def _header_lines(head: AnswerHead, media_type: str) -> str:
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
 
 
+def _early_lines(decision_id: str) -> str:
+    """Return the header lines of a stream that begins before its target is known."""
+    fields = {"Content-Type": EVENTS, **_STREAMED, "x-request-id": decision_id, "x-causeway-decision": decision_id}
+    return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+
+
 def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
     headers = {
         "Content-Type": media_type,
@@ -383,10 +420,7 @@ def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
         headers["x-causeway-loosened"] = head.loosened
     if head.modalities:
         headers["x-causeway-modalities"] = head.modalities
-    if media_type is EVENTS:
-        headers["Cache-Control"] = "no-cache"
-        headers["X-Accel-Buffering"] = "no"  # otherwise nginx holds a stream back until its buffer is full
-    return headers
+    return headers | _STREAMED if media_type is EVENTS else headers
 
 
 class _Date:
