@@ -331,6 +331,7 @@ def build(
             **sound.paths(),
             **sessions.paths(),
         },
+        heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,
     )
     app = App(config, parts, api, SystemdNotifier(environ), state_folder)

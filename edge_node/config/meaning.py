@@ -23,6 +23,8 @@ MEANING: Mapping[str, str] = {
     "server.keys": "API keys: a list of `{name, sha256, tags, rights}`, `sha256` in hex; empty: requests need no key. "
     "A key reads the decision records of its own requests, and with `rights: [decisions]` those of all",
     "server.default_deadline_s": "deadline of a request that sets none",
+    "server.heartbeat_s": "longest silence of a stream: a comment ends it, and a stream whose target is not known by "
+    "then begins with status 200 and without the headers of its route; 0: no limit",
     "engine.model_dirs": "folders searched for models before `~/.local/share/causeway/models` and the models that ship",
     "engine.sequences": "requests decoded together (continuous batching); further requests wait",
     "engine.batch_tokens": "maximum tokens of one decode step, prefill chunks included",

@@ -77,6 +77,7 @@ class Api:
         tracing: RequestTracer | None = None,
         more_paths: Mapping[str, tuple[str, Handler]] = {},
         as_job: AsJob | None = None,
+        heartbeat_s: float = 0.0,
     ) -> None:
         self._service = service
         self._reader = reader
@@ -85,6 +86,7 @@ class Api:
         self._clock = clock
         self._tracing = tracing
         self._as_job = as_job
+        self._heartbeat_s = heartbeat_s
         paths: Mapping[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", functools.partial(self._answer, "chat")),
             "/v1/completions": ("POST", functools.partial(self._answer, "completion")),
@@ -144,7 +146,9 @@ class Api:
         request, decision_id = parsed.request, new_decision_id()
         traceparent, trace = self._traced(request, http)
         created = int(self._clock.unix())
-        reply = HttpReplyWriter(request, http, id=decision_id, created=created, echo=parsed.echo)
+        reply = HttpReplyWriter(
+            request, http, id=decision_id, created=created, echo=parsed.echo, heartbeat_s=self._heartbeat_s
+        )
         try:
             await self._service.answer(
                 RequestContext(

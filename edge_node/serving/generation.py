@@ -20,7 +20,7 @@ import anyio.abc
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.errors import CausewayError, CloudFailed, DeadlineExceeded, Draining, InvalidRequest
+from router.errors import CausewayError, CloudFailed, CloudRefused, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.types import (
@@ -246,8 +246,10 @@ class Generation:
 
 
 def _quotes_target(error: CausewayError | None) -> bool:
-    """Whether the message contains text of the target (`router.openai.decode` puts it after "reported:")."""
-    return isinstance(error, InvalidRequest) or (isinstance(error, CloudFailed) and "reported:" in error.message)
+    """Whether the message contains text of the target (`router.openai.upstream` puts it after "reported:")."""
+    if isinstance(error, InvalidRequest | CloudRefused):
+        return True
+    return isinstance(error, CloudFailed) and "reported:" in error.message
 
 
 def policy_label(policy: Policy) -> str:

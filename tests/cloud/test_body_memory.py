@@ -47,7 +47,7 @@ def test_one_tenant_has_half_of_the_memory_and_all_have_all_of_it() -> None:
     memory.hold(requests[1], "b", 40)
     with pytest.raises(Shed, match=r"90 of 100 bytes") as caught:
         memory.hold(requests[2], "c", 11)
-    assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
+    assert (caught.value.status, caught.value.retry_after_s) == (429, 1.0)
     memory.release(requests[0])
     memory.hold(requests[2], "c", 11)
     assert memory.held_bytes == 51

@@ -103,10 +103,16 @@ def test_an_answer_that_reaches_its_limit_is_incomplete(surface: Surface, client
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_what_would_need_storage_is_refused(surface: Surface, client: OpenAI, stream: bool) -> None:
-    refused_fields: list[Any] = [{"previous_response_id": "resp_1"}, {"store": True}, {"truncation": "auto"}]
+    refused_fields: list[Any] = [{"previous_response_id": "resp_1"}, {"truncation": "auto"}]
     for fields in refused_fields:
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(model=surface.model, input=ASK, stream=stream, **fields)
         assert refused.value.param == next(iter(fields))
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input=ASK, stream=stream)
+
+
+def test_a_request_to_store_is_answered_and_told_that_nothing_is_stored(surface: Surface, client: OpenAI) -> None:
+    """Several libraries write OpenAI's default out."""
+    response = client.responses.create(model=surface.model, input=ASK, temperature=0, max_output_tokens=4, store=True)
+    assert response.to_dict()["store"] is False

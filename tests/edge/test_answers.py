@@ -358,11 +358,19 @@ async def test_a_targets_error_message_is_not_recorded(box: Box) -> None:
     """An error in the stream may quote the prompt: the client gets it, the record does not."""
     box.cloud.error = {"message": "cannot tokenize: the secret prompt"}
     answer = await box.ask(stream=True, headers={"x-causeway-prefer": "only_cloud"})
-    assert answer.status == 503
+    assert answer.status == 502
     assert "the secret prompt" in answer.message
     record = await box.record(answer)
     assert record.outcome.attempts[0].error == "cloud_failed"
     assert b"secret" not in msgspec.json.encode(record)
+
+
+@pytest.mark.parametrize("status", [400, 402, 404, 413, 422, 451])
+async def test_a_refusals_reason_is_not_recorded(box: Box, status: int) -> None:
+    box.cloud.status, box.cloud.error = status, {"message": "cannot tokenize: the secret prompt"}
+    answer = await box.ask(headers={"x-causeway-prefer": "only_cloud"})
+    assert "the secret prompt" in answer.message
+    assert b"secret" not in msgspec.json.encode(await box.record(answer))
 
 
 async def test_a_prompt_too_long_for_one_target_is_tried_on_the_next(box: Box) -> None:

@@ -6,6 +6,7 @@ the device, which comes where the cloud's is lost.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -16,9 +17,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from edge_node.config.schema import ServerConfig
+
 from .box import Answer, Box, running
 from .raw_upstream import RawUpstream, call, delta, document, events, reply, whole
+from .scripted import CLOUD_WORDS, EDGE_WORDS, ScriptedCloud
 
+EDGE, CLOUD = "".join(EDGE_WORDS), "".join(CLOUD_WORDS)
 BOM = b"\xef\xbb\xbf"
 HI = (delta("h"), delta("i"), delta(finish="stop"))
 TOOLS = [
@@ -441,3 +446,199 @@ async def test_a_stream_is_read_as_it_was_meant(box: Box, name: str) -> None:
 async def test_a_whole_answer_is_read_as_it_was_meant(box: Box, name: str) -> None:
     upstream, expected = WHOLES[name]
     await assert_read(box, await ask(box, upstream, stream=False), expected)
+
+
+# --- refusals and what cannot be read ---------------------------------------------------------------------------------
+
+REASON = "the reason of the vendor"
+ONLY_CLOUD = {"x-causeway-prefer": "only_cloud"}
+REFUSALS = {
+    # status line, body → the client's status and code, and whether it reads the vendor's reason
+    "400 Bad Request": (400, "invalid_value", True),
+    "401 Unauthorized": (502, "cloud_rejected", False),
+    "402 Payment Required": (402, "cloud_payment_required", True),
+    "403 Forbidden": (502, "cloud_rejected", False),
+    "404 Not Found": (404, "cloud_not_found", True),
+    "407 Proxy Authentication Required": (502, "cloud_rejected", False),
+    "413 Content Too Large": (413, "cloud_body_too_large", True),
+    "422 Unprocessable Content": (422, "cloud_unprocessable", True),
+    "451 Unavailable For Legal Reasons": (451, "cloud_unavailable_for_legal_reasons", True),
+    "418 I'm a teapot": (502, "cloud_rejected", False),
+}
+ERRORS = {
+    "openai": {"error": {"message": REASON, "type": "x", "param": None, "code": "x"}},
+    "vllm": {"object": "error", "message": REASON, "code": 400},
+    "a text": {"error": REASON},
+    "fastapi": {"detail": REASON},
+    "fastapi with faults": {"detail": [{"loc": ["body", "model"], "msg": REASON, "input": "the prompt"}]},
+}
+UNREADABLE = {
+    "html": reply(b"<html>Sign in</html>", media_type="text/html"),
+    "nothing": reply(b""),
+    "an array": reply(b"[]"),
+    "null": reply(b"null"),
+    "no choices": document({"id": "x"}),
+    "empty choices": document({"choices": []}),
+    "choices of texts": document({"choices": ["hi"]}),
+    "content of a number": document(whole(5)),
+    "cut json": reply(json.dumps(whole()).encode()[:40]),
+    "not utf-8": reply(b'{"choices":[{"message":{"content":"\xff"}}]}'),
+}
+UNREADABLE_STREAMS = {
+    "html": reply(b"<html>Sign in</html>", media_type="text/event-stream"),
+    "nothing but done": events(),
+    "a broken event": events(b"data: {nonsense\n\n"),
+    "an event that is an array": events([1]),
+    "an event whose content is a number": events(delta(5)),
+    "json without choices": document({"id": "x"}),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("status", REFUSALS)
+async def test_a_refusal_has_its_status_and_runs_once(box: Box, status: str, stream: bool, error: str) -> None:
+    """The vendor's reason reaches the client where it is about the request, and nobody where it is about a key."""
+    expected_status, code, has_reason = REFUSALS[status]
+    upstream = document(ERRORS[error], status=status)
+    answer = await ask(box, upstream, stream=stream, headers=ONLY_CLOUD)
+    assert (answer.status, answer.code) == (expected_status, code)
+    assert (REASON in answer.message) is has_reason
+    assert "the prompt" not in answer.message
+    assert (answer.headers.get("x-should-retry") == "false") is (code == "cloud_rejected")
+    assert len(box.cloud.bodies) == 1
+
+
+@pytest.mark.parametrize("status", [status for status in REFUSALS if not status.startswith("400")])
+async def test_the_policys_next_attempt_comes_first(box: Box, status: str) -> None:
+    answer = await ask(box, document(ERRORS["openai"], status=status), stream=False)
+    assert (answer.status, answer.text) == (200, EDGE)
+    assert len(box.cloud.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("upstream", "stream"),
+    [*((value, False) for value in UNREADABLE.values()), *((value, True) for value in UNREADABLE_STREAMS.values())],
+    ids=[*UNREADABLE, *(f"{name}, streamed" for name in UNREADABLE_STREAMS)],
+)
+async def test_an_answer_that_cannot_be_read_is_not_the_targets_outage(box: Box, upstream: bytes, stream: bool) -> None:
+    """However often: another client's request is sent, and answered."""
+    for _ in range(6):
+        answer = await ask(box, upstream, stream=stream, headers=ONLY_CLOUD)
+        assert (answer.status, answer.code) == (502, "all_attempts_failed")
+    assert (await ask(box, document(whole()), stream=False)).headers["x-causeway-route"] == "cloud"
+    assert len(box.cloud.bodies) == 7
+
+
+@pytest.mark.parametrize("status", ["400 Bad Request", "422 Unprocessable Content"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": "Unknown field: stream_options", "param": None}},
+        {"error": {"message": "no", "param": "stream_options"}},
+        {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]},
+    ],
+)
+async def test_a_server_without_stream_options_is_asked_again_once(
+    box: Box, status: str, error: dict[str, object]
+) -> None:
+    assert isinstance(box.cloud, RawUpstream)
+    box.cloud.replies = [document(error, status=status), events(*HI)]
+    for _ in range(2):
+        answer = await box.ask(tags="cloud", stream=True, stream_options={"include_usage": True})
+        assert (answer.status, answer.text, answer.headers["x-causeway-route"]) == (200, "hi", "cloud")
+        assert answer.events[-1]["usage"]["completion_tokens"] == 2
+    assert ["stream_options" in body for body in box.cloud.bodies] == [True, False, False]
+
+
+async def test_a_connection_that_closes_without_an_answer_is_one_post_and_a_502(box: Box) -> None:
+    answer = await ask(box, b"", stream=False, headers=ONLY_CLOUD)
+    assert (answer.status, answer.code) == (502, "all_attempts_failed")
+    assert len(box.cloud.bodies) == 1
+
+
+# --- fields that we do not interpret ----------------------------------------------------------------------------------
+
+SIGNATURE = {"google": {"thought_signature": "c2lnbmF0dXJl"}}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_unknown_fields_of_an_answer_reach_the_client(box: Box, stream: bool) -> None:
+    calls = [{**call("weather", OSLO, index=0, id="a"), "extra_content": SIGNATURE}]
+    details = {"reasoning_details": [{"type": "x", "data": "y"}]}
+    upstream = (
+        events(delta(tool_calls=calls, **details), delta(finish="tool_calls"))
+        if stream
+        else document(whole(None, "tool_calls", tool_calls=calls, **details))
+    )
+    answer = await ask(box, upstream, stream=stream)
+    messages = (
+        [c["delta"] for e in answer.events for c in e["choices"]]
+        if stream
+        else [c["message"] for c in answer.json["choices"]]
+    )
+    found = next(message for message in messages if message.get("tool_calls"))
+    assert found["reasoning_details"] == details["reasoning_details"]
+    assert found["tool_calls"][0]["extra_content"] == SIGNATURE
+    assert found["tool_calls"][0]["function"]["arguments"] == OSLO
+
+
+async def test_unknown_fields_of_a_request_reach_the_target_with_what_they_belong_to(box: Box) -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "s", **mark}], **mark},
+        {"role": "user", "content": [{"type": "text", "text": "hello", **mark}, {"type": "text", "text": "there"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "hm",
+            "tool_calls": [{**call("weather", OSLO, id="a"), "extra_content": SIGNATURE}],
+        },
+        {"role": "tool", "tool_call_id": "a", "content": "cold", **mark},
+    ]
+    tool = {**TOOLS[0], **mark, "function": {**TOOLS[0]["function"], "cache": 1}}  # type: ignore[dict-item]
+    assert isinstance(box.cloud, RawUpstream)
+    box.cloud.replies = [document(whole())]
+    await box.ask(tags="cloud", messages=messages, tools=[tool])
+    (sent,) = box.cloud.bodies
+    assert sent["tools"] == [tool]
+    assert sent["messages"] == messages
+
+
+async def test_requests_that_differ_in_an_unknown_field_share_no_cached_answer(box: Box) -> None:
+    assert isinstance(box.cloud, RawUpstream)
+    box.cloud.replies = [document(whole())]
+    for effort in ("low", "high", "high"):
+        await box.ask(tags="cloud", temperature=0, messages=[{"role": "user", "content": "hello", "x_effort": effort}])
+    assert len(box.cloud.bodies) == 2
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_silent_stream_gets_comments_where_the_owner_wants_them(tmp_path: Path) -> None:
+    cloud = ScriptedCloud()
+    cloud.gate = asyncio.Event()
+    server = ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0, heartbeat_s=0.02)
+    async with running(tmp_path, cloud=cloud, server=server) as box:
+        body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+        headers = {"x-causeway-tags": "cloud"}
+        async with box.session.post("/v1/chat/completions", json=body, headers=headers) as response:
+            assert (response.status, response.headers["Content-Type"][:17]) == (200, "text/event-stream")
+            assert await response.content.readexactly(4) == b": \n\n"
+            assert await response.content.readexactly(4) == b": \n\n"
+            cloud.gate.set()
+            rest = await response.content.read()
+        answer = Answer(200, dict(response.headers), rest.replace(b": \n\n", b""))
+        assert (answer.text, answer.done) == (CLOUD, True)
+        cloud.gate, cloud.status = asyncio.Event(), 500
+        async with box.session.post(
+            "/v1/chat/completions", json=body, headers={**headers, "x-causeway-prefer": "only_cloud"}
+        ) as response:
+            assert await response.content.readexactly(4) == b": \n\n"
+            cloud.gate.set()
+            rest = await response.content.read()
+        assert b"all_attempts_failed" in rest
+        assert b"[DONE]" not in rest
+        quick = await box.ask(tags="edge", stream=True)
+        assert (quick.text, quick.headers["x-causeway-route"]) == (EDGE, "edge")

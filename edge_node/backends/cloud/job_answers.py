@@ -16,7 +16,7 @@ import msgspec
 from yarl import URL
 
 from router.decision.continue_token import split_token
-from router.errors import ClientGone, CloudFailed, CloudSaturated, CloudUnreadable, ModelNotFound
+from router.errors import ClientGone, CloudSaturated, CloudUnreadable, ModelNotFound
 from router.jobs.states import JobEvent
 from router.openai import encode_request
 

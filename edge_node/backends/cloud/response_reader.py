@@ -38,6 +38,7 @@ class StreamReader:
         self._document: list[bytes] | None = None  # pieces of an answer that is JSON in spite of the request
         self._timer = _StreamTimer(response.content, until)
         self._size_bytes = 0
+        self._has_events = False
         self._phase: Phase = "first_token"
         self._error: CausewayError | None = None
 
@@ -56,6 +57,8 @@ class StreamReader:
                 if chunks := self._take(data):
                     return chunks
             elif self._document is None:
+                if self._size_bytes and not self._has_events:
+                    raise CloudUnreadable(f"{self._call.target.name}'s stream has no events")
                 return self._decoder.finish()
             else:
                 self._decoder.done = True
@@ -98,6 +101,7 @@ class StreamReader:
         chunks: list[Chunk] = []
         try:
             for event in self._parser.feed(data):
+                self._has_events = True
                 chunks += self._decoder.feed(event.data)
         except CausewayError as error:
             if not chunks:
