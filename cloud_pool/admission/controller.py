@@ -204,7 +204,7 @@ class AdmissionController:
             preemptible: Work up to the first token runs in `Permit.while_held`.
 
         Raises:
-            Shed: 503 with `retry_after_s`, at once.
+            Shed: 429 with `retry_after_s`, at once.
             QueueFull: 429 with `retry_after_s`, at once or when it is displaced from the queue.
             DeadlineExceeded: At once or while it waits.
         """

@@ -7,9 +7,9 @@ On arrival, in this order:
 1. No time left: DeadlineExceeded.
 2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted. Of a request with
    several sequences, as many as there are such permits; 3 and 4 come first if some have to wait.
-3. A queue above it is a standing one: Shed (503); bulk first, then standard (`overload`).
+3. A queue above it is a standing one: Shed (429); bulk first, then standard (`overload`).
 4. Its last sequence would not be admitted with time enough left for an answer, or, where its own queue is a standing
-   one, its first not within the target: Shed (503).
+   one, its first not within the target: Shed (429).
 5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
    more of the queue for its weight (`waiting`). The displaced request, or else the new one, gets QueueFull (429).
 6. It waits.

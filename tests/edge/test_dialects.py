@@ -10,7 +10,7 @@ import asyncio
 import gzip
 import json
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -383,10 +383,10 @@ async def box(tmp_path: Path) -> AsyncIterator[Box]:
         yield box
 
 
-async def ask(box: Box, upstream: bytes, *, stream: bool, **body: object) -> Answer:
+async def ask(box: Box, upstream: bytes, *, stream: bool, headers: Mapping[str, str] = {}) -> Answer:
     assert isinstance(box.cloud, RawUpstream)
     box.cloud.replies = [upstream]
-    return await box.ask(tags="cloud", stream=stream, tools=TOOLS, **body)
+    return await box.ask(tags="cloud", headers=headers, stream=stream, tools=TOOLS)
 
 
 def message_of(answer: Answer) -> dict[str, Any]:
