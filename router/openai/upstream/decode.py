@@ -64,7 +64,7 @@ def _streamed(body: bytes, request_id: str) -> list[Chunk]:
     return [*whole, Chunk(usage=usage)]
 
 
-class _End(msgspec.Struct):
+class _ChoiceEnd(msgspec.Struct):
     """How a choice ends. It is sent last, as some servers end a choice more than once, or say more after its end."""
 
     reason: FinishReason
@@ -89,7 +89,7 @@ class StreamDecoder:
         self._request_id = request_id
         self._choices = choices
         self._seen: set[int] = set()
-        self._ends: dict[int, _End] = {}
+        self._ends: dict[int, _ChoiceEnd] = {}
         self._usage: Usage | None = None
         self._calls: dict[int, CallTracker] = {}
         self._template: EventTemplate | None = None  # of the events that are text alone
@@ -172,7 +172,7 @@ class StreamDecoder:
 
     def _end(self, index: int) -> Chunk:
         # The target reports that it is done, so a choice without finish_reason counts as finished.
-        end = self._ends.get(index) or _End("stop", "", "")
+        end = self._ends.get(index) or _ChoiceEnd("stop", "", "")
         resume = end.resume if end.reason == "length" else ""
         return Chunk(
             index=index, finish_reason=_with_calls(end.reason, self._calls.get(index)), resume=resume, note=end.note
@@ -195,7 +195,7 @@ class StreamDecoder:
                 calls = tuple([call for piece in pieces if (call := tracker.delta(piece)) is not None])
         self._seen.add(index)
         if reason is not None:
-            self._ends[index] = _End(reason, note, resume)
+            self._ends[index] = _ChoiceEnd(reason, note, resume)
         elif text or calls or thought:
             self._ends.pop(index, None)
         if not (text or logprobs or calls or refusal or thought or extra):

@@ -180,21 +180,21 @@ def _reported_error(answer: JSONObject, phase: Phase) -> BackendError:
 # --- logprobs --------------------------------------------------------------------------------------------------------
 
 
-class _Alternative(msgspec.Struct):
+class _ReceivedAlternative(msgspec.Struct):
     token: str
     logprob: float | None = None
     bytes: tuple[int, ...] | None = None
 
 
-class _Token(msgspec.Struct):
+class _ReceivedToken(msgspec.Struct):
     token: str
     logprob: float | None = None
     bytes: tuple[int, ...] | None = None
-    top_logprobs: list[_Alternative] | None = None
+    top_logprobs: list[_ReceivedAlternative] | None = None
 
 
 class _Logprobs(msgspec.Struct):
-    content: list[_Token] | None = None  # chat
+    content: list[_ReceivedToken] | None = None  # chat
     tokens: list[str] | None = None  # completions: parallel lists
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[dict[str, float] | None] | None = None
@@ -229,7 +229,7 @@ def _named_alternative(name: str, logprob: float) -> TokenAlternative:
     return TokenAlternative(spelt, logprob, raw)
 
 
-def _token(wire: _Token) -> TokenLogprob:
+def _token(wire: _ReceivedToken) -> TokenLogprob:
     top = tuple([TokenAlternative(t.token, _nan(t.logprob), t.bytes) for t in wire.top_logprobs or ()])
     return TokenLogprob(wire.token, _nan(wire.logprob), wire.bytes, top)
 
