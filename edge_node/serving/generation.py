@@ -31,10 +31,12 @@ from router.types import (
     Confidence,
     Decision,
     Estimates,
+    Message,
     PartRecord,
     Request,
     Snapshot,
     Target,
+    TextPart,
     Usage,
 )
 
@@ -55,6 +57,7 @@ log = logging.getLogger(__name__)
 BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
 _FLOAT_BYTES = 32
+_CHARACTERS_PER_TOKEN = 4  # of English text, where no model has counted
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
 _CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
@@ -233,7 +236,10 @@ class Generation:
         return records
 
     def usd(self) -> float:
-        """Cost of all attempts, abandoned ones included; from the answer's own usage where the target reported it."""
+        """Cost of all attempts, abandoned ones included; from the answer's own usage where the target reported it.
+
+        An attempt that was abandoned reports none: it costs the prompt, by this device's count, and what was received.
+        """
         if self.sequence is None:
             return 0.0
         cost = 0.0
@@ -241,8 +247,25 @@ class Generation:
             tokens = attempt.tokens
             if attempt is self.sequence.attempts[-1]:
                 tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
+            if attempt.abandoned and tokens == attempt.tokens:
+                tokens += self._prompt_tokens()
             cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
         return cost
+
+    def _prompt_tokens(self) -> int:
+        """Return the prompt's tokens as the device's model counts them, or estimated from its text."""
+        if self.estimates.prompt_tokens is not None:
+            return self.estimates.prompt_tokens
+        texts = [part.text for message in self.request.messages for part in _text_parts(message)]
+        texts += [prompt for prompt in self.request.prompts if isinstance(prompt, str)]
+        ids = sum(len(prompt) for prompt in self.request.prompts if not isinstance(prompt, str))
+        return ids + sum(map(len, texts)) // _CHARACTERS_PER_TOKEN
+
+
+def _text_parts(message: Message) -> tuple[TextPart, ...]:
+    if message.content is None or isinstance(message.content, str):
+        return (TextPart(message.content or ""),)
+    return tuple([part for part in message.content if isinstance(part, TextPart)])
 
 
 def _quotes_target(error: CausewayError | None) -> bool:

@@ -132,6 +132,13 @@ class Attempt:
         return self._sent
 
     @property
+    def abandoned(self) -> bool:
+        """Whether the target was at work when the attempt was given up: it bills the prompt, and reports nothing."""
+        if self._started is None or self.state is AttemptState.DONE or self.error is None:
+            return False
+        return self.tokens > 0 or isinstance(self.error, ClientGone | DeadlineExceeded | LowConfidence)
+
+    @property
     def failed(self) -> bool:
         """Whether its target failed: neither handed off, nor refused a request that it cannot serve."""
         refused = isinstance(self.error, InvalidRequest)

@@ -527,3 +527,23 @@ def test_the_clock_is_the_event_loops_clock() -> None:
 
     ours, loops = asyncio.run(both())
     assert abs(ours - loops) < 1.0
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_an_abandoned_answer_costs_its_prompt(box: Box, stream: bool) -> None:
+    """The cloud has read it, whatever of the answer the client waited for; a refused connection costs nothing."""
+    box.cloud.gate = asyncio.Event()
+    asking = asyncio.ensure_future(box.ask("word " * 3000, stream=stream, tags="cloud"))
+    await box.cloud.entered.wait()
+    asking.cancel()
+    await until(lambda: box.parts.decisions.memory_count == 1)
+    outcome = box.newest().outcome
+    assert (outcome.status, [attempt.state for attempt in outcome.attempts]) == ("cancelled", ["cancelled"])
+    assert outcome.usd == pytest.approx(3.0, rel=0.3)
+    assert box.parts.signals.snapshot(box.parts.policies.active).spend.usd_hour == pytest.approx(outcome.usd)
+
+
+async def test_an_attempt_that_reached_no_target_costs_nothing(box: Box) -> None:
+    box.cloud.fault = "refuse"
+    answer = await box.ask("word " * 3000, tags="cloud")
+    assert (answer.text, (await box.record(answer)).outcome.usd) == (EDGE, 0.0)
