@@ -84,6 +84,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
         wire = validate(document, WireChat)
         _refuse_legacy(wire)
         tools = _tools(wire.tools, _raw(document, "tools")) if wire.tools else ()
+        choice, tools = _allowed_tools(wire.tool_choice, tools)
         kinds = other_kinds([tool.type for tool in wire.tools or ()])
         raw = _raw(document, "messages")
         return Request(
@@ -99,7 +100,7 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
             include_usage=includes_usage(wire),
             tools=tools,
             # Without tools nothing can be called, and "none" means the same as no choice.
-            tool_choice=ToolChoice() if wire.tool_choice is None else _tool_choice(wire.tool_choice, tools, kinds),
+            tool_choice=ToolChoice() if choice is None else _tool_choice(choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=None if wire.response_format is None else _response_format(wire.response_format),
             logprobs=_logprobs(wire),
@@ -222,6 +223,23 @@ def _tool(function: WireFunction, raw: JSONObject) -> Tool:
     extra = inner_extra(raw, _TOOL, "function", _FUNCTION)
     parameters = "{}" if function.parameters is None else canonical_json(function.parameters)
     return Tool(function.name, function.description or "", parameters, function.strict is True, extra)
+
+
+def _allowed_tools(
+    wire: str | WireChoice | None, tools: tuple[Tool, ...]
+) -> tuple[str | WireChoice | None, tuple[Tool, ...]]:
+    """Return the choice and the tools that `allowed_tools` leaves: the others are not offered to the model."""
+    if not isinstance(wire, WireChoice) or wire.type != "allowed_tools":
+        return wire, tools
+    param = "tool_choice.allowed_tools"
+    if wire.allowed_tools is None:
+        raise MissingField(f"`{param}` is missing. Send an object with `mode` and `tools`.", param=param)
+    named = {one.function.name for one in wire.allowed_tools.tools if one.function is not None}
+    allowed = tuple(tool for tool in tools if tool.name in named)
+    if len(named) != len(wire.allowed_tools.tools) or len(allowed) != len(named):
+        param += ".tools"
+        raise InvalidRequest(f"`{param}` names what is not one of `tools`. Name some of them.", param=param)
+    return wire.allowed_tools.mode, allowed
 
 
 def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:

@@ -106,6 +106,14 @@ class WireNamed(msgspec.Struct):
 class WireChoice(msgspec.Struct):
     type: str
     function: WireNamed | None = None
+    allowed_tools: WireAllowedTools | None = None
+
+
+class WireAllowedTools(msgspec.Struct):
+    """The tools that may be called, of those that are offered."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[WireChoice], Meta(min_length=1)]
 
 
 class WireSchema(msgspec.Struct):

@@ -43,6 +43,18 @@ def content(*parts: object) -> bytes:
 TOOL = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, object]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_the_only_ones_that_are_offered() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("lamp", "door", "heat")]
+    for mode in ("auto", "required"):
+        request = parse_chat(chat(tools=tools, tool_choice=allowed(mode, "heat", "lamp")), RoutingHints())
+        assert ([tool.name for tool in request.tools], request.tool_choice.mode) == (["lamp", "heat"], mode)
+
+
 def test_every_chat_field_arrives() -> None:
     body = chat(
         messages=[
@@ -291,6 +303,8 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
         (chat(tools=[TOOL, TOOL]), "tools[1].function.name", InvalidRequest),
         (chat(tool_choice="required"), "tool_choice", InvalidRequest),
         (chat(tools=[TOOL], tool_choice="lamp"), "tool_choice", InvalidRequest),
+        (chat(tools=[TOOL], tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools", MissingField),
+        (chat(tools=[TOOL], tool_choice=allowed("auto", "x")), "tool_choice.allowed_tools.tools", InvalidRequest),
         (
             chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "x"}}),
             "tool_choice.function.name",
