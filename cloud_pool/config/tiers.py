@@ -10,6 +10,7 @@ import msgspec
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.chat.template import render, thinking_of
 from router.errors import ConfigError, UnsupportedFeature
+from router.openai.audio import OPENAI_MODEL
 from router.reasoning import closed_thought, thinks
 from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
@@ -138,8 +139,11 @@ def load_tiers(config: Config) -> tuple[Tier, ...]:
 
 
 def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:
-    """Index the tiers by name and alias."""
-    return {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
+    """Index the tiers by name and alias. The first one that hears is also `whisper-1`, unless another one is."""
+    found = {name: tier for tier in tiers for name in (tier.name, *tier.config.aliases)}
+    if (speech := encoders_of(tiers).get("audio")) is not None:
+        found.setdefault(OPENAI_MODEL, found[speech])
+    return found
 
 
 def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:

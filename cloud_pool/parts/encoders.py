@@ -106,9 +106,11 @@ class TierBranch:
         prompt: str = "",
         temperature: float = 0.0,
         tell: Tell | None = None,
+        *,
+        words: bool = False,
     ) -> ReadPart:
         """As `Branch.run`."""
-        encode = EncodeJob(self._kind, language or self._language, prompt, temperature, tell is not None)
+        encode = EncodeJob(self._kind, language or self._language, prompt, temperature, tell is not None, words)
         context = msgspec.structs.replace(self._context, deadline=deadline)
         request = InferenceRequest(
             model=context.tier.model,

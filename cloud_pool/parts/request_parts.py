@@ -135,7 +135,7 @@ class RequestParts:
             if isinstance(failure.__cause__, CausewayError):
                 raise failure.__cause__ from None
             raise EncoderFailed(f"the sound could not be read: {failure}. Send it again.") from None
-        return transcript_of(found, seconds)
+        return transcript_of(found, seconds, words=request.words)
 
     def _memory(self, context: RequestContext, tier: str = "") -> Memory:
         """`tier`: if it is not the one that reads such parts in messages."""

@@ -83,7 +83,7 @@ class TranscriptionRoutes:
             return await stream_response(http, self._words(context, request, encoder), on_chunk, encoder, headers)
         transcript = await self._parts.transcribe(context, request)
         on_chunk(Chunk(usage=Usage()))
-        body = encode_transcript(transcript, request.format, request.temperature)
+        body = encode_transcript(transcript, request)
         headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
         return web.Response(body=body, headers=headers)
 

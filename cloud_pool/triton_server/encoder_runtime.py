@@ -149,6 +149,7 @@ class EncoderRuntime:
                 job.prompt,
                 job.temperature,
                 (lambda segment: responder.send(SegmentFound(segment), last=False)) if job.tell else None,
+                words=job.words,
             )
         except Refusal as refusal:
             return Refused(str(refusal), refusal.param)

@@ -68,7 +68,7 @@ class AudioApi:
 
         async def answer() -> tuple[bytes, str]:
             transcript = await self._service.transcribe(call, request)
-            body = encode_transcript(transcript, request.format, request.temperature)
+            body = encode_transcript(transcript, request)
             return body, JSON if request.format in JSON_FORMATS else "text/plain; charset=utf-8"
 
         return await self._answer(call, answer)

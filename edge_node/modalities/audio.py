@@ -212,7 +212,7 @@ class AudioService:
                 confidence=fact.confidence,
             )
         )
-        return transcript_of(found, seconds)
+        return transcript_of(found, seconds, words=request.words)
 
     async def _run(
         self,

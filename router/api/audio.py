@@ -23,11 +23,11 @@ class TranscriptionForm(Struct):
     response_format: TranscriptFormat = "json"
     temperature: Annotated[float, Meta(ge=0, le=1)] = 0.0
     stream: bool = False
-    granularities: Literal["segment"] = field(name="timestamp_granularities[]", default="segment")
+    granularities: list[Literal["segment", "word"]] = field(name="timestamp_granularities[]", default_factory=list)
 
 
 class TranscriptBody(Struct):
-    """The words of a sound; with `verbose_json` also its language, length and segments; plain text for the rest."""
+    """The words of a sound; with `verbose_json` also its language, its length and times; plain text for the rest."""
 
     text: str
 

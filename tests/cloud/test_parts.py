@@ -115,7 +115,7 @@ async def running(
     tiers = [TierConfig("large", model="obedient", template_file=template, context_tokens=4096, triton=address)]
     if replica is not None:
         tiers += [
-            TierConfig("speech", triton=address, can=("audio",), aliases=("whisper-1",), concurrency=2),
+            TierConfig("speech", triton=address, can=("audio",), concurrency=2),
             TierConfig("speech-2", model="speech", triton=address, can=("audio",)),
             TierConfig("pictures", triton=address, can=("image",), concurrency=2),
             TierConfig("files", triton=address, can=("file",)),
@@ -308,13 +308,13 @@ async def test_the_models_are_those_that_a_request_may_name_each_with_where(repl
         assert {name: model["causeway"] for name, model in listed.items()} == {
             "large": speaks,
             "speech": hears,
-            "whisper-1": hears,
             "speech-2": hears,
+            "whisper-1": hears,
         }
         assert (await client.models.retrieve("whisper-1")).to_dict() == listed["whisper-1"]
         with pytest.raises(NotFoundError, match="reads parts of requests"):
             await client.models.retrieve("pictures")
-        with pytest.raises(NotFoundError, match="Known: large, speech, whisper-1, speech-2\\."):
+        with pytest.raises(NotFoundError, match="Known: large, speech, speech-2, whisper-1\\."):
             await client.models.retrieve("nothing")
         with pytest.raises(BadRequestError, match="is for pictures, not for chats"):
             await client.chat.completions.create(model="pictures", messages=[{"role": "user", "content": "hello"}])
@@ -328,6 +328,10 @@ async def test_transcriptions_by_the_official_client(replica: Replica, tmp_path:
             assert words == "please open|the door"
             verbose = await audio.create(model="speech", file=("a.wav", WAV), response_format="verbose_json")
             assert (verbose.language, verbose.duration, len(verbose.segments or ())) == ("en", 0.2, 1)
+            timed = await audio.create(
+                model="speech", file=("a.wav", WAV), response_format="verbose_json", timestamp_granularities=["word"]
+            )
+            assert (timed.segments, " ".join(word.word for word in timed.words or ())) == (None, words)
             assert await audio.create(model="speech", file=("a.wav", WAV), response_format="text") == f"{words}\n"
             cue = f"00:00:00,000 --> 00:00:00,200\n{words}\n\n"
             assert await audio.create(model="speech", file=("a.wav", WAV), response_format="srt") == f"1\n{cue}"

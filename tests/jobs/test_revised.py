@@ -98,6 +98,8 @@ class _Branch:
         prompt: str = "",
         temperature: float = 0.0,
         tell: Tell | None = None,
+        *,
+        words: bool = False,
     ) -> ReadPart:
         self._encoders.reading += 1
         try:

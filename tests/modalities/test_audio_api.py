@@ -20,7 +20,7 @@ from edge_node.config.schema import ModalitiesConfig, ServerConfig
 from edge_node.modalities.boxed import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from models.modalities.graph.transcript import transcript_of
-from models.modalities.process.messages import Found, Segment, WorkerSpec
+from models.modalities.process.messages import Found, Segment, Word, WorkerSpec
 from router.checks.what_if import what_if
 from router.errors import EncoderFailed
 from router.types import DecisionRecord, Fact, Modality
@@ -129,6 +129,37 @@ async def test_the_official_client_gets_the_words_of_a_sound_in_each_form(tmp_pa
         await official.close()
 
 
+async def test_words_have_their_times_where_the_client_asks(tmp_path: Path) -> None:
+    """Also of a sound that was understood before without them."""
+    async with talking(tmp_path) as box:
+        official = client(box)
+        audio, file = official.audio.transcriptions, ("a.wav", SPEECH)
+        plain = await audio.create(model="whisper-1", file=file, response_format="verbose_json")
+        assert (plain.words, len(plain.segments or ())) == (None, 1)
+        timed = await audio.create(
+            model="whisper-1", file=file, response_format="verbose_json", timestamp_granularities=["word"]
+        )
+        assert timed.segments is None
+        assert " ".join(word.word for word in timed.words or ()) == COMMAND
+        assert [(word.start, word.end) for word in (timed.words or ())[:2]] == [(0.0, 0.05), (0.05, 0.1)]
+        silence = await audio.create(
+            model="auto",
+            file=("a.wav", SILENCE),
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+        assert (silence.words, silence.segments) == ([], [])
+        await official.close()
+
+
+async def test_a_model_without_times_of_words_says_so(tmp_path: Path) -> None:
+    async with talking(tmp_path, fault="no words") as box:
+        more = {"timestamp_granularities[]": "word"}
+        answer = await send(box, "transcriptions", form(more=more, response_format="verbose_json"))
+        assert (answer.status, answer.code) == (400, "unsupported_feature")
+        assert "gives no times of words" in answer.message
+
+
 async def test_a_transcription_is_recorded_with_its_hash_and_without_its_words(tmp_path: Path) -> None:
     async with talking(tmp_path) as box:
         answer = await send(box, "transcriptions", form(), {"x-causeway-tags": "private"})
@@ -204,7 +235,8 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (form(response_format="diarized_json"), 400, "json, text, srt, verbose_json, vtt"),
         (form(stream="true", response_format="verbose_json"), 400, "`response_format`"),
         (form(sample="1"), 400, "`sample` is not a known field"),
-        (form(more={"timestamp_granularities[]": "word"}), 400, "segment"),
+        (form(more={"timestamp_granularities[]": "word"}), 400, "need `response_format` `verbose_json`"),
+        (form(more={"timestamp_granularities[]": "letter"}), 400, "`segment` or `word`"),
         (form(more={f"field{at}": "1" for at in range(20)}), 400, "too many fields"),
         (b"{}", 415, "multipart/form-data"),
         (form(bytes(MAX_BODY_BYTES)), 413, "(`server.max_body_bytes`). Send a smaller one."),
@@ -344,6 +376,11 @@ def test_speech_that_is_late_ends_with_its_process(voices: Path) -> None:
 
 def test_no_segment_of_a_transcript_ends_after_its_sound() -> None:
     """Whisper's time stamps are of its window of 30 s, and may lie behind the end."""
-    found = Found(Fact("off", 0.9), (Segment("turn it", 0.9, 0.0, 1.5), Segment("off", 0.9, 1.5, 2.0)))
-    segments = transcript_of(found, 1.25).segments
+    found = Found(
+        Fact("off", 0.9),
+        (Segment("turn it", 0.9, 0.0, 1.5), Segment("off", 0.9, 1.5, 2.0, words=(Word("off", 1.5, 2.0),))),
+    )
+    transcript = transcript_of(found, 1.25, words=True)
+    assert [(one.text, one.start_s, one.end_s) for one in transcript.words] == [("off", 1.25, 1.25)]
+    segments = transcript.segments
     assert [(one.start_s, one.end_s) for one in segments] == [(0.0, 1.25), (1.25, 1.25)]

@@ -23,6 +23,7 @@ from models.modalities.process.messages import (
     Sound,
     SpeechProbabilities,
     Transcribe,
+    Word,
     WorkerJob,
     WorkerResult,
     WorkerSpec,
@@ -92,7 +93,10 @@ class TinyEncoder:
                     time.sleep(0.01)
             text = text.replace("|", " ")
         sure = float(self._options.get("confidence", "0.875"))
-        return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125),))
+        timed: tuple[Word, ...] = ()
+        if isinstance(job, Transcribe) and job.words and fault != "no words":
+            timed = tuple(Word(word, 0.05 * at, 0.05 * at + 0.05) for at, word in enumerate(text.split()))
+        return Found(Fact(text, sure, "en"), (Segment(text, sure, 0.0, 0.2, 0.125, timed),))
 
 
 class SizedEncoder(TinyEncoder):

@@ -13,13 +13,14 @@ from router.types import Modality
 
 
 class EncodeJob(msgspec.Struct, frozen=True):
-    """What to find in a part. `language`, `prompt`, `temperature` and `tell`: as `Transcribe`, for a sound."""
+    """What to find in a part. All but `kind`: as `Transcribe`, for a sound."""
 
     kind: Modality
     language: str = ""
     prompt: str = ""
     temperature: float = 0.0
     tell: bool = False
+    words: bool = False
 
 
 class PartRead(msgspec.Struct, frozen=True, tag="read"):

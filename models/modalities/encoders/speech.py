@@ -19,7 +19,17 @@ from faster_whisper import WhisperModel
 from router.types import Fact
 
 from ..process.child import Link
-from ..process.messages import Found, Refusal, Segment, SegmentFound, Transcribe, WorkerJob, WorkerResult, WorkerSpec
+from ..process.messages import (
+    Found,
+    Refusal,
+    Segment,
+    SegmentFound,
+    Transcribe,
+    Word,
+    WorkerJob,
+    WorkerResult,
+    WorkerSpec,
+)
 from .words import WordModel
 
 _THREADS = 2
@@ -104,6 +114,7 @@ class SpeechEncoder:
             temperature=job.temperature,
             beam_size=1,
             without_timestamps=self._model.words is not None,
+            word_timestamps=job.words,
             vad_filter=True,
             condition_on_previous_text=False,
         )
@@ -114,7 +125,8 @@ class SpeechEncoder:
             words = segment.text.strip()
             if words:
                 confidence = math.exp(segment.avg_logprob)
-                segments.append(Segment(words, confidence, segment.start, segment.end, segment.no_speech_prob))
+                timed = tuple(Word(one.word.strip(), one.start, one.end) for one in segment.words or ())
+                segments.append(Segment(words, confidence, segment.start, segment.end, segment.no_speech_prob, timed))
                 if job.tell:
                     link.send(SegmentFound(segments[-1]))
         self._model.forget()
@@ -125,7 +137,7 @@ class SpeechEncoder:
         """Whether it may be one: the client says nothing else about it."""
         if self._words is None or job.language != self._words.language:
             return False
-        return job.sound.seconds <= _COMMAND_S and not job.prompt and not job.temperature
+        return job.sound.seconds <= _COMMAND_S and not (job.prompt or job.temperature or job.words)
 
 
 def _confidence(segments: list[Segment]) -> float:

@@ -55,12 +55,14 @@ class Branch(Protocol):
         prompt: str = "",
         temperature: float = 0.0,
         tell: Tell | None = None,
+        *,
+        words: bool = False,
     ) -> ReadPart:
         """Return what was found.
 
         Args:
             deadline: the loop's time.
-            language, prompt, temperature: as `Transcribe`, for a sound.
+            language, prompt, temperature, words: as `Transcribe`, for a sound.
             tell: gets each segment as soon as it is understood; may not raise.
 
         Raises:
@@ -94,6 +96,8 @@ class LocalBranch:
         prompt: str = "",
         temperature: float = 0.0,
         tell: Tell | None = None,
+        *,
+        words: bool = False,
     ) -> ReadPart:
         """Raises Refusal, WorkerTimeout or WorkerFailed."""
         decoded = await self.decoder.run(job, deadline)
@@ -103,7 +107,7 @@ class LocalBranch:
         if isinstance(decoded, Picture):
             found, seconds = await self.encoder.run(decoded, deadline), 0.0
         else:
-            transcribe = Transcribe(decoded, language or self._language, prompt, temperature, tell is not None)
+            transcribe = Transcribe(decoded, language or self._language, prompt, temperature, tell is not None, words)
             found = await self.encoder.run(transcribe, deadline, tell)
             seconds = decoded.seconds
         assert isinstance(found, Found)

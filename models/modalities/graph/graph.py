@@ -232,7 +232,7 @@ class EncoderGraph:
             WorkerFailed: it was not read in time, its child died, or the configured language is unknown.
         """
         branch = self._branches["audio"]
-        plain = not (request.language or request.prompt or request.temperature)
+        plain = not (request.language or request.prompt or request.temperature or request.words)
         sha256 = hashlib.sha256(request.data).hexdigest()
         if plain and (known := self._memory.find("audio", sha256)) is not None:
             return known.found, known.seconds, True
@@ -240,7 +240,13 @@ class EncoderGraph:
         self.running += 1
         try:
             read = await branch.run(
-                DecodeSound(request.data), deadline, request.language, request.prompt, request.temperature, tell
+                DecodeSound(request.data),
+                deadline,
+                request.language,
+                request.prompt,
+                request.temperature,
+                tell,
+                words=request.words,
             )
         except Refusal as refusal:
             if refusal.param and not request.language:

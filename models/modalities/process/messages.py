@@ -113,7 +113,7 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     """Find the words of a sound.
 
     `language`: ISO 639-1, "" to detect it. `prompt`: text before it, whose style and names the words follow.
-    `tell`: send each `SegmentFound` as soon as it is.
+    `tell`: send each `SegmentFound` as soon as it is. `words`: find the time of each word.
     """
 
     sound: Sound
@@ -121,6 +121,7 @@ class Transcribe(msgspec.Struct, frozen=True, tag="transcribe"):
     prompt: str = ""
     temperature: float = 0.0
     tell: bool = False
+    words: bool = False
 
 
 class PictureSize(msgspec.Struct, frozen=True, tag="picture_size"):
@@ -138,14 +139,26 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker is constructed, its model loaded. The first message of a child."""
 
 
+class Word(msgspec.Struct, frozen=True):
+    """A word of a transcript, without the space before it, and its time in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
 class Segment(msgspec.Struct, frozen=True):
-    """A part of a transcript, or a line of a picture's text. Times are seconds; 0.0 in a picture."""
+    """A part of a transcript, or a line of a picture's text. Times are seconds; 0.0 in a picture.
+
+    `words`: those of the text, where they are asked for and the model gives their times.
+    """
 
     text: str
     confidence: float
     start_s: float = 0.0
     end_s: float = 0.0
     no_speech: float = 0.0  # probability that it is no speech
+    words: tuple[Word, ...] = ()
 
 
 # --- child → daemon --------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from .speech import SpeechRequest, parse_speech
 from .transcription import (
+    GRANULARITIES,
     JSON_FORMATS,
     OPENAI_MODEL,
     Transcript,
     TranscriptionRequest,
     TranscriptSegment,
+    TranscriptWord,
     encode_delta,
     encode_done,
     encode_transcript,
@@ -14,11 +16,13 @@ from .transcription import (
 )
 
 __all__ = [
+    "GRANULARITIES",
     "JSON_FORMATS",
     "OPENAI_MODEL",
     "SpeechRequest",
     "Transcript",
     "TranscriptSegment",
+    "TranscriptWord",
     "TranscriptionRequest",
     "encode_delta",
     "encode_done",

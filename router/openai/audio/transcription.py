@@ -10,33 +10,17 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from ...errors import InvalidRequest, MissingField, UnknownField, UnsupportedFeature
+from .languages import LANGUAGE_CODES
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 JSON_FORMATS: Final[tuple[TranscriptFormat, ...]] = ("json", "verbose_json")
 """The other ones are plain text."""
 _FORMATS: Final[tuple[TranscriptFormat, ...]] = get_args(TranscriptFormat)
 _FIELDS: Final = frozenset({"file", "model", "language", "prompt", "response_format", "temperature", "stream"})
-_GRANULARITIES: Final = "timestamp_granularities[]"
+GRANULARITIES: Final = "timestamp_granularities[]"
 OPENAI_MODEL: Final = "whisper-1"
-"""The name that clients of OpenAI's send for the model that understands sounds; at a gateway a tier's alias."""
+"""The name that clients of OpenAI's send for the model that understands sounds."""
 _LANGUAGE = re.compile(r"[a-z]{2,3}")
-_LANGUAGE_NAMES: Final = dict(
-    zip(
-        (
-            "afrikaans arabic armenian azerbaijani belarusian bosnian bulgarian catalan chinese croatian czech danish "
-            "dutch english estonian finnish french galician german greek hebrew hindi hungarian icelandic indonesian "
-            "italian japanese kannada kazakh korean latvian lithuanian macedonian malay marathi maori nepali norwegian "
-            "persian polish portuguese romanian russian serbian slovak slovenian spanish swahili swedish tagalog tamil "
-            "thai turkish ukrainian urdu vietnamese welsh"
-        ).split(),
-        (
-            "af ar hy az be bs bg ca zh hr cs da nl en et fi fr gl de el he hi hu is id it ja kn kk ko lv lt mk ms mr "
-            "mi ne no fa pl pt ro ru sr sk sl es sw sv tl ta th tr uk ur vi cy"
-        ).split(),
-        strict=True,
-    )
-)
-"""English names of the languages that OpenAI lists for its transcriptions, and their codes."""
 _MAX_PROMPT = 1000  # characters; Whisper reads the last 224 tokens
 _MAX_NAME = 64
 _encoder = msgspec.json.Encoder()
@@ -52,6 +36,8 @@ class TranscriptionRequest(msgspec.Struct, frozen=True):
     format: TranscriptFormat = "json"
     temperature: float = 0.0
     stream: bool = False
+    segments: bool = True  # with their times, as `words`, in `verbose_json`
+    words: bool = False
 
 
 class TranscriptSegment(msgspec.Struct, frozen=True):
@@ -64,13 +50,23 @@ class TranscriptSegment(msgspec.Struct, frozen=True):
     no_speech: float
 
 
+class TranscriptWord(msgspec.Struct, frozen=True):
+    text: str
+    start_s: float
+    end_s: float
+
+
 class Transcript(msgspec.Struct, frozen=True):
-    """The words of a sound. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole sound."""
+    """The words of a sound. `language`: ISO 639-1, "" without speech; `duration_s`: of the whole sound.
+
+    `words`: with their times, where they were asked for.
+    """
 
     text: str
     language: str
     duration_s: float
     segments: tuple[TranscriptSegment, ...] = ()
+    words: tuple[TranscriptWord, ...] = ()
 
 
 def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionRequest:
@@ -81,10 +77,12 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
         UnsupportedFeature: what it asks for is valid, but not made here.
     """
     values: dict[str, bytes] = {}
+    granularities: set[bytes] = set()
     for name, value in fields:
-        if name == _GRANULARITIES:
-            if value != b"segment":
-                raise UnsupportedFeature(f"`{name}`: only `segment` is made here. Leave it out.", param=name)
+        if name == GRANULARITIES:
+            if value not in (b"segment", b"word"):
+                raise InvalidRequest(f"`{name}` must be `segment` or `word`.", param=name)
+            granularities.add(value)
         elif name not in _FIELDS:
             raise UnknownField(f"`{name[:64]}` is not a known field. Remove it or correct its name.", param=name[:64])
         elif name in values:
@@ -97,6 +95,9 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
     stream = values.get("stream", b"").lower() not in (b"false", b"0", b"")
     if stream and values.get("response_format", b"json") not in (b"json", b"text"):
         raise UnsupportedFeature("`response_format`: a stream has words only. Leave it out.", param="response_format")
+    if b"word" in granularities and values.get("response_format") != b"verbose_json":
+        message = f"`{GRANULARITIES}`: words with their times need `response_format` `verbose_json`. Send that, too."
+        raise InvalidRequest(message, param=GRANULARITIES)
     return TranscriptionRequest(
         data=values["file"],
         model=_text(values, "model", _MAX_NAME),
@@ -105,14 +106,17 @@ def parse_transcription(fields: Sequence[tuple[str, bytes]]) -> TranscriptionReq
         format=_format(_text(values, "response_format", _MAX_NAME)),
         temperature=_temperature(_text(values, "temperature", _MAX_NAME)),
         stream=stream,
+        segments=granularities != {b"word"},
+        words=b"word" in granularities,
     )
 
 
-def encode_transcript(transcript: Transcript, form: TranscriptFormat, temperature: float = 0.0) -> bytes:
+def encode_transcript(transcript: Transcript, request: TranscriptionRequest) -> bytes:
     """Return the body of the answer: JSON, the words alone with a line's end, or subtitles with a cue per segment.
 
     Formats: https://www.w3.org/TR/webvtt1/ for `vtt`; SubRip for `srt`.
     """
+    form = request.format
     if form == "text":
         return (transcript.text + "\n").encode()
     if form in ("srt", "vtt"):
@@ -120,16 +124,19 @@ def encode_transcript(transcript: Transcript, form: TranscriptFormat, temperatur
     usage = {"type": "duration", "seconds": round(transcript.duration_s, 3)}
     if form == "json":
         return _encoder.encode({"text": transcript.text, "usage": usage})
-    return _encoder.encode(
-        {
-            "task": "transcribe",
-            "language": transcript.language,
-            "duration": round(transcript.duration_s, 3),
-            "text": transcript.text,
-            "segments": [_segment(at, one, temperature) for at, one in enumerate(transcript.segments)],
-            "usage": usage,
-        }
-    )
+    body: dict[str, object] = {
+        "task": "transcribe",
+        "language": transcript.language,
+        "duration": round(transcript.duration_s, 3),
+        "text": transcript.text,
+    }
+    if request.segments:
+        body["segments"] = [_segment(at, one, request.temperature) for at, one in enumerate(transcript.segments)]
+    if request.words:
+        body["words"] = [
+            {"word": one.text, "start": round(one.start_s, 3), "end": round(one.end_s, 3)} for one in transcript.words
+        ]
+    return _encoder.encode(body | {"usage": usage})
 
 
 def encode_delta(text: str) -> bytes:
@@ -191,7 +198,7 @@ def _text(values: dict[str, bytes], name: str, longest: int) -> str:
 
 
 def _language(text: str) -> str:
-    text = _LANGUAGE_NAMES.get(text.lower(), text.lower())
+    text = LANGUAGE_CODES.get(text.lower(), text.lower())
     if text and not _LANGUAGE.fullmatch(text):
         raise InvalidRequest(
             "`language` must be a code of ISO 639-1, such as `en`, or a language's English name.", param="language"
