@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import Final, Literal, cast
 
 from ..errors import InvalidRequest, MissingField, UnsupportedFeature
 from ..types import (
@@ -22,12 +22,14 @@ from ..types import (
 from .extra import JSONObject
 from .extra import extra_of as inner_extra
 from .request_body import (
+    ALLOWED_TOOLS,
     FUNCTION,
     canonical_json,
     extra_of,
     includes_usage,
     load,
     merge_hints,
+    narrowed_tools,
     no_such_tools,
     other_kinds,
     resume_of,
@@ -37,6 +39,7 @@ from .request_body import (
     validate,
 )
 from .wire import (
+    WireAllowedTools,
     WireAudio,
     WireChat,
     WireChoice,
@@ -84,8 +87,10 @@ def parse_chat(body: bytes, hints: RoutingHints, *, resumes: bool = False) -> Re
         wire = validate(document, WireChat)
         _refuse_legacy(wire)
         tools = _tools(wire.tools, _raw(document, "tools")) if wire.tools else ()
-        choice, tools = _allowed_tools(wire.tool_choice, tools)
         kinds = other_kinds([tool.type for tool in wire.tools or ()])
+        choice: str | WireChoice | None = wire.tool_choice
+        if isinstance(choice, WireChoice) and choice.type == ALLOWED_TOOLS:
+            tools, kinds, choice = _allowed_tools(choice.allowed_tools, tools)
         raw = _raw(document, "messages")
         return Request(
             kind="chat",
@@ -226,20 +231,15 @@ def _tool(function: WireFunction, raw: JSONObject) -> Tool:
 
 
 def _allowed_tools(
-    wire: str | WireChoice | None, tools: tuple[Tool, ...]
-) -> tuple[str | WireChoice | None, tuple[Tool, ...]]:
-    """Return the choice and the tools that `allowed_tools` leaves: the others are not offered to the model."""
-    if not isinstance(wire, WireChoice) or wire.type != "allowed_tools":
-        return wire, tools
+    wire: WireAllowedTools | None, tools: tuple[Tool, ...]
+) -> tuple[tuple[Tool, ...], str, Literal["auto", "required"]]:
+    """Return the allowed tools, the kinds of those that are not functions, and the choice among them."""
     param = "tool_choice.allowed_tools"
-    if wire.allowed_tools is None:
+    if wire is None:
         raise MissingField(f"`{param}` is missing. Send an object with `mode` and `tools`.", param=param)
-    named = {one.function.name for one in wire.allowed_tools.tools if one.function is not None}
-    allowed = tuple(tool for tool in tools if tool.name in named)
-    if len(named) != len(wire.allowed_tools.tools) or len(allowed) != len(named):
-        param += ".tools"
-        raise InvalidRequest(f"`{param}` names what is not one of `tools`. Name some of them.", param=param)
-    return wire.allowed_tools.mode, allowed
+    functions = {at: tool.function for at, tool in enumerate(wire.tools) if tool.type == FUNCTION}
+    names = {at: None if function is None else function.name for at, function in functions.items()}
+    return narrowed_tools(tools, names, f"{param}.tools"), other_kinds(tool.type for tool in wire.tools), wire.mode
 
 
 def _tool_choice(wire: str | WireChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:

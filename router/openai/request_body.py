@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from ..errors import (
     UnsupportedFeature,
     UnsupportedMediaType,
 )
-from ..types import Prefer, RoutingHints, Sampling
+from ..types import Prefer, RoutingHints, Sampling, Tool
 from .spelling import check_field_names, hint_advice
 from .wire import WireGeneration, WireRoutingHints
 
@@ -33,6 +33,8 @@ BOM: Final = b"\xef\xbb\xbf"
 _JSON: Final = "application/json"
 _JSON_TYPE: Final = re.compile(r"application/(json|[a-z0-9.!#$&^_-]+\+json)")
 FUNCTION: Final = "function"
+ALLOWED_TOOLS: Final = "allowed_tools"
+"""The type of a `tool_choice` that lists those of the tools that may be called."""
 _CONSTRAINTS: Final = frozenset(
     "guided_json guided_regex guided_choice guided_grammar guided_whitespace_pattern guided_decoding_backend"
     " structured_outputs structural_tag grammar json_schema regex ebnf".split()
@@ -72,7 +74,7 @@ _ADVICE = {
     "seed": "Send a whole number of 64 bits.",
     "logit_bias": "Send an object of token ids and numbers from -100 to 100.",
     "stream": "Send true or false.",
-    "tool_choice": "Send none, auto, required, or an object that names one function.",
+    "tool_choice": "Send none, auto, required, or an object that names one function or lists `allowed_tools`.",
     "reasoning_effort": "Use none, minimal, low, medium, high or xhigh.",
     "effort": "Use none, minimal, low, medium, high or xhigh.",
     "prefer": "Use prefer_on_device, only_on_device, prefer_cloud or only_cloud.",
@@ -250,6 +252,23 @@ def resume_of(wire: WireRoutingHints | None, *, accepted: bool) -> str:
 def other_kinds(types: Iterable[str]) -> str:
     """Return the kinds of tools that are not functions, for a message; "" for none."""
     return ", ".join(sorted({kind[:64] for kind in types if kind != FUNCTION}))
+
+
+def narrowed_tools(tools: Sequence[Tool], names: Mapping[int, str | None], param: str) -> tuple[Tool, ...]:
+    """Return the tools of these names, in their own order; the model and its target do not learn of the others.
+
+    Args:
+        names: of functions, by their place in the list `param`; None is one without a name.
+
+    Raises:
+        InvalidRequest: There is no tool of one of the names.
+    """
+    known = {tool.name for tool in tools}
+    for at, name in names.items():
+        if name not in known:
+            message = f"`{param}[{at}]` does not name one of the functions in `tools`. Name one of them."
+            raise InvalidRequest(message, param=f"{param}[{at}]")
+    return tuple([tool for tool in tools if tool.name in names.values()])
 
 
 def no_such_tools(kinds: str) -> UnsupportedFeature:

@@ -103,17 +103,22 @@ class WireNamed(msgspec.Struct):
     name: str
 
 
+class WireAllowedTool(msgspec.Struct):
+    type: str
+    function: WireNamed | None = None
+
+
+class WireAllowedTools(msgspec.Struct):
+    """Only these of the tools may be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[WireAllowedTool]
+
+
 class WireChoice(msgspec.Struct):
     type: str
     function: WireNamed | None = None
     allowed_tools: WireAllowedTools | None = None
-
-
-class WireAllowedTools(msgspec.Struct):
-    """The tools that may be called, of those that are offered."""
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[WireChoice], Meta(min_length=1)]
 
 
 class WireSchema(msgspec.Struct):

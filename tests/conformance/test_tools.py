@@ -38,6 +38,14 @@ def form(schema: object, **fields: object) -> dict[str, object]:
 # --- tools -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["set_alarm", "switch_light"])
+def test_only_an_allowed_tool_is_called(surface: Surface, name: str) -> None:
+    tools = [{"type": "function", "function": {"name": name}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": tools}}
+    (answer,) = chat_answer(surface.chat(tools=[ALARM, LIGHT], tool_choice=choice, max_tokens=100))["choices"]
+    assert {call["function"]["name"] for call in answer["message"]["tool_calls"]} == {name}
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_demanded_call_is_made(surface: Surface, choice: object, stream: bool) -> None:

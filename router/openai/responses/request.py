@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -23,12 +23,14 @@ from ...types import (
     ToolChoice,
 )
 from ..request_body import (
+    ALLOWED_TOOLS,
     FUNCTION,
     JSONObject,
     canonical_json,
     extra_of,
     load,
     merge_hints,
+    narrowed_tools,
     no_such_tools,
     other_kinds,
     resume_of,
@@ -85,6 +87,9 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
         _refuse_state(wire)
         tools = _tools(wire.tools or [])
         kinds = other_kinds([tool.type for tool in wire.tools or ()])
+        choice: str | WireFunctionChoice | None = wire.tool_choice
+        if isinstance(choice, WireFunctionChoice) and choice.type == ALLOWED_TOOLS:
+            tools, kinds, choice = _allowed_tools(choice, tools)
         system = (Message("system", wire.instructions),) if wire.instructions else ()
         items = [WireMessageItem("user", wire.input)] if isinstance(wire.input, str) else wire.input
         messages = (*system, *_messages(items))
@@ -100,7 +105,7 @@ def parse_response(body: bytes, hints: RoutingHints, *, resumes: bool = False) -
             stop=stop_of(wire.stop),
             stream=wire.stream is True,
             tools=tools,
-            tool_choice=_tool_choice(wire.tool_choice, tools, kinds),
+            tool_choice=_tool_choice(choice, tools, kinds),
             parallel_tool_calls=wire.parallel_tool_calls is not False,
             response_format=_response_format(None if wire.text is None else wire.text.format),
             logprobs=(wire.top_logprobs or 0) if _LOGPROBS in (wire.include or ()) else None,
@@ -191,6 +196,17 @@ def _tools(wire: list[WireFunctionTool]) -> tuple[Tool, ...]:
         parameters = "{}" if tool.parameters is None else canonical_json(tool.parameters)
         tools[tool.name] = Tool(tool.name, tool.description or "", parameters, tool.strict is True)
     return tuple(tools.values())
+
+
+def _allowed_tools(
+    wire: WireFunctionChoice, tools: tuple[Tool, ...]
+) -> tuple[tuple[Tool, ...], str, Literal["auto", "required"]]:
+    """Return the allowed tools, the kinds of those that are not functions, and the choice among them."""
+    if wire.mode is None or wire.tools is None:
+        param = "tool_choice.mode" if wire.mode is None else "tool_choice.tools"
+        raise MissingField(f"`{param}` is missing. Send `mode` and `tools`.", param=param)
+    names = {at: tool.name for at, tool in enumerate(wire.tools) if tool.type == FUNCTION}
+    return narrowed_tools(tools, names, "tool_choice.tools"), other_kinds(tool.type for tool in wire.tools), wire.mode
 
 
 def _tool_choice(wire: str | WireFunctionChoice | None, tools: tuple[Tool, ...], kinds: str) -> ToolChoice:

@@ -71,9 +71,18 @@ class WireFunctionTool(msgspec.Struct):
     strict: bool | None = None
 
 
-class WireFunctionChoice(msgspec.Struct):
+class WireAllowedFunction(msgspec.Struct, omit_defaults=True):
     type: str
     name: str | None = None
+
+
+class WireFunctionChoice(msgspec.Struct, omit_defaults=True):
+    """The function to call, or of type allowed_tools those of the tools that may be called."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[WireAllowedFunction] | None = None
 
 
 class WireTextFormat(msgspec.Struct):

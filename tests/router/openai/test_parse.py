@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -43,16 +44,10 @@ def content(*parts: object) -> bytes:
 TOOL = {"type": "function", "function": {"name": "lamp", "parameters": {"type": "object"}}}
 
 
-def allowed(mode: str, *names: str) -> dict[str, object]:
-    tools = [{"type": "function", "function": {"name": name}} for name in names]
-    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
-
-
-def test_allowed_tools_are_the_only_ones_that_are_offered() -> None:
-    tools = [{"type": "function", "function": {"name": name}} for name in ("lamp", "door", "heat")]
-    for mode in ("auto", "required"):
-        request = parse_chat(chat(tools=tools, tool_choice=allowed(mode, "heat", "lamp")), RoutingHints())
-        assert ([tool.name for tool in request.tools], request.tool_choice.mode) == (["lamp", "heat"], mode)
+def allowed(*names: str, mode: str = "auto", others: Sequence[object] = ()) -> dict[str, object]:
+    """The `tool_choice` of a chat."""
+    tools: list[object] = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*tools, *others]}}
 
 
 def test_every_chat_field_arrives() -> None:
@@ -304,7 +299,7 @@ def test_four_kinds_of_input(given_input: object, prompts: object) -> None:
         (chat(tool_choice="required"), "tool_choice", InvalidRequest),
         (chat(tools=[TOOL], tool_choice="lamp"), "tool_choice", InvalidRequest),
         (chat(tools=[TOOL], tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools", MissingField),
-        (chat(tools=[TOOL], tool_choice=allowed("auto", "x")), "tool_choice.allowed_tools.tools", InvalidRequest),
+        (chat(tools=[TOOL], tool_choice=allowed("x")), "tool_choice.allowed_tools.tools[0]", InvalidRequest),
         (
             chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "x"}}),
             "tool_choice.function.name",
@@ -388,6 +383,49 @@ def test_tools_of_other_kinds_are_accepted_beside_functions() -> None:
     assert parse_chat(chat(tools=[*others, TOOL]), NONE).tools == parse_chat(chat(tools=[TOOL]), NONE).tools != ()
     assert parse_chat(chat(tools=others), NONE).tools == ()
     assert parse_chat(chat(tools=others, tool_choice="auto"), NONE).tools == ()
+
+
+FAN = {"type": "function", "function": {"name": "fan"}}
+HOSTED: dict[str, object] = {"type": "web_search"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "same_as"),
+    [
+        (allowed("lamp"), [FAN, TOOL], {"tools": [TOOL]}),
+        (allowed("lamp", mode="required"), [TOOL, FAN], {"tools": [TOOL], "tool_choice": "required"}),
+        (
+            allowed("fan", "lamp", "lamp", mode="required"),
+            [TOOL, FAN],
+            {"tools": [TOOL, FAN], "tool_choice": "required"},
+        ),
+        (allowed("lamp", others=[HOSTED]), [TOOL, FAN, HOSTED], {"tools": [TOOL]}),
+        (allowed(), [TOOL, FAN], {}),
+    ],
+    ids=["auto", "required", "both", "beside another kind", "none"],
+)
+def test_allowed_tools_are_those_that_the_request_has(
+    choice: object, tools: object, same_as: dict[str, object]
+) -> None:
+    """No target, template, constraint or cache key can have one of the others."""
+    assert parse_chat(chat(tools=tools, tool_choice=choice), NONE) == parse_chat(chat(**same_as), NONE)
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("lamp", "nothing"), "tool_choice.allowed_tools.tools[1]"),
+        (allowed(others=[HOSTED, {"type": "function"}]), "tool_choice.allowed_tools.tools[1]"),
+        (allowed("lamp", mode="none"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+        (allowed(mode="required"), "tool_choice"),
+        (allowed(mode="required", others=[HOSTED]), "tool_choice"),
+    ],
+)
+def test_allowed_tools_that_cannot_be_are_refused_by_name(choice: object, param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_chat(chat(tools=[TOOL, HOSTED], tool_choice=choice), NONE)
+    assert refused.value.param == param
 
 
 def test_a_json_object_with_a_schema_has_that_schema() -> None:

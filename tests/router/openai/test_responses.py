@@ -101,9 +101,31 @@ def test_tools_formats_and_limits_are_those_of_a_chat() -> None:
     assert request == expected
 
 
+def test_allowed_tools_are_those_that_the_request_has() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "lamp"}]}
+    request, echo = parse(tools=[LAMP, {**LAMP, "name": "fan"}], tool_choice=allowed)
+    assert request == parse(tools=[LAMP], tool_choice="required")[0]
+    repeated = json.loads(echo.fields)
+    assert repeated["tool_choice"] == allowed
+    assert [tool["name"] for tool in repeated["tools"]] == ["lamp", "fan"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"tools": [LAMP], "tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.mode"),
+        ({"tools": [LAMP], "tool_choice": {"type": "allowed_tools", "mode": "auto"}}, "tool_choice.tools"),
+        (
+            {
+                "tools": [LAMP],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "mcp"}, {"type": "function", "name": "fan"}],
+                },
+            },
+            "tool_choice.tools[1]",
+        ),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
