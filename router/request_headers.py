@@ -2,7 +2,8 @@
 
 Edge, gateway and control plane read HTTP headers by this table, gRPC metadata and the user properties of MQTT as well.
 A list that comes on several lines is one list (RFC 9110, 5.3): a tag on the second line may be the one that protects
-privacy. Any other header of ours that comes twice with different values is refused, because either may be meant.
+privacy. Any other header of ours that comes twice with different values is refused, because either may be meant, and
+so are credentials and an `Idempotency-Key`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ TAGS: Final = "x-causeway-tags"
 DEADLINE: Final = "x-causeway-deadline-ms"
 LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
 """The headers that are lists, and the attribute of a CloudEvent that is one. Names are in lower case."""
-_OUR_PREFIXES: Final = (OURS, "causeway")
+# The headers that have one value: two may be of two callers, or of two requests.
+_ONE_VALUE: Final = (OURS, "causeway", "authorization", "idempotency-key")
 _TAG: Final = re.compile(TAG)
 _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 
@@ -29,7 +31,7 @@ def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the headers by their names in lower case: lists are joined, others have their first value.
 
     Raises:
-        InvalidRequest: A header of ours that is not a list comes twice with different values.
+        InvalidRequest: A header that has one value comes twice with different values.
     """
     headers: dict[str, str] = {}
     for written, value in lines:
@@ -38,7 +40,7 @@ def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:
             headers[name] = value
         elif name in LISTS:
             headers[name] += f",{value}"
-        elif name.startswith(_OUR_PREFIXES):
+        elif name.startswith(_ONE_VALUE):
             one_value(name, (headers[name], value))
     return headers
 

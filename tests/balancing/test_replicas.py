@@ -20,6 +20,7 @@ from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.balancing.pools import TritonClients
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.upstreams.triton.model_control import default_key_file
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import CausewayError
@@ -77,7 +78,7 @@ class Crowd:
 @asynccontextmanager
 async def crowd(replicas: tuple[Replica, Replica], *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Pool, Crowd]]:
     async with anyio.create_task_group() as tasks:
-        clients = TritonClients(tasks, lambda model: None)
+        clients = TritonClients(tasks, lambda model: None, key_file=default_key_file())
         pool = Pool("large", MODEL, [parse_endpoint_address(one.grpc) for one in replicas], clients.get, settings=QUICK)
         tasks.start_soon(pool.watch)
         callers = Crowd(pool, deadline_s=deadline_s)

@@ -16,6 +16,7 @@ import pytest_asyncio
 from cryptography.fernet import Fernet
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
 from tests.cloud.conftest import PATIENCE_S, Command, Pool, triton_environment
 from tests.redis_server import RedisServer, redis_server
 from tests.waiting import until
@@ -164,12 +165,15 @@ async def bed(tritons: tuple[Pool, Pool], gateway: tuple[Mapping[str, str], Path
 
 async def control(pool: Pool, *, load: bool) -> None:
     """Load or unload a model as an operator does."""
+    metadata = ((HEADER, read_key(default_key_file())),)
     async with grpc.aio.insecure_channel(pool.grpc) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         if load:
-            await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=MODEL))
+            await stub.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name=MODEL), metadata=metadata)
         else:
-            await stub.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name=MODEL))
+            await stub.RepositoryModelUnload(
+                service_pb2.RepositoryModelUnloadRequest(model_name=MODEL), metadata=metadata
+            )
 
 
 @pytest.mark.parametrize("stream", [False, True])
