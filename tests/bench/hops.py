@@ -33,7 +33,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
 MAX_DAEMON_FILES = 28
-_FOLDER_VARIABLE = "HOPS_FOLDER"
 _CHILD = "models.llama_cpp.process.child"
 _TIMEOUT_S = 60.0
 _PERIODIC = ("_every", "_supervise")  # of the daemon; of an engine's supervisor
@@ -50,7 +49,8 @@ def measure() -> Hops:
     """Start a daemon, trace one streamed answer, and stop the daemon."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "sitecustomize.py").write_text("from tests.bench.hops import install\n\ninstall()\n")
+        code = f"from pathlib import Path\n\nfrom tests.bench.hops import install\n\ninstall(Path({name!r}))\n"
+        (folder / "sitecustomize.py").write_text(code)
         with _daemon(folder) as (daemon, url):
             _answer(url, "turn on the lamp in the kitchen")
             time.sleep(0.3)  # its bookkeeping is not the next answer's
@@ -64,11 +64,9 @@ def measure() -> Hops:
         return Hops(*(json.loads((folder / f"{file}.json").read_text()) for file in ("daemon", "child")))
 
 
-def install() -> None:
-    """In a traced process: react to SIGUSR2."""
-    folder = os.environ.get(_FOLDER_VARIABLE, "")
-    if folder:
-        _Tracer(Path(folder), "child" if _CHILD in sys.orig_argv else "daemon")
+def install(folder: Path) -> None:
+    """In a traced process: react to SIGUSR2, and write to `folder`."""
+    _Tracer(folder, "child" if _CHILD in sys.orig_argv else "daemon")
 
 
 class _Tracer:
@@ -110,7 +108,7 @@ def _is_periodic(frame: FrameType | None) -> bool:
 @contextmanager
 def _daemon(folder: Path) -> Iterator[tuple[int, str]]:
     command = [sys.executable, "-m", "edge_node", "serve", "--port", "0", "--state-dir", str(folder / "state")]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", _FOLDER_VARIABLE: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
