@@ -265,7 +265,7 @@ class _MergedChoice:
             tokens=self.tokens,
             tool_calls=tuple(
                 [
-                    ToolCallDelta(at, "".join(call.arguments), call.id, call.name, merged_extra(call.extra))
+                    ToolCallDelta(at, "".join(call.arguments), call.id, call.name, _merged(call.extra))
                     for at, call in sorted(self.calls.items())
                 ]
             ),
@@ -275,6 +275,10 @@ class _MergedChoice:
             refusal="".join(self.refusal) if self.refused else None,
             resume=self.resume,
             reasoning="".join(self.reasoning),
-            extra=merged_extra(self.extra),
+            extra=_merged(self.extra),
             note=self.note,
         )
+
+
+def _merged(parts: list[str]) -> str:
+    return merged_extra(parts) if parts else ""

@@ -143,7 +143,7 @@ def _raw(document: JSONObject, name: str) -> list[JSONObject]:
 
 def _message(wire: WireMessage, at: int, raw: JSONObject) -> Message:
     role, content = wire.role, wire.content
-    extra = inner_extra(raw, _MESSAGE)
+    extra = "" if raw.keys() <= _MESSAGE else inner_extra(raw, _MESSAGE)
     if (role == "user" or role == "system") and type(content) is str and not wire.tool_calls:
         return Message(role, content, wire.name, extra=extra)  # the usual message
     path = f"messages[{at}]"
