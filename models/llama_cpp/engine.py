@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import psutil
@@ -73,6 +73,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._next_deadline = _NEVER
         self._compiler = ThreadPoolExecutor(1, "grammars")
+        self._call_compiler = ThreadPoolExecutor(1, "call-grammars")  # no large schema stands before a small grammar
         self._compiling: set[int] = set()  # jobs whose grammar is being compiled
         self._core: EngineCore
 
@@ -144,6 +145,7 @@ class Engine:
         """Stop after the current step; unfinished jobs end with an error."""
         self._closing = True
         self._compiler.shutdown(cancel_futures=True)
+        self._call_compiler.shutdown()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -165,8 +167,7 @@ class Engine:
         self._compiling.discard(job.id)
 
     def _is_constrained(self, job: Job) -> bool:
-        copies = (job.copy_from_prompt or job.copy_source is not None) and not job.ignore_eos
-        return bool(job.json_schema or job.grammar) or copies
+        return bool(job.json_schema or job.grammar)
 
     def _prepare(self, job: Job) -> Sequence:
         core, context = self._core, self._core.info.context_tokens
@@ -208,8 +209,10 @@ class Engine:
             thinking=thinking,
         )
 
-    def _grammar(self, job: Job) -> tuple[GrammarState | None, bool]:
+    def _grammar(self, job: Job) -> tuple[GrammarState | Future[GrammarState] | None, bool]:
         """Constrain the answer by (1) the job's grammar or schema, (2) the call grammar of its text, (3) nothing.
+
+        Each text has a call grammar of its own. It takes a millisecond to compile: meanwhile the prompt is prefilled.
 
         Returns:
             The grammar, and whether it is (2).
@@ -229,7 +232,7 @@ class Engine:
             return None, False
         for soft in job.prompt.soft:
             copy_source = copy_source.replace(soft.marker, " ")
-        return compiler.compile(call_grammar(copy_source), keep=False), True  # (2)
+        return self._call_compiler.submit(compiler.compile, call_grammar(copy_source), keep=False), True  # (2)
 
     def _sampling(self, job: Job) -> Sampling:
         """Return the job's settings, with the model's own temperature where the job names none."""

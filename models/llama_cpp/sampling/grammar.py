@@ -60,9 +60,9 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
         if matcher is None:
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-            # The first mask builds most of the lexer; here it delays nobody's step.
-            matcher.compute_bitmask()
-            matcher.compute_ff_tokens()
+            if keep:  # the first mask builds most of the lexer; here it delays nobody's step
+                matcher.compute_bitmask()
+                matcher.compute_ff_tokens()
             if matcher.is_error():
                 raise InvalidGrammar(f"The grammar cannot be used: {matcher.get_error()[:300]}")
             if not keep:

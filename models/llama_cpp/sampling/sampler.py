@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import secrets
+from concurrent.futures import Future
 
 import llama_cpp.llama_cpp as native
 import numpy as np
@@ -67,7 +68,7 @@ class TokenSampler:
         candidates: CandidateDraw,
         sampling: Sampling,
         prompt: Tokens,
-        grammar: GrammarState | None = None,
+        grammar: GrammarState | Future[GrammarState] | None = None,
         *,
         may_refuse: bool = False,
         answer_prefix: str = "",
@@ -80,7 +81,8 @@ class TokenSampler:
             candidates: shared by all sequences of the engine.
             sampling: temperature, penalties and so on.
             prompt: its tokens, for the repetition penalty.
-            grammar: constrains the answer, at its beginning.
+            grammar: constrains the answer, at its beginning; or one that is being compiled while the prompt is
+                prefilled.
             may_refuse: the refusal token may come first, before what the grammar requires.
             answer_prefix: beginning of the grammar's text that stands in the prompt already; if the grammar does not
                 allow it, the answer is unconstrained.
@@ -93,13 +95,12 @@ class TokenSampler:
         self._thinking = thinking
         self._bias = _bias(sampling, vocabulary)
         self._penalties = _Penalties(sampling, prompt) if _penalises(sampling) else None
-        self._grammar = grammar
+        self._grammar = grammar if isinstance(grammar, GrammarState) else None
+        self._compiling = None if isinstance(grammar, GrammarState) else grammar
         self._chain = 0 if _is_greedy(sampling) else _chain(sampling)
         self._allowed_first = vocabulary.refuse_token if may_refuse and not answer_prefix else None
-        if grammar is not None and answer_prefix:
-            tokens = [token for token in vocabulary.encode(answer_prefix, special=False) if vocabulary.pieces[token]]
-            if not grammar.accept_all(tokens):
-                self._grammar = None
+        prefix = vocabulary.encode(answer_prefix, special=False).tolist() if answer_prefix else []
+        self._answer_prefix = [token for token in prefix if vocabulary.pieces[token]]
         self.adjusts_logits = self._bias is not None or self._penalties is not None
 
     @property
@@ -123,6 +124,8 @@ class TokenSampler:
         Returns:
             The token, or NO_TOKEN when the grammar allows none.
         """
+        if self._compiling is not None or self._answer_prefix:
+            self._begin_grammar()
         if forced := self.forced:
             return forced[0]
         if self._penalties is not None:
@@ -143,6 +146,14 @@ class TokenSampler:
             self._grammar.accept(token)
         if self._penalties is not None:
             self._penalties.count(token)
+
+    def _begin_grammar(self) -> None:
+        """Wait for the grammar, and move it past the beginning that stands in the prompt."""
+        if self._compiling is not None:
+            self._grammar, self._compiling = self._compiling.result(), None
+        if self._grammar is not None and not self._grammar.accept_all(self._answer_prefix):
+            self._grammar = None
+        self._answer_prefix = []
 
     def close(self) -> None:
         if self._chain:

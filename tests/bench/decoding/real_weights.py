@@ -34,6 +34,7 @@ from tests.tool import run_tool
 
 from ..__main__ import RESULTS, cells, machine, with_section
 from ..rows import Row
+from . import constrained
 from .raw import Raw
 from .servers import LlamaServer, OurEngine, llama_server, our_engine
 
@@ -113,6 +114,7 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
             many = [await _speeds(raw, ours, server, prompts.take(STREAMS), ANSWER_TOKENS) for _ in range(rounds)]
             first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
             repeated, opened = await _lookup(path, ours, rounds)
+            held = await constrained.measure(ours, rounds)
         restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
     raw.close()
     new, decoding = [one_round.new for one_round in one], [one_round.decoding for one_round in one]
@@ -127,6 +129,7 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
         _lookup_row("prompt lookup on / off, an open question", opened, 0.97),
         _first_token_row("first token behind a system prompt seen before / first time", [(first, again)]),
         _first_token_row("the same after a restart", restarted),
+        *held,
     ]
 
 

@@ -57,11 +57,11 @@ class OurEngine(Client):
     """The daemon's backend: child process, frames, Chunks."""
 
     def __init__(self, backend: EngineBackend) -> None:
-        self._backend = backend
+        self.backend = backend
 
     async def answer(self, prompt: str, tokens: int) -> int:
         request = Request(kind="completion", model="small", prompts=(prompt,), max_tokens=tokens, sampling=GREEDY)
-        return sum([chunk.tokens async for chunk in self._backend.generate(_call(request))])
+        return sum([chunk.tokens async for chunk in self.backend.generate(backend_request(request))])
 
     async def chat(self, text: str, tokens: int) -> float:
         """Return tokens/s of the answer to a chat's first message."""
@@ -69,7 +69,7 @@ class OurEngine(Client):
             kind="chat", model="small", messages=(Message("user", text),), max_tokens=tokens, sampling=GREEDY
         )
         started = time.perf_counter()
-        made = sum([chunk.tokens async for chunk in self._backend.generate(_call(request))])
+        made = sum([chunk.tokens async for chunk in self.backend.generate(backend_request(request))])
         return made / (time.perf_counter() - started)
 
     async def first_token_s(self, messages: tuple[Message, ...]) -> float:
@@ -77,7 +77,7 @@ class OurEngine(Client):
         request = Request(kind="chat", model="small", messages=messages, max_tokens=1, sampling=GREEDY)
         started = time.perf_counter()
         first_s = 0.0
-        async for chunk in self._backend.generate(_call(request)):
+        async for chunk in self.backend.generate(backend_request(request)):
             if chunk.tokens and not first_s:
                 first_s = time.perf_counter() - started
         return first_s
@@ -133,7 +133,7 @@ async def llama_server(path: Path, threads: int) -> AsyncIterator[LlamaServer]:
         server.wait()
 
 
-def _call(request: Request) -> BackendRequest:
+def backend_request(request: Request) -> BackendRequest:
     target = Target(name="small", at="edge", model="small")
     deadline = asyncio.get_running_loop().time() + START_S
     return BackendRequest(id="bench", request=request, target=target, deadline=deadline, durable=True)

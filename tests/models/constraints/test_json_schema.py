@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from models.constraints.json_schema import fault_of, framed_grammar
 from router.errors import InvalidGrammar
 
-from .bytewise import accepts, matcher, refused
+from .bytewise import CORPUS, accepts, matcher, refused
 
 NODE: dict[str, object] = {
     "type": "object",
@@ -166,13 +165,6 @@ def test_a_large_schema_is_held() -> None:
     names = [f"a property with a name {at}" for at in range(900)]
     schema = {"type": "object", "properties": {name: {"type": "boolean"} for name in names}}
     assert accepts(schema, {names[7]: True, names[800]: False})
-
-
-CORPUS = {
-    f"{path.stem}-{name}": schema
-    for path in sorted((Path(__file__).parent / "schemas").glob("*.json"))
-    for name, schema in json.loads(path.read_text()).items()
-}
 
 
 @pytest.mark.parametrize("schema", CORPUS.values(), ids=CORPUS)
