@@ -40,7 +40,7 @@ from .effects import (
 from .event_log import EventLog, error_fields
 from .request import ANYTHING, bounded, build_request, narrowed, with_items
 from .response import ResponseStream
-from .settings import known_fields, merged, supported, within
+from .settings import known_fields, merged, supported, together, within
 from .sound import SoundBuffer, stored_bytes
 from .spoken_input import SpokenInput, TurnEnded, TurnStarted
 from .wire import (
@@ -287,7 +287,10 @@ class RealtimeSession:
             UnsupportedFeature: The rest was applied, and `session.updated` says so.
             InvalidRequest: A field has a wrong value; nothing was applied.
         """
-        update, unknown = known_fields(event.session, type(self._settings), "session")
+        update, others = known_fields(event.session, type(self._settings), "session")
+        others += self._without_audio(update)
+        if others and not any(value is not None for value in update.values()):
+            raise together(others, applied=False)
         self._complete_audio(update)
         self._check_spoken(update, "session")
         if update.get("model", self._settings.model) != self._settings.model:
@@ -302,8 +305,27 @@ class RealtimeSession:
         self._settings = settings
         self._spoken.configure(self._turn_detection)
         self._emit("session.updated", {"session": self._shown()})
-        if unknown is not None:
-            raise unknown
+        if others:
+            raise together(others, applied=True)
+
+    def _without_audio(self, update: JSONObject) -> list[UnsupportedFeature]:
+        """Take out of the update what this session does not have of sound, and return an error for each."""
+        audio = update.get("audio")
+        if not isinstance(audio, dict):
+            return []
+        given, errors = {name: value for name, value in audio.items() if value is not None}, []
+        if "input" in given and not self._sound.is_open:
+            errors.append(self._sound.closed("session.audio.input"))
+            del given["input"]
+        heard = given.get("input")
+        if isinstance(heard, dict) and heard.get("turn_detection") and not self._detects_turns:
+            errors.append(UnsupportedFeature(NO_TURNS, param="session.audio.input.turn_detection"))
+            given["input"] = {name: value for name, value in heard.items() if name != "turn_detection"}
+        if "output" in given and not self._speaks:
+            errors.append(_not_spoken("session.audio.output"))
+            del given["output"]
+        update["audio"] = {side: fields for side, fields in given.items() if fields != {}} or None
+        return errors
 
     def _complete_audio(self, update: JSONObject) -> None:
         """Add the session's own settings of sound to those that are updated. Raises InvalidRequest."""
@@ -311,12 +333,6 @@ class RealtimeSession:
         if not isinstance(audio, dict):
             raise InvalidRequest("`session.audio`: send an object.", param="session.audio")
         given = {name: value for name, value in audio.items() if value is not None}
-        if "input" in given:
-            self._sound.check_open("session.audio.input")
-            if not self._detects_turns and isinstance(given["input"], dict) and given["input"].get("turn_detection"):
-                raise UnsupportedFeature(NO_TURNS, param="session.audio.input.turn_detection")
-        if "output" in given and not self._speaks:
-            raise _not_spoken("session.audio.output")
         both = msgspec.to_builtins(self._settings.audio)
         for side, fields in given.items():
             both[side] = {**both.get(side, {}), **fields} if isinstance(fields, dict) else fields

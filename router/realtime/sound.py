@@ -60,7 +60,11 @@ class SoundBuffer:
     def check_open(self, param: str) -> None:
         """Raises UnsupportedFeature, about `param`, if the session takes no sound."""
         if not self.is_open:
-            raise UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
+            raise self.closed(param)
+
+    def closed(self, param: str) -> UnsupportedFeature:
+        """Return the error, about `param`, of a session that takes no sound."""
+        return UnsupportedFeature(f"`{param}`: {self._refusal}", param=param)
 
     def append(self, encoded: str, bounded_from: int | None = None) -> None:
         """Raises InvalidRequest or BufferFull. `bounded_from`: only what is after this position counts as held."""

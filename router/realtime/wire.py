@@ -137,3 +137,8 @@ UNSUPPORTED = {
     "tracing": "traces are configured at the server",
 }
 """Settings of OpenAI's that have no meaning here, and why; null is accepted."""
+UNSUPPORTED_AUDIO = {
+    "noise_reduction": "the sound is taken as it comes",
+    "idle_timeout_ms": "silence alone is not answered",
+}
+"""The same of the settings of audio."""

@@ -86,6 +86,19 @@ async def test_a_conversation_goes_on(box: Box) -> None:
     assert [message.role for message in messages] == ["user", "assistant", "user"]
 
 
+async def test_an_agents_whole_configuration_leaves_what_the_box_has(box: Box) -> None:
+    """Its instructions are not lost for sound that this box does not take; the error says what is not there."""
+    audio = {"input": {"turn_detection": {"type": "semantic_vad"}}, "output": {"voice": "alloy"}}
+    async with peer(box) as client:
+        await client.send("session.update", session={"instructions": "Be brief.", "audio": audio, "tracing": "auto"})
+        await client.until("session.updated")
+        (told,) = await client.until("error")
+        for name in ("tracing", "audio.input", "audio.output"):
+            assert f"`session.{name}" in told["error"]["message"]
+        await client.ask("first")
+    assert [message.role for message in box.engine.calls[-1].request.messages] == ["system", "user"]
+
+
 async def test_constraints_bind_a_session_by_its_headers_or_its_settings(box: Box) -> None:
     """The route prefers the cloud; a private request stays, and fails closed without a device."""
     async with peer(box, **{"x-causeway-tags": "cloud,private"}) as client:

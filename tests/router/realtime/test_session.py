@@ -132,6 +132,74 @@ def test_an_update_applies_what_it_knows_and_names_the_rest(others: Event, param
     assert [message.role for message in talk.start().request.messages] == ["system", "user"]
 
 
+AUDIO: Event = {
+    "input": {
+        "format": {"type": "audio/pcm", "rate": 24000},
+        "noise_reduction": {"type": "near_field"},
+        "transcription": {"model": "whisper-1", "prompt": "a kitchen"},
+        "turn_detection": {"type": "semantic_vad", "eagerness": "low"},
+    },
+    "output": {"voice": "de", "effects": []},
+}
+
+
+def test_what_a_session_does_not_have_of_its_audio_is_named_and_the_rest_applied() -> None:
+    """As agents' libraries send it: their own kind of detection, a model's hint, a voice."""
+    talk = Talk(limits=SessionLimits(max_audio_s=1.0, speaks=True, detects_turns=True))
+    events = talk.send("session.update", session={"type": "realtime", "instructions": "Be brief.", "audio": AUDIO})
+    assert kinds(events) == ["session.updated", "error"]
+    audio = events[0]["session"]["audio"]
+    assert (audio["input"]["transcription"], audio["output"]["voice"]) == ({"model": "whisper-1"}, "de")
+    assert (audio["input"]["turn_detection"], audio["input"]["noise_reduction"]) == (None, None)
+    told = error(events[1:])["message"]
+    for name in ("input.noise_reduction", "input.transcription.prompt", "input.turn_detection", "output.effects"):
+        assert f"`session.audio.{name}`: " in told
+
+
+def test_a_session_of_text_names_the_audio_and_applies_the_rest() -> None:
+    talk = Talk()
+    events = talk.send("session.update", session={"instructions": "Be brief.", "audio": AUDIO})
+    assert kinds(events) == ["session.updated", "error"]
+    assert "audio" not in events[0]["session"]
+    told = error(events[1:])["message"]
+    assert all(f"`session.audio.{side}`: " in told for side in ("input", "output"))
+    talk.say()
+    assert [message.role for message in talk.start().request.messages] == ["system", "user"]
+
+
+def test_a_server_without_detection_applies_the_other_settings_of_the_input() -> None:
+    talk = Talk(limits=SessionLimits(max_audio_s=1.0))
+    listening = {"transcription": {"language": "en"}, "turn_detection": {"type": "server_vad"}}
+    events = talk.send("session.update", session={"audio": {"input": listening}})
+    assert kinds(events) == ["session.updated", "error"]
+    assert events[0]["session"]["audio"]["input"]["transcription"] == {"model": None}
+    assert "turn_detection" in error(events[1:])["message"]
+
+
+@pytest.mark.parametrize("session", [{"tracing": "auto"}, {"audio": {"input": {"noise_reduction": {}}}}, {"x": {}}])
+def test_an_update_of_which_nothing_is_left_only_names_it(session: Event) -> None:
+    fault = error(Talk(limits=SessionLimits(max_audio_s=1.0)).send("session.update", session=session))
+    assert (fault["code"], "applied" in fault["message"]) == ("unsupported_feature", False)
+
+
+@pytest.mark.parametrize(
+    ("audio", "param"),
+    [
+        ({"inputs": {}}, "session.audio.inputs"),
+        ({"input": {"turn_detections": None, "turn_detectio": {}}}, "session.audio.input.turn_detectio"),
+        ({"input": {"turn_detection": {"silence_duration": 5}}}, "session.audio.input.turn_detection.silence_duration"),
+        ({"input": {"noise_reduction": {}, "turn_detection": {"threshold": 2}}}, None),
+        (7, "session.audio"),
+    ],
+)
+def test_a_misspelt_or_wrong_setting_of_audio_applies_nothing(audio: object, param: str | None) -> None:
+    talk = Talk(limits=SessionLimits(max_audio_s=1.0, detects_turns=True))
+    fault = error(talk.send("session.update", session={"instructions": "Be brief.", "audio": audio}))
+    assert fault["param"] == param or (param is None and fault["param"].startswith("session.audio.input.turn"))
+    talk.say()
+    assert [message.role for message in talk.start().request.messages] == ["user"]
+
+
 def test_a_wrong_value_beside_an_unknown_field_applies_nothing() -> None:
     talk = Talk()
     events = talk.send("session.update", session={"instructions": "Be brief.", "tracing": "auto", "temperature": 9})

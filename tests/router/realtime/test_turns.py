@@ -179,10 +179,9 @@ def test_sound_in_any_pieces_gives_the_same_turns() -> None:
 @pytest.mark.parametrize(
     "detection",
     [
-        {"type": "semantic_vad"},
         {"type": "server_vad", "threshold": 2},
         {"type": "server_vad", "silence_duration_ms": -1},
-        {"type": "server_vad", "idle_timeout_ms": 5000},
+        {"type": "voice"},
         "server_vad",
     ],
 )
