@@ -204,7 +204,7 @@ class Rewriter:
     def _kept(self, reference: str) -> str:
         """Return a reference to where its target is kept, such as that of OpenAPI's ``components``."""
         target = self._target(reference)
-        if target is None or reference[2:].partition("/")[0] in _KEPT:
+        if target is None or _is_kept(reference[2:].split("/")):
             return reference
         self._elsewhere[reference[2:]] = target
         return f"#/$defs/{_escaped(reference[2:])}"
@@ -347,6 +347,16 @@ def _composes(schema: Json) -> bool:
     return (
         "allOf" in schema or (parts > 1 and any(key in schema for key in _APPLICATORS)) or _composes([*schema.values()])
     )
+
+
+def _is_kept(steps: list[str]) -> bool:
+    """Return whether a JSON pointer leads through keywords that are kept alone."""
+    inside_schema = True
+    for step in steps:
+        if inside_schema and step not in _KEPT:
+            return False
+        inside_schema = not inside_schema or step not in (*_SCHEMA_MAPS, *_SCHEMA_LISTS)
+    return True
 
 
 def _mapping(value: Json) -> Node:

@@ -8,6 +8,8 @@ import pytest
 
 from models.constraints.json_schema import fault_of, framed_grammar
 from router.errors import InvalidGrammar
+from router.tool_calls.schema import answer_schema
+from router.types import Request, Tool, ToolChoice
 
 from .bytewise import CORPUS, accepts, matcher, refused
 
@@ -176,4 +178,7 @@ def test_what_generators_emit_holds(schema: dict[str, object]) -> None:
         assert fault.keyword == "uniqueItems"
     else:
         assert refused(schema, 12) == []
+        tool = Tool("f", parameters=json.dumps(schema))
+        call = Request(kind="chat", model="m", tools=(tool,), tool_choice=ToolChoice("function", "f"))
+        assert fault_of(answer_schema(call)) is None
     assert sum('"uniqueItems"' in json.dumps(one) for one in CORPUS.values()) <= len(CORPUS) // 20
