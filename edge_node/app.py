@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.calibrate.shadow import FILE as SHADOW_FILE
+from models.calibrate import SHADOW_FILE
 from router.parts.uploads import largest_file
 from router.policy.compiled import Policy
 from router.types import Location, Modality

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from models.calibrate.shadow import FILE, NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
+from models.calibrate import SHADOW_FILE as FILE
+from models.calibrate.shadow import NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
 from models.semantic.findings import Findings
 from router.trackers.spend import SpendState, SpendTracker
 

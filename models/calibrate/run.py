@@ -14,6 +14,7 @@ from ..signals.encoder import SentenceEncoder
 from ..signals.lookup import find_signal
 from ..signals.pair import PairHandoff, PairParameters, find_pair, prompt_features
 from ..train.signals.optimizers import Array64
+from . import SHADOW_FILE as FILE
 from .answers import AnswerLog
 from .ask import LEAST_PROMPTS, Echo, Plan
 from .evaluate import (
@@ -31,7 +32,7 @@ from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, 
 from .label import LabelledAnswer, label
 from .prompts import CalibrationPrompt
 from .report import FittedReport, PairReport, markdown, write_report
-from .shadow import FILE, read_shadow_rows
+from .shadow import read_shadow_rows
 
 STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
 

@@ -19,11 +19,11 @@ from router.types import Confidence
 
 from ..catalog.artifact import ArtifactError
 from ..signals.pair import STRUCTURE, ModelIdentity
+from . import SHADOW_FILE as FILE
 from .answers import Pair
 from .fit import Rows
 from .label import LabelledAnswer
 
-FILE = "shadow-1.sqlite"
 MOST_ANSWERS = 5000  # the newest are kept: about 6 MB
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (id INTEGER PRIMARY KEY AUTOINCREMENT, answer BLOB NOT NULL);

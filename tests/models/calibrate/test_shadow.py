@@ -15,8 +15,9 @@ pytest.importorskip("onnxruntime")
 
 from click.testing import CliRunner, Result
 
+from models.calibrate import SHADOW_FILE as FILE
 from models.calibrate.label import answers_agree
-from models.calibrate.shadow import FILE, PUT_ANSWER, SCHEMA, ShadowAnswer
+from models.calibrate.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
 from models.catalog.artifact import find_artifact
 from models.cli.commands import main
 from models.evaluate.calibration import measure_drift
