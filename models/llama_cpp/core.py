@@ -255,12 +255,12 @@ class EngineCore:
                 text = self._texts[token] if sequence.plain else None
                 if text is not None and len(sequence.generated) + 1 < sequence.max_tokens:
                     out.append(sequence.accept_plain(token, text))
-                    if sampler.ended:
+                    if sampler.ended and not sequence.measures_end:
                         out.append(sequence.end())
                     return token
         if (emission := sequence.accept(token, row)) is not None:
             out.append(emission)
-        if sampler is not None and sampler.ended and not sequence.finished:
+        if sampler is not None and sampler.ended and not (sequence.finished or sequence.measures_end):
             out.append(sequence.end())
         return token
 

@@ -105,6 +105,10 @@ class GrammarState:
             bits[self._ends] = 0  # where a grammar cannot go on, llguidance's mask has the end
         return np.flatnonzero(bits)
 
+    def likeliest_end(self, row: NDArray[np.float32]) -> int:
+        """Return the end token with the highest logit, for a grammar that has ended."""
+        return max(self._ends, key=row.__getitem__)
+
     def accept(self, token: int) -> None:
         """Move on by a token that is allowed."""
         self._matcher.consume_token(token)

@@ -128,6 +128,8 @@ class TokenSampler:
             self._begin_grammar()
         if forced := self.forced:
             return forced[0]
+        if self._grammar is not None and self.ended:
+            return self._grammar.likeliest_end(row)
         if self._penalties is not None:
             self._penalties.apply(row)
         if self._bias is not None:
@@ -142,7 +144,7 @@ class TokenSampler:
     def accept(self, token: int) -> None:
         """Add `token`, which `sample` returned, to the answer."""
         allowed_first, self._allowed_first = self._allowed_first, None
-        if self._grammar is not None and token != allowed_first:
+        if self._grammar is not None and token != allowed_first and not self._grammar.ended:
             self._grammar.accept(token)
         if self._penalties is not None:
             self._penalties.count(token)

@@ -122,6 +122,11 @@ class Sequence:
         return self._logprobs is not None or self._confidence_meter is not None
 
     @property
+    def measures_end(self) -> bool:
+        """Whether the confidence covers the end token: calibrations are fitted on answers with their ends."""
+        return self._confidence_meter is not None and not self._confidence_meter.done
+
+    @property
     def text_tokens(self) -> Tokens:
         """The prompt without its soft tokens."""
         return self.prompt[self.prompt >= 0] if self._vectors else self.prompt
