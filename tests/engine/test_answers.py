@@ -42,9 +42,29 @@ def test_a_job_ends_with_exactly_one_final_emission(rig: Rig) -> None:
 
 
 def test_an_end_token_ends_the_answer_and_is_no_text(rig: Rig) -> None:
-    """It is not counted either."""
+    """It counts, as it does in vLLM and in llama.cpp's server: the model has generated it."""
     answer = rig.run("hello", sampling=bias((END, 1000.0)))
-    assert (answer.text, answer.end.finish_reason, answer.end.completion_tokens) == ("", "stop", 0)
+    assert (answer.text, answer.end.finish_reason, answer.end.completion_tokens) == ("", "stop", 1)
+    assert answer.tokens == 1
+
+
+def test_the_end_token_counts_behind_text_and_within_the_limit(rig: Rig) -> None:
+    """A grammar that allows only the end token needs no step for it; an answer that is cut has none."""
+    free = rig.run("hello", max_tokens=40, grammar=exactly("turn on"))
+    tokens = free.end.completion_tokens
+    assert (free.text, free.end.finish_reason, free.tokens) == ("turn on", "stop", tokens)
+    assert tokens == len(rig.engine.core.vocabulary.encode("turn on", special=False)) + 1
+    fits = rig.run("hello", max_tokens=tokens, grammar=exactly("turn on"))
+    assert (fits.text, fits.end.finish_reason, fits.end.completion_tokens) == ("turn on", "stop", tokens)
+    cut = rig.run("hello", max_tokens=tokens - 1, grammar=exactly("turn on"))
+    assert (cut.text, cut.end.finish_reason, cut.end.completion_tokens) == ("turn on", "length", tokens - 1)
+
+
+def test_a_stop_string_ends_the_answer_without_an_end_token(rig: Rig) -> None:
+    whole = rig.run("hello", max_tokens=40, grammar=exactly("turn on the light"))
+    stopped = rig.run("hello", max_tokens=40, grammar=exactly("turn on the light"), stop=("light",))
+    assert (stopped.text, stopped.end.finish_reason) == ("turn on the ", "stop")
+    assert stopped.end.completion_tokens == stopped.tokens == whole.end.completion_tokens - 1
 
 
 def test_end_tokens_can_be_ignored(rig: Rig) -> None:
@@ -96,7 +116,7 @@ def test_characters_split_over_tokens_are_emitted_whole(rig: Rig) -> None:
     """Each byte is a token of its own."""
     answer = rig.run("hello", grammar=exactly("é€😀!"), max_tokens=40)
     assert answer.text == "é€😀!"
-    assert answer.end.completion_tokens == answer.tokens == 10
+    assert answer.end.completion_tokens == answer.tokens == 11  # with the end token
     assert all("\ufffd" not in e.text for e in answer.emissions)
 
 

@@ -29,6 +29,7 @@ class Sequence:
 
     __slots__ = (
         "_confidence_meter",
+        "_end_tokens",
         "_held_logprobs",
         "_logprobs",
         "_places",
@@ -104,12 +105,18 @@ class Sequence:
         )
         self._held_logprobs: list[tuple[int, TokenLogprob]] = []  # (where its text begins, logprob) not yet emitted
         self._reported = 0  # tokens in emissions so far
+        self._end_tokens = 0  # 1: the model ended the answer; its end token counts, as vLLM and llama-server count it
         self.plain = self._is_plain()
 
     @property
     def remaining(self) -> int:
         """Tokens until the limit."""
         return self.max_tokens - len(self.generated)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens generated so far, the end token included."""
+        return len(self.generated) + self._end_tokens
 
     @property
     def forced(self) -> list[int]:
@@ -190,6 +197,7 @@ class Sequence:
             return self.fail("invalid_schema", "no token of this model can go on with what the grammar asks for")
         confidence = self._observe(token, row)
         if token in self._vocabulary.end_tokens and not self.job.ignore_eos:
+            self._end_tokens = 1
             return self._finish("stop", confidence, self._stream.finish())
         self.generated.append(token)
         if token == self._vocabulary.refuse_token:
@@ -214,7 +222,8 @@ class Sequence:
         return Emission(self.id, text, tokens)
 
     def end(self) -> Emission:
-        """End an answer whose grammar allows nothing more, without a step for the model's end token."""
+        """End an answer whose grammar allows only the end token, which counts although it needs no step."""
+        self._end_tokens = 1
         return self._finish("stop", None, self._stream.finish())
 
     def fail(self, code: str, detail: str) -> Emission:
@@ -225,7 +234,7 @@ class Sequence:
             error=code,
             detail=detail,
             prompt_tokens=len(self.prompt),
-            completion_tokens=len(self.generated),
+            completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
         )
 
@@ -260,13 +269,13 @@ class Sequence:
             confidence,
             finish_reason=reason,
             prompt_tokens=len(self.prompt),
-            completion_tokens=len(self.generated),
+            completion_tokens=self.completion_tokens,
             cached_tokens=self.cached_tokens,
             refused=self.refused,
         )
 
     def _unreported(self) -> int:
-        made = len(self.generated)
+        made = self.completion_tokens
         tokens, self._reported = made - self._reported, made
         return tokens
 
