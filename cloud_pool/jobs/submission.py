@@ -141,9 +141,10 @@ class SubmissionParser:
         Raises InvalidRequest, ModelNotFound, ModelNotAllowed or UnsupportedFeature.
         """
         request = parse_job_request(endpoint, body, RoutingHints(client=owner, tags=tags))
-        find_tier(self._tiers, request.model, allowed)
+        tier = find_tier(self._tiers, request.model, allowed)
         check_supported(request)
-        self._tiers[request.model].check_sequences(request)
+        tier.check_ability(request.kind)
+        tier.check_sequences(request)
         return request
 
     def tier_name(self, request: Request) -> str:
@@ -152,9 +153,11 @@ class SubmissionParser:
 
     def tokens(self, request: Request, body: bytes) -> float:
         """Return how many tokens a request may use, estimated before it is tokenised."""
-        answers = request.n * max(1, len(request.prompts))
+        prompt_tokens = text_bytes(request, len(body)) / BYTES_PER_TOKEN
+        if request.kind == "embedding":
+            return prompt_tokens
         max_tokens = request.max_tokens or self._tiers[request.model].max_tokens
-        return text_bytes(request, len(body)) / BYTES_PER_TOKEN + answers * max_tokens
+        return prompt_tokens + request.sequences * max_tokens
 
     def window(self, asked: Window, limits: TenantLimits) -> Window:
         """Return when a job may start. Raises InvalidRequest for off-peak hours that do not exist here."""

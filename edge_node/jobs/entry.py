@@ -30,7 +30,12 @@ PATH = "/v1/jobs"
 SECRET_PATH = "/v1/webhooks/secret"
 FILE = "jobs-2.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-_ENDPOINTS: Mapping[str, Endpoint] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_ENDPOINTS: Mapping[str, Endpoint] = {
+    "chat": "/v1/chat/completions",
+    "completion": "/v1/completions",
+    "response": "/v1/responses",
+    "embedding": "/v1/embeddings",
+}
 
 
 class JobParts(NamedTuple):

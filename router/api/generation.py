@@ -71,7 +71,7 @@ def generation_operations(
     Args:
         caller: The client that may call them.
         parameters: The headers that each takes.
-        job_parameters: The headers that make a job of a chat or a completion.
+        job_parameters: The headers that make a job of a request.
         headers: Those of each answer, with their meaning.
         job: The type of a job's view.
         more_errors: What each sends beside the errors of both servers.
@@ -79,9 +79,7 @@ def generation_operations(
     failures = (*ANY_REQUEST, *BODY, *_GENERATION, *more_errors)
     as_job = ApiResponse(202, {JSON: job}, "It became a job (`Prefer: respond-async`).", {"Location": "the job"})
 
-    def operation(
-        path: str, summary: str, body: type, content: Mapping[str, Any], *, may_become_a_job: bool
-    ) -> Operation:
+    def operation(path: str, summary: str, body: type, content: Mapping[str, Any]) -> Operation:
         answer = ApiResponse(200, content, "The answer; events if the body has `stream`: true.", headers)
         return Operation(
             method="POST",
@@ -89,16 +87,16 @@ def generation_operations(
             summary=summary,
             caller=caller,
             request={JSON: body},
-            parameters=(*parameters, *job_parameters) if may_become_a_job else parameters,
-            responses=(answer, as_job) if may_become_a_job else (answer,),
+            parameters=(*parameters, *job_parameters),
+            responses=(answer, as_job),
             errors=failures,
         )
 
     return [
-        operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT, may_become_a_job=True),
-        operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION, may_become_a_job=True),
-        operation("/v1/embeddings", "Make vectors.", WireEmbedding, {JSON: EncodedVectors}, may_become_a_job=False),
-        operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE, may_become_a_job=False),
+        operation("/v1/chat/completions", "Answer a chat.", WireChat, _CHAT),
+        operation("/v1/completions", "Continue a text.", WireCompletion, _COMPLETION),
+        operation("/v1/embeddings", "Make vectors.", WireEmbedding, {JSON: EncodedVectors}),
+        operation("/v1/responses", "Answer as a Response object.", WireResponse, _RESPONSE),
     ]
 
 

@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from typing import Annotated, Final, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..openai import check_field_names, parse_chat, parse_completion
+from ..openai import check_field_names, parse_chat, parse_completion, parse_embedding, parse_response
 from ..openai.request_body import BOM, load, validate
 from ..types import Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
+ENDPOINTS: Final[tuple[Endpoint, ...]] = get_args(Endpoint)
 RANK: Final[dict[Priority, int]] = {"interactive": 0, "standard": 1, "bulk": 2}
 _CANONICAL: Final = "json:"  # before digests of the canonical form
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,255}")
 _ADVICE: Final = {
     "priority": "Use interactive, standard or bulk.",
-    "endpoint": "Use /v1/chat/completions or /v1/completions.",
+    "endpoint": f"Use one of {', '.join(ENDPOINTS)}.",
     "webhook": "Send a URL.",
     "window": "Use off_peak, or leave it out.",
     "not_before_ms": "Send the time to wait as a whole number of milliseconds, at least 0.",
@@ -69,8 +71,15 @@ def split_body(body: bytes, kind: type[F]) -> tuple[F, bytes]:
 
 def parse_job_request(endpoint: Endpoint, body: bytes, hints: RoutingHints) -> Request:
     """Parse the request of a job. The tags of `hints` join those of the body. Raises InvalidRequest."""
-    parse = parse_chat if endpoint == "/v1/chat/completions" else parse_completion
-    return parse(body, hints)
+    return _PARSERS[endpoint](body, hints)
+
+
+_PARSERS: Final[Mapping[Endpoint, Callable[[bytes, RoutingHints], Request]]] = {
+    "/v1/chat/completions": parse_chat,
+    "/v1/completions": parse_completion,
+    "/v1/responses": lambda body, hints: parse_response(body, hints)[0],
+    "/v1/embeddings": parse_embedding,
+}
 
 
 def body_digest(headers: str, body: bytes) -> str:

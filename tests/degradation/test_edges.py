@@ -39,7 +39,7 @@ def job_run() -> JobRun:
 
 async def test_a_job_never_leaves_its_tier() -> None:
     bed = Bed({"large": ScriptedTriton(EngineUnavailable("gone")), "medium": ScriptedTriton()})
-    runner = ServiceBackend(CachingService(None, bed.service.answer), bed.tiers, {})
+    runner = ServiceBackend(CachingService(None, bed.service.answer), bed.service.embed, bed.tiers, {})
     with pytest.raises(EngineUnavailable):
         async with aclosing(runner.reply(job_run())[1]) as chunks:
             [_ async for _ in chunks]

@@ -30,7 +30,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"revise_within_ms": "soon"}, "invalid_value"),
     ({"not_befor_ms": 1}, "unknown_parameter"),
     ({"model": "nobody"}, "model_not_found"),
-    ({"endpoint": "/v1/embeddings"}, "invalid_value"),
+    ({"endpoint": "/v1/images/generations"}, "invalid_value"),
     ({"webhook": "http://example.com"}, "webhook_refused"),
     ({"window": "off_peak"}, "unsupported_feature"),
     ({"messages": 7}, "invalid_value"),

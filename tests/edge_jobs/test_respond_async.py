@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,11 +67,32 @@ async def test_a_job_that_fails_within_the_wait_answers_with_its_error(tmp_path:
 
 
 async def test_what_is_no_job_ignores_the_preference(box: Box) -> None:
-    """Other preferences, embeddings; a streamed answer cannot become one."""
+    """Other preferences; a streamed answer cannot become one."""
     assert (await ask(box, "return=minimal")).status == 200
-    vectors = await request(
-        box, "POST", "/v1/embeddings", {"model": "small", "input": "x"}, {"Prefer": "respond-async"}
-    )
-    assert vectors.status == 200
     assert box.parts.jobs.stats is None
     assert (await ask(box, "respond-async", stream=True)).code == "invalid_value"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("endpoint", ["/v1/responses", "/v1/embeddings"])
+async def test_a_job_names_any_endpoint_and_is_answered_as_that(box: Box, endpoint: str) -> None:
+    """By a job's body and by the preference, on the device and in the cloud, from the cache as well."""
+    for place in ("small", "large"):
+        body = {"model": place, "input": "hello"}
+        plain = await request(box, "POST", endpoint, body)
+        assert plain.status == 200, plain.body
+        submitted = await request(box, "POST", "/v1/jobs", {**body, "endpoint": endpoint})
+        assert submitted.status == 202, submitted.body
+        result = (await ended(box, submitted.json["id"]))["result"]
+        preferred = await request(box, "POST", endpoint, body, {"Prefer": "respond-async, wait=60"})
+        assert preferred.headers["Preference-Applied"] == "respond-async"
+        for answer in (result, preferred.json):
+            assert _content(answer) == _content(plain.json)
+    refused = await request(box, "POST", "/v1/jobs", {"model": "small", "input": "x", "endpoint": "/v1/images"})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "endpoint")
+
+
+def _content(answer: dict[str, Any]) -> object:
+    output = [part["text"] for item in answer.get("output", ()) for part in item["content"]]
+    vectors = [one["embedding"] for one in answer.get("data", ())]
+    return answer["object"], output, vectors, answer["usage"]

@@ -14,17 +14,23 @@ from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.revisions import read_nothing
-from cloud_pool.jobs.worker.runner import JobRun, JobRunner, ReadLate
+from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner, ReadLate
 from cloud_pool.jobs.worker.worker import Worker
-from router.types import Chunk, Usage
+from cloud_pool.serving.request_context import AnswerHead, RequestContext
+from router.types import Chunk, Embeddings, Usage
 
-Script = Callable[[int, JobRun], AsyncGenerator[Chunk, None]]
+Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]
 ANSWER = (Chunk(text="an answer", tokens=2), Chunk(finish_reason="stop"), Chunk(usage=Usage(5, 2)))
 
 
 async def answers(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
     for chunk in ANSWER:
         yield chunk
+
+
+async def no_vectors(context: RequestContext) -> tuple[AnswerHead, Embeddings]:
+    """Stand in for `Service.embed` where no job asks for vectors."""
+    raise AssertionError(f"{context.id} asks for vectors")
 
 
 class ScriptedRunner:
@@ -38,7 +44,7 @@ class ScriptedRunner:
         self.expired: list[ExpiredJob] = []
         self._script = script
 
-    async def run(self, job_run: JobRun) -> AsyncGenerator[Chunk, None]:
+    async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         self.runs.append(job_run)
         try:
             async for chunk in self._script(len(self.runs) - 1, job_run):
@@ -46,7 +52,7 @@ class ScriptedRunner:
         finally:
             self.closed.append(job_run.id)
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Chunk, None]]:
+    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
         return Reply(lambda _: None, ""), self.run(job_run)
 
     def max_tokens(self, tier: str) -> int:

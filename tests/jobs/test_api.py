@@ -263,7 +263,7 @@ async def test_jobs_are_listed_in_pages_newest_first(http: aiohttp.ClientSession
         ({"not_before_ms": 10**18}, {}, 400, "not_before_ms"),
         ({"webhook": "http://example.com"}, {}, 400, "webhook"),
         ({"webhook": "https://127.0.0.1/"}, {}, 400, "webhook"),
-        ({"endpoint": "/v1/embeddings"}, {}, 400, "endpoint"),
+        ({"endpoint": "/v1/images/generations"}, {}, 400, "endpoint"),
         ({}, {"idempotency_key": "k" * 256}, 400, None),
         ({}, {"x_causeway_priority": "urgent"}, 400, "x-causeway-priority"),
         ({"user": "x" * 6000}, {}, 413, None),

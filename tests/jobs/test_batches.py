@@ -9,12 +9,16 @@ import aiohttp
 import anyio
 import msgspec
 import openai
+import openai.types.responses
 import pytest
 import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.config.schema import TierConfig
+from cloud_pool.config.tiers import Tier
 from cloud_pool.jobs.batches.input_file import InputCheck, LineSplitter
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
@@ -26,14 +30,16 @@ from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from router.errors import ContextLengthExceeded, ModelNotFound
-from router.types import Chunk
+from router.jobs.submission import Endpoint
+from router.types import Chunk, Embeddings, Usage
 
 from .conftest import Clock, until
 from .gateway import identify, serving
 from .scripted_worker import ScriptedRunner, answers
 from .test_api import SMALL, TIER
 
-TIERS = {"large": TIER, "big": TIER, "small": SMALL}
+VECTORS = Tier(TierConfig(name="vectors", can=("embedding",)), ChatFormat("{{ messages }}"))
+TIERS = {"large": TIER, "big": TIER, "small": SMALL, "vectors": VECTORS}
 BODY = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
 
 NO_FILE = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
@@ -69,10 +75,12 @@ def processor(config: JobsConfig, stores: JobStores) -> BatchProcessor:
     return BatchProcessor(stores, SubmissionParser(config, TIERS), config)
 
 
-async def batch_of(client: openai.AsyncOpenAI, *lines: str) -> openai.types.Batch:
+async def batch_of(
+    client: openai.AsyncOpenAI, *lines: str, endpoint: Endpoint = "/v1/chat/completions"
+) -> openai.types.Batch:
     file = await client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
     return await client.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "a test"}
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", metadata={"for": "a test"}
     )
 
 
@@ -89,7 +97,9 @@ class RunningRuntime:
             clock.now += 0.01
             return clock.now
 
-        self._runtime = WorkerRuntime(config, TIERS, runner, {"large": 4}, CollectorRegistry(), clock=tick)
+        self._runtime = WorkerRuntime(
+            config, TIERS, runner, {"large": 4, "vectors": 1}, CollectorRegistry(), clock=tick
+        )
         self._stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 
@@ -150,6 +160,47 @@ async def test_a_batch_ends_with_an_output_and_an_error_file(
         for _ in range(2):  # a connection that is in order takes the next request
             async with http.head(f"files/{output.id}/content") as head:
                 assert (head.status, head.content_length, await head.read()) == (200, output.bytes, b"")
+
+
+async def test_a_batch_of_responses(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
+    """Each line has a Response object, which repeats fields of its body; a line of another endpoint fails alone."""
+    body = {"model": "big", "input": "hi", "instructions": "Be kind.", "metadata": {"for": "it"}}
+    lines = line("a", url="/v1/responses", body=body), line("b")
+    batch = await batch_of(client, *lines, endpoint="/v1/responses")
+    async with RunningRuntime(config, clock, ScriptedRunner()):
+        await until(over(client, batch.id))
+    ended = await client.batches.retrieve(batch.id)
+    (good,) = await content(client, ended.output_file_id)
+    response = openai.types.responses.Response.model_validate(good["response"]["body"])  # type: ignore[index]
+    assert (response.object, response.status, response.output_text) == ("response", "completed", "an answer")
+    assert (response.instructions, response.metadata, response.model) == ("Be kind.", {"for": "it"}, "large")
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 2)
+    (bad,) = await content(client, ended.error_file_id)
+    assert (bad["custom_id"], bad["error"]["code"]) == ("b", "mismatched_endpoint")  # type: ignore[index]
+
+
+async def test_a_batch_of_embeddings(client: openai.AsyncOpenAI, config: JobsConfig, clock: Clock) -> None:
+    """Each line has its vectors, in the encoding that it asks for; one whose tier makes none fails alone."""
+    vectors = Embeddings(((0.5, 0.25),), Usage(prompt_tokens=3))
+
+    async def embed(_at: int, _run: JobRun) -> AsyncGenerator[Embeddings, None]:
+        yield vectors
+
+    def embedding(name: str, model: str, **more: object) -> str:
+        return line(name, url="/v1/embeddings", body={"model": model, "input": "hi"} | more)
+
+    lines = embedding("a", "vectors"), embedding("b", "vectors", encoding_format="base64"), embedding("c", "big")
+    batch = await batch_of(client, *lines, endpoint="/v1/embeddings")
+    async with RunningRuntime(config, clock, ScriptedRunner(embed)):
+        await until(over(client, batch.id))
+    ended = await client.batches.retrieve(batch.id)
+    rows = await content(client, ended.output_file_id)
+    bodies = [row["response"]["body"] for row in rows]  # type: ignore[index]
+    assert [body["data"][0]["embedding"] for body in bodies] == [[0.5, 0.25], "AAAAPwAAgD4="]
+    assert [body["usage"] for body in bodies] == [{"prompt_tokens": 3, "total_tokens": 3}] * 2
+    (bad,) = await content(client, ended.error_file_id)
+    assert (bad["custom_id"], bad["error"]["code"]) == ("c", "unsupported_feature")  # type: ignore[index]
 
 
 BAD_LINES = {
@@ -339,7 +390,7 @@ async def test_invalid_uploads_are_refused(client: openai.AsyncOpenAI, url: str)
 @pytest.mark.parametrize(
     "changes",
     [
-        {"endpoint": "/v1/embeddings"},
+        {"endpoint": "/v1/images/generations"},
         {"completion_window": "1h"},
         {"metadata": {"k": "v" * 600}},
         {"input_file_id": "file-nowhere"},

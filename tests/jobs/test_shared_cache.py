@@ -29,7 +29,7 @@ from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 
 from .conftest import Clock, until
 from .gateway import identify, serving
-from .scripted_worker import RunningWorker
+from .scripted_worker import RunningWorker, no_vectors
 from .test_admin_and_accounting import AuditedLedger
 from .test_batches import RunningRuntime
 
@@ -58,7 +58,7 @@ class SharedDeployment:
         self.worker = worker
         self.store = store
         self.ledger = ledger
-        self.runner = MeteredRunner(ServiceBackend(worker.caching_service, TIERS, {}), ledger.ledger)
+        self.runner = MeteredRunner(ServiceBackend(worker.caching_service, no_vectors, TIERS, {}), ledger.ledger)
         self._config = config
 
     async def outcomes(self, *offers: NewJob) -> list[JobRecord]:

@@ -36,7 +36,7 @@ async def succeeded(store: JobStore, job: str) -> bool:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("endpoint", "/v1/responses"),
+        ("endpoint", "/v1/images/generations"),
         ("state", "paused"),
         ("attempts", "many"),
         ("deadline", ""),
@@ -70,7 +70,7 @@ async def test_an_unreadable_job_runs_after_an_upgrade_and_retry(
     store: JobStore, database: RedisClient, new_job: MakeJob, config: JobsConfig
 ) -> None:
     job = (await store.accept(new_job())).id
-    await database.command("HSET", database.key("job", job), "endpoint", "/v1/responses")
+    await database.command("HSET", database.key("job", job), "endpoint", "/v1/images/generations")
     assert (await store.claim("w", "large", ["standard"])).unreadable == (job,)
     await database.command("HSET", database.key("job", job), "endpoint", "/v1/chat/completions")  # readable now
     assert await store.retry(job)

@@ -28,6 +28,7 @@ from tests.jobs.conftest import clock as clock  # fixtures
 from tests.jobs.conftest import config as config
 from tests.jobs.conftest import redis_server as redis_server
 from tests.jobs.gateway import identify, serving
+from tests.jobs.scripted_worker import no_vectors
 from tests.jobs.test_admin_and_accounting import AuditedLedger
 from tests.jobs.webhook_receiver import Receiver, receiving
 
@@ -64,7 +65,7 @@ class Bed:
             self._config, TIERS, identify, CollectorRegistry(), trace=self.here.jobs, clock=self._tick
         )
         runner = MeteredRunner(
-            ServiceBackend(self.worker.caching_service, TIERS, {}), self._books.ledger, self.there.jobs
+            ServiceBackend(self.worker.caching_service, no_vectors, TIERS, {}), self._books.ledger, self.there.jobs
         )
         self.runtime = WorkerRuntime(
             self._config, TIERS, runner, {"large": 2}, CollectorRegistry(), trace=self.there.jobs, clock=self._tick

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from router.api.files import DeletedFile, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
-from router.jobs.submission import Endpoint, body_digest, key_digest
+from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
 
@@ -42,7 +42,6 @@ _QUEUE = "batches"
 UploadPurpose = Literal["batch", "user_data", "vision", "assistants"]
 PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
 FILE_SCOPES: tuple[Scope, ...] = ("jobs", "chat")  # a client that may only chat names files, too
-_ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _MetadataKey = Annotated[str, Meta(max_length=64)]
 _MetadataValue = Annotated[str, Meta(max_length=512)]
 
@@ -161,9 +160,9 @@ class BatchApi:
     async def _create(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
         body = await read_body(request, _MAX_BODY, _READ_S, self._bodies, principal.caller)
         batch_request, headers = _parse(body), read_headers(request.headers.items())
-        endpoint = next((known for known in _ENDPOINTS if known == batch_request.endpoint), None)
+        endpoint = next((known for known in ENDPOINTS if known == batch_request.endpoint), None)
         if endpoint is None:
-            raise UnsupportedFeature(f"`endpoint` is one of {', '.join(_ENDPOINTS)}", param="endpoint")
+            raise UnsupportedFeature(f"`endpoint` is one of {', '.join(ENDPOINTS)}", param="endpoint")
         if batch_request.completion_window != COMPLETION_WINDOW:
             raise UnsupportedFeature(f"`completion_window` must be {COMPLETION_WINDOW}", param="completion_window")
         if batch_request.window and not self._off_peak:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, get_args
+from typing import Final
 
 import anyio
 import msgspec
@@ -23,7 +23,7 @@ from router.errors import (
 )
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
-from router.jobs.submission import Endpoint, key_digest
+from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
@@ -63,7 +63,7 @@ IdentifyCaller = Callable[[web.BaseRequest], Principal]
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
 """Counts a submission, or a read. Raises RateLimited."""
 _READ_S = 20.0
-_PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in get_args(Endpoint)}
+_PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
 _APPLIED: Final = {"preference-applied": "respond-async"}
 _log = logging.getLogger("causeway.cloud.jobs")
 

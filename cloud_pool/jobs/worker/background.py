@@ -91,7 +91,7 @@ def build_background_service(
     caching_service = CachingService(build_cache(background, by_name(tiers), metrics), serving.service.answer)
     tracing = build_tracing(config, service_name)
     trace = None if tracing is None else tracing.jobs
-    backend = ServiceBackend(caching_service, by_name(tiers), pools.by_tier, serving.parts)
+    backend = ServiceBackend(caching_service, serving.service.embed, by_name(tiers), pools.by_tier, serving.parts)
     runner = MeteredRunner(backend, accounts.ledger, trace, accounts.revocations, route=route)
     reload = None if reread is None else partial(reload_endpoints, pools, config, reread)
     routes = OperatorRoutes(accounts.operators, metrics, free_probes=not config.has_operator_tokens, reload=reload)

@@ -12,10 +12,10 @@ import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded
+from router.jobs.answers import encode_job_answer
 from router.jobs.submission import parse_job_request
-from router.openai import AnswerEncoder, coalesce
 from router.parts.reading import text_bytes
-from router.types import Chunk, Modality, Request, RoutingHints
+from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...observability.logs import redacted
@@ -114,7 +114,7 @@ async def execute(
     try:
         with anyio.fail_after(left_s):
             job_run = job_run_of(record, clock() + left_s, receipt, price_share, late)
-            cache, chunks = await _collect(runner, job_run, report_progress, on_text, clock)
+            cache, answer = await _collect(runner, job_run, report_progress, on_text, clock)
     except TimeoutError:
         return DeadlineExceeded("the time for this run is over")
     except CausewayError as error:
@@ -122,7 +122,7 @@ async def execute(
     except Exception as error:
         _log.error("%s: a run failed unexpectedly: %s", record.id, redacted(error))
         return CausewayError("The worker failed.")
-    body = _encode(record, job_run.request, chunks, max_bytes, created)
+    body = _encode(record, job_run.request, answer, max_bytes, created)
     return JobResult(body, cache) if isinstance(body, bytes) else body
 
 
@@ -132,14 +132,17 @@ async def _collect(
     report_progress: ReportProgress,
     on_text: Callable[[str], None],
     clock: Callable[[], float],
-) -> tuple[str, list[Chunk]]:
-    cache, chunks = "", list[Chunk]()
+) -> tuple[str, list[Chunk] | Embeddings]:
+    cache, chunks, vectors = "", list[Chunk](), None
     tokens, reported_at = 0, clock()
     has_one_text = job_run.request.sequences == 1
     async with aclosing(runner.run(job_run)) as pieces:
         async for piece in pieces:
             if isinstance(piece, AnswerHead):
                 cache = dict(piece.headers).get(STATUS_HEADER, "")
+                continue
+            if isinstance(piece, Embeddings):
+                vectors = piece
                 continue
             chunks.append(piece)
             tokens += piece.tokens
@@ -148,15 +151,14 @@ async def _collect(
             if clock() - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = clock()
                 await report_progress(msgspec.json.encode(Progress(tokens)))
-    return cache, chunks
+    return cache, chunks if vectors is None else vectors
 
 
 def _encode(
-    record: JobRecord, request: Request, chunks: list[Chunk], max_bytes: int, created: int
+    record: JobRecord, request: Request, answer: list[Chunk] | Embeddings, max_bytes: int, created: int
 ) -> bytes | CausewayError:
-    prefix = "chatcmpl" if request.kind == "chat" else "cmpl"
     try:
-        body = AnswerEncoder(request, f"{prefix}-{record.id}", record.tier, created).whole(*coalesce(chunks))
+        body = encode_job_answer(record.endpoint, record.body, request, record.id, record.tier, created, answer)
     except CausewayError as error:
         return error
     if len(body) > max_bytes:

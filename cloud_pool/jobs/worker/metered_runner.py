@@ -20,11 +20,11 @@ from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
 from ...observability.tracing import JobTrace, Trace
-from ...serving.request_context import AnswerHead, Piece
+from ...serving.request_context import AnswerHead
 from ..errors import TokenRevoked
 from ..record import RunBill
 from ..store.replies import ExpiredJob
-from .runner import JobBackend, JobRun
+from .runner import JobBackend, JobPiece, JobRun
 
 
 class MeteredRunner:
@@ -53,7 +53,7 @@ class MeteredRunner:
         self._route = route
         self._clock = clock
 
-    async def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
+    async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Raises CausewayError."""
         principal = _principal(job_run.owner)
         entry = self._open(job_run.id, principal, job_run.tier)
@@ -122,7 +122,7 @@ class MeteredRunner:
             return None
         return self._trace.process(job_run.request, job_run.id, job_run.tier, job_run.traceparent, job_run.attempt)
 
-    async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[Piece, None]:
+    async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         reply, answer = self._backend.reply(job_run)
         usage, outcome = Usage(), ClientGone.code
         try:

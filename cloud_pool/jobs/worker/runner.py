@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from router.errors import ModelNotFound
 from router.parts.reading import has_parts
-from router.types import Request
+from router.types import Embeddings, Request
 
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
 from ...admission import Priority
@@ -18,7 +18,7 @@ from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
 from ...config.tiers import Tier
 from ...observability.tracing import Trace
-from ...serving.request_context import Piece, RequestContext
+from ...serving.request_context import AnswerHead, Piece, RequestContext
 from ..record import RunBill
 from ..store.replies import ExpiredJob
 
@@ -66,6 +66,9 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     late: LateReading | None = None  # reads the request's parts, if the answer may be revised
 
 
+JobPiece = Piece | Embeddings
+Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
+"""`Service.embed`. Raises CausewayError."""
 ReadLate = Callable[[JobRun, float], "LateReading | None"]
 """`ServiceBackend.read_late`. Raises CausewayError."""
 
@@ -73,7 +76,7 @@ ReadLate = Callable[[JobRun, float], "LateReading | None"]
 class JobRunner(Protocol):
     """What a worker needs."""
 
-    def run(self, job_run: JobRun) -> AsyncGenerator[Piece, None]:
+    def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
         """Yield the answer, after an AnswerHead if the backend knows one. Closing it stops the work.
 
         Raises CausewayError.
@@ -89,7 +92,7 @@ class JobRunner(Protocol):
 class JobBackend(Protocol):
     """What MeteredRunner needs: it also reports where an answer came from and whether it is billable."""
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
         """Raises CausewayError, and so may the generator."""
 
     def max_tokens(self, tier: str) -> int:
@@ -102,6 +105,7 @@ class ServiceBackend:
     """Runs jobs on the same cache and service as interactive requests.
 
     Args:
+        embed: makes the vectors, which are neither cached nor shared
         tiers, pools: by the tier's name
         parts: reads sounds, pictures and files; None: no tier does
     """
@@ -109,18 +113,27 @@ class ServiceBackend:
     def __init__(
         self,
         caching_service: CachingService,
+        embed: Embed,
         tiers: Mapping[str, Tier],
         pools: Mapping[str, Pool],
         parts: RequestParts | None = None,
     ) -> None:
         self._caching_service = caching_service
+        self._embed = embed
         self._tiers = tiers
         self._pools = pools
         self._parts = parts
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[Piece, None]]:
+    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
         """Raises ModelNotFound."""
-        return self._caching_service.reply(self._context(job_run))
+        context = self._context(job_run)
+        if context.request.kind == "embedding":
+            return Reply(lambda _: None, ""), self._vectors(context)
+        return self._caching_service.reply(context)
+
+    async def _vectors(self, context: RequestContext) -> AsyncGenerator[JobPiece, None]:
+        for piece in await self._embed(context):
+            yield piece
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
         """Return what reads the parts of a job whose answer may be revised, until `by` (monotonic s).
@@ -147,7 +160,7 @@ class ServiceBackend:
             trace=job_run.trace,
             tenant=job_run.owner.partition("/")[0],
             tokens=job_run.body_bytes / BYTES_PER_TOKEN * job_run.request.n / job_run.request.sequences
-            + (job_run.request.max_tokens or tier.max_tokens),
+            + (0 if job_run.request.kind == "embedding" else job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
             late=job_run.late,
         )

@@ -149,7 +149,7 @@ class Revisions:
                 lambda target: self._store.pin_revision(job, target),
                 LateTerms(self._clock.monotonic() + max(0.0, late.until - self._store.time.now()), absent),
             )
-            answer = await self._runs.answer(request, RunningText(job.run), terms)
+            answer = await self._runs.answer(claimed, request, RunningText(job.run), terms)
             self._running.move(job.seq, "")
             if isinstance(answer, JobAnswer):
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import anyio
 import msgspec
@@ -19,6 +20,7 @@ from router.errors import (
     QueueFull,
     RateLimited,
 )
+from router.jobs.answers import answer_encoder
 from router.jobs.submission import parse_job_request
 from router.types import Request, RoutingHints
 
@@ -76,7 +78,9 @@ class JobRuns:
         hints = msgspec.structs.replace(request.hints, deadline_ms=left_ms)
         if not job.may_leave:
             hints = msgspec.structs.replace(hints, prefer="only_on_device")
-        return msgspec.structs.replace(request, hints=hints, model=target or request.model, stream=True)
+        return msgspec.structs.replace(
+            request, hints=hints, model=target or request.model, stream=request.kind != "embedding"
+        )
 
     async def lane(self, request: Request) -> Lane:
         """Where the policy would run a job now. One that cannot be decided fails on the device."""
@@ -86,10 +90,13 @@ class JobRuns:
             return "edge"
         return decision.attempts[0].target.at if decision.attempts else "edge"
 
-    async def answer(self, request: Request, text: RunningText, terms: JobTerms) -> JobAnswer | RunFailure:
-        """Run a request once. `text` shows the answer."""
+    async def answer(
+        self, claimed: Claimed, request: Request, text: RunningText, terms: JobTerms
+    ) -> JobAnswer | RunFailure:
+        """Run a job's request once. `text` shows the answer."""
         decision = self._new_id()
-        reply = JobReply(request, decision, int(self._clock.unix()), text)
+        encode = partial(answer_encoder, claimed.job.endpoint, claimed.body)
+        reply = JobReply(request, encode, decision, int(self._clock.unix()), text)
         context = RequestContext(request, reply, id=decision, arrived=self._clock.monotonic(), job=terms)
         try:
             await self._service.answer(context)

@@ -253,7 +253,7 @@ class JobRunner:
         within_s, until = job.revise_within_s, store.time.now() + job.revise_within_s
         late_terms = LateTerms(self._clock.monotonic() + within_s) if within_s else None
         terms = JobTerms(job.cloud_key, job.priority, lambda target: store.pin(job, target), late_terms)
-        answer = await self._runs.answer(request, self.feed.start(job.seq, job.run), terms)
+        answer = await self._runs.answer(claimed, request, self.feed.start(job.seq, job.run), terms)
         if isinstance(answer, RunFailure):
             return _RunEnd(self._failed(job, answer.errors, answer.decision))
         kinds = late_kinds(answer.parts) if within_s else ()
