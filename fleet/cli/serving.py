@@ -24,7 +24,14 @@ _Folder = click.Path(path_type=Path, file_okay=False)
 )
 @click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
 @click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the boxes' tokens.")
-def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str) -> None:
+@click.option(
+    "--max-files",
+    type=click.IntRange(min=64),
+    default=65_536,
+    show_default=True,
+    help="Files that connections may have open; a parked poll takes one, another connection two.",
+)
+def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str, max_files: int) -> None:
     """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
 
     Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
@@ -38,7 +45,7 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("alembic", "tuf"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port))
+    settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
     try:
         _run(run(settings))
     except CausewayError as error:

@@ -8,7 +8,6 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from sqlalchemy import text
 
 from router.errors import Draining
 
@@ -18,6 +17,8 @@ from .routes import ApiRoute, json_response
 
 METRICS = {
     "causeway_fleet_parked_polls": "Polls that wait for something new.",
+    "causeway_fleet_refused_polls": "Polls that were answered at once, as there was no room to park them.",
+    "causeway_fleet_connections": "Connections that are not parked.",
     "causeway_fleet_messages": "Signed messages of boxes that were handled.",
     "causeway_fleet_message_transactions": "Transactions that they took.",
 }
@@ -30,8 +31,10 @@ class _PlaneCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         plane, values = self._plane, list(METRICS.items())
         yield GaugeMetricFamily(*values[0], value=plane.wakes.polls.parked)
-        yield CounterMetricFamily(*values[1], value=plane.messages.items)
-        yield CounterMetricFamily(*values[2], value=plane.messages.transactions)
+        yield CounterMetricFamily(*values[1], value=plane.wakes.polls.refused)
+        yield GaugeMetricFamily(*values[2], value=plane.wakes.polls.connections.others)
+        yield CounterMetricFamily(*values[3], value=plane.messages.items)
+        yield CounterMetricFamily(*values[4], value=plane.messages.transactions)
 
 
 def health_routes(plane: ControlPlane, collectors: Sequence[Collector] = ()) -> list[ApiRoute]:
@@ -46,8 +49,7 @@ def health_routes(plane: ControlPlane, collectors: Sequence[Collector] = ()) -> 
     async def readyz(_http: web.Request) -> web.StreamResponse:
         if plane.wakes.closing:
             raise Draining("the control plane is shutting down")
-        async with plane.store.read() as connection:
-            await connection.execute(text("SELECT 1"))
+        await plane.readiness.submit(None)
         return json_response({"status": "ready"})
 
     async def metrics(_http: web.Request) -> web.StreamResponse:

@@ -9,18 +9,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from router.bundle.protocol import EnrolmentRequest
 from router.errors import CausewayError
 
 from ..repository.fleet_file import FleetDoc
 from ..store.database import Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
+from ..store.enrolment import EnrolledDevice
 from ..store.grouped import Grouped
 from ..store.telemetry import forget_old_counters
+from .boxes.enrolment import Enrolling
 from .boxes.messages import Answer, Messages, SignedMessage
 from .boxes.refusals import DeviceUnknown
 from .boxes.tokens import TokenKey
+from .connections import Connections
 from .wakes import Wakes
 
 _TIDY_S = 3600.0
@@ -38,11 +43,19 @@ class ControlPlane:
         wakes: Parked polls, and each cohort's pace.
         messages: Boxes' signed messages.
         lookups: Reads devices by id, many in one transaction.
+        enrolments: Enrols boxes, many in one transaction: a flood of them holds up other writers for one.
+        readiness: Reads nothing, for all that wait in one transaction.
         clock: Unix time, s.
     """
 
     def __init__(
-        self, folder: Path, fleet: FleetDoc, store: Store, key: TokenKey, clock: Callable[[], float] = time.time
+        self,
+        folder: Path,
+        fleet: FleetDoc,
+        store: Store,
+        key: TokenKey,
+        clock: Callable[[], float] = time.time,
+        connections: Connections | None = None,
     ) -> None:
         self.folder = folder
         self.fleet = fleet
@@ -50,16 +63,19 @@ class ControlPlane:
         self.key = key
         self.clock = clock
         self._steady = SteadyClock()
-        self.wakes = Wakes(store, clock)
+        self.wakes = Wakes(store, clock, connections or Connections())
         messages = Messages(self.wakes.pace, clock, key.report_keys)
         self.messages: Grouped[SignedMessage, Answer] = Grouped(store.write, messages.handle)
         self.lookups: Grouped[str, Device] = Grouped(store.read, _find)
+        enrolling = Enrolling(fleet, clock)
+        self.enrolments: Grouped[EnrolmentRequest, EnrolledDevice] = Grouped(store.write, enrolling.handle)
+        self.readiness: Grouped[None, None] = Grouped(store.read, _answers)
 
     async def run(self) -> None:
         """Handle messages, watch the generations, and tidy up, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.messages.run)
-            tasks.start_soon(self.lookups.run)
+            for grouped in (self.messages, self.lookups, self.enrolments, self.readiness):
+                tasks.start_soon(grouped.run)
             tasks.start_soon(self.wakes.watch)
             tasks.start_soon(self._tidy)
 
@@ -98,6 +114,11 @@ class SteadyClock:
             self._since = monotonic
         self._offset = unix - monotonic
         return monotonic - self._since >= _STEADY_S
+
+
+async def _answers(connection: AsyncConnection, asked: Sequence[None]) -> Sequence[None]:
+    await connection.execute(text("SELECT 1"))
+    return asked
 
 
 async def _find(connection: AsyncConnection, names: Sequence[str]) -> list[Device | CausewayError]:

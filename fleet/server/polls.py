@@ -3,7 +3,8 @@
 A connection changes hands:
 
     aiohttp's handler   reads a poll, checks the box's token, and finds nothing new: `Polls.park`
-    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its box leaves
+    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its box leaves;
+                        each device has its share of these (`connections.py`)
     Poll, idle          answered: the next bytes go to a new handler of aiohttp, as on a new connection
 
 Requests that a client pipelines behind a poll in one packet are lost; boxes and proxies do not pipeline.
@@ -15,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
-from typing import NoReturn, cast
+from typing import cast
 
 import msgspec
 from aiohttp import web
@@ -25,6 +26,7 @@ from router.errors import CausewayError
 from router.openai import encode_error, error_headers
 
 from ..store.generations import Generation
+from .connections import Connections, HttpConnection
 
 IDLE_S = 75.0
 """How long a connection may stay open between two requests."""
@@ -64,11 +66,26 @@ class Poll(asyncio.Protocol):
             self._transport.resume_reading()
             self._hand_over(self._early)
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    @property
+    def is_idle(self) -> bool:
+        return self._polls.is_idle(self)
+
+    @property
+    def is_answered(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        self._transport.abort()
+
     def close(self) -> None:
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        if self._polls.is_idle(self):
+        if self.is_idle:
             self._hand_over(data)
         else:
             self._early += data
@@ -78,8 +95,9 @@ class Poll(asyncio.Protocol):
         self._polls.forget(self)
 
     def _hand_over(self, data: bytes) -> None:
-        self._polls.forget(self)
         handler = self._polls.new_handler()
+        self._polls.forget(self)
+        self._polls.connections.add(handler, self._transport)
         self._transport.set_protocol(handler)
         handler.connection_made(self._transport)
         handler.data_received(data)
@@ -90,28 +108,38 @@ class Polls:
 
     Attributes:
         new_handler: Makes aiohttp's handler of a connection.
-        parked: How many polls wait.
+        connections: Bounds how many polls wait, and counts the connections between two polls.
+        refused: How many polls were answered at once, because there was no room to park them.
     """
 
-    new_handler: Callable[[], asyncio.Protocol]
+    new_handler: Callable[[], HttpConnection]
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
         self._parked: dict[str, set[Poll]] = {}
         self._idle: set[Poll] = set()
         self._closing = False
+        self.refused = 0
 
     @property
     def parked(self) -> int:
-        return sum(map(len, self._parked.values()))
+        """How many polls wait."""
+        return self.connections.parked.held
 
     def is_idle(self, poll: Poll) -> bool:
         return poll in self._idle
 
-    def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> NoReturn:
-        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left."""
+    def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
+        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left.
+
+        Returns only where the device has its share of the parked polls already.
+        """
         handler, transport = http.protocol, cast("asyncio.Transport", http.transport)
         ends = asyncio.get_running_loop().time() + wait_s
         poll = Poll(self, transport, device, cohort, ends, http.keep_alive)
+        if not self.connections.parked.hold(poll, device):
+            self.refused += 1
+            return
         self._parked.setdefault(cohort, set()).add(poll)
         transport.set_protocol(poll)
         handler.transport = None  # else aiohttp would close it
@@ -149,12 +177,16 @@ class Polls:
     def forget(self, poll: Poll) -> None:
         """Drop a poll whose connection is lost, or another handler's."""
         self._idle.discard(poll)
+        self.connections.parked.release(poll)
+        self.connections.forget(poll)
         self._parked.get(poll.cohort, set()).discard(poll)
 
     def _end(self, polls: Collection[Poll], answer: PollAnswer) -> None:
         self._idle.update(polls)
         ends = asyncio.get_running_loop().time() + IDLE_S
         for poll in polls:
+            self.connections.parked.release(poll)
+            self.connections.add(poll, poll.transport)
             poll.ends = ends
             poll.answer(answer, self._closing)
 

@@ -10,6 +10,8 @@ from aiohttp import hdrs, web
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.request_line import plain_path
 
+from .connections import HttpConnection
+
 SERVER = "causeway"
 
 
@@ -34,5 +36,7 @@ def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: a
     url = message.url
     if (path := plain_path(url.raw_path)) != url.raw_path:
         message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
+    if isinstance(protocol, HttpConnection):
+        protocol.arriving = payload
     loop = asyncio.get_running_loop()
     return NamedRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_MESSAGE_BYTES)

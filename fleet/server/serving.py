@@ -8,8 +8,8 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import anyio
@@ -27,6 +27,7 @@ from ..store.database import STATEMENT_S, Store
 from ..trust.files import close_to_others
 from .app import all_routes, build_app
 from .boxes.tokens import load_token_key
+from .connections import MOST_FILES, Connections, HttpConnection, files_of_connections
 from .plane import ControlPlane
 from .polls import IDLE_S
 from .request import make_request
@@ -46,6 +47,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
         database: "": SQLite in `data`.
         issuer: The claim `iss` of the tokens, as the gateways' `identity.issuer`.
         port: 0: any free one.
+        most_files: How many files connections may have open; the process's file limit may allow fewer.
         statement_s: As `Store.open`.
         survey_s: As `Controller`.
     """
@@ -57,6 +59,7 @@ class ServeSettings(msgspec.Struct, frozen=True):
     issuer: str = "causeway"
     host: str = "127.0.0.1"
     port: int = 8090
+    most_files: int = MOST_FILES
     statement_s: float = STATEMENT_S
     survey_s: float = SURVEY_S
 
@@ -78,7 +81,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"
     store = await Store.open(database, settings.statement_s)
     try:
-        plane = ControlPlane(settings.folder, fleet, store, key)
+        connections = Connections(files_of_connections(settings.most_files))
+        plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
         await plane.wakes.refresh()
         operators = build_operators(
             settings.folder,
@@ -92,26 +96,33 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         )
         runner = web.AppRunner(
             build_app(all_routes(plane, operator_routes(operators), (ControllerCollector(operators.controller),))),
-            access_log=None,
             handler_cancellation=True,  # a poll ends when its box leaves
-            keepalive_timeout=IDLE_S,
             shutdown_timeout=_DRAIN_S,
         )
         await runner.setup()
-        assert runner.server is not None
-        runner.server.request_factory = make_request
-        plane.wakes.polls.new_handler = runner.server
+        server = runner.server
+        assert server is not None
+        server.request_factory = make_request
+        plane.wakes.polls.new_handler = lambda: HttpConnection(
+            server,
+            connections,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            keepalive_timeout=IDLE_S,
+        )
         try:
-            url = await _listen(runner, settings)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(plane.run)
-                tasks.start_soon(operators.controller.run)
-                try:
-                    yield plane, url
-                    plane.wakes.close()
-                    await runner.cleanup()
-                finally:
-                    tasks.cancel_scope.cancel()
+            listening, url = await _listen(plane.wakes.polls.new_handler, settings)
+            with closing(listening):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(plane.run)
+                    tasks.start_soon(operators.controller.run)
+                    try:
+                        yield plane, url
+                        listening.close()
+                        plane.wakes.close()
+                        await runner.cleanup()
+                    finally:
+                        tasks.cancel_scope.cancel()
         finally:
             await runner.cleanup()
     finally:
@@ -155,14 +166,17 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _listen(runner: web.AppRunner, settings: ServeSettings) -> str:
-    """Return the URL."""
-    site = web.TCPSite(runner, settings.host, settings.port, backlog=_BACKLOG)
+async def _listen(
+    new_handler: Callable[[], HttpConnection], settings: ServeSettings
+) -> tuple[asyncio.AbstractServer, str]:
+    """Return the listening server and its URL."""
     try:
-        await site.start()
+        listening = await asyncio.get_running_loop().create_server(
+            new_handler, settings.host, settings.port, backlog=_BACKLOG, reuse_address=True
+        )
     except OSError as error:
         taken = "another program listens there: stop it, or choose another address"
         reason = taken if error.errno == errno.EADDRINUSE else error.strerror
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}", where="--listen") from error
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{runner.addresses[0][1]}"
+    return listening, f"http://{host}:{listening.sockets[0].getsockname()[1]}"

@@ -17,6 +17,7 @@ from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations
 from ..store.revocations import revoked_devices
 from .boxes.refusals import DeviceRevoked
+from .connections import Connections
 from .polls import Polls
 
 CHECK_EVERY_S = 0.5
@@ -34,15 +35,16 @@ class Wakes:
     Args:
         store: The database.
         clock: Unix time, s.
+        connections: Those of this process.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], connections: Connections) -> None:
         self._store = store
         self._clock = clock
         self._known: Mapping[str, Generation] = {}
         self._turn = anyio.Lock()
         self._away = False
-        self.polls = Polls()
+        self.polls = Polls(connections)
         self.closing = False
 
     def current(self, cohort: str) -> Generation:

@@ -50,6 +50,9 @@ class Connection:
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         return int(head.split()[1]), head.lower(), await self._reader.readexactly(int(length or b"0"))
 
+    def close(self) -> None:
+        self._writer.close()
+
     async def ended(self) -> bool:
         return await self._reader.read() == b""
 
@@ -84,7 +87,8 @@ async def test_a_connection_is_used_again(plane: Plane) -> None:
 
 async def test_a_request_that_comes_too_early_is_answered_after_the_poll(plane: Plane) -> None:
     box, connection = await plane.enrolled(), await Connection.of(plane)
-    await connection.poll(box, "content-length: 2", "", "{}")  # a body, which no box sends, is not the next request
+    typed = ("content-type: application/json", "content-length: 2")
+    await connection.poll(box, *typed, "", "{}")  # a body, which no box sends, is not the next request
     connection.send(HEALTH)
     await change(plane)
     assert (await connection.answer())[2].startswith(b'{"cohort"')

@@ -7,6 +7,7 @@ import sys
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
+import anyio
 from aiohttp import web
 
 from router.bundle.protocol import (
@@ -32,7 +33,7 @@ from ...trust.published import PublishedFolder
 from ..plane import ControlPlane
 from ..routes import ApiRoute, decode_body, json_response, read_body
 from . import refusals
-from .enrolment import enrol_device
+from .enrolment import check_proof
 from .messages import Answer, Message, SignedMessage
 from .tokens import TOKEN_S
 
@@ -58,6 +59,7 @@ class DeviceApi:
         self._published = PublishedFolder(plane.folder)
         self._revocations = (b"", "")  # the document and its ETag, as of a generation
         self._revocations_of = ""
+        self._revocations_turn = anyio.Lock()
 
     async def enrol(self, http: web.Request) -> web.StreamResponse:
         plane = self._plane
@@ -65,7 +67,8 @@ class DeviceApi:
         root = self._published.newest("root")
         if root is None:
             raise NotPublished("nothing is signed yet: `causeway-fleet sign` makes the root that boxes trust")
-        device = await enrol_device(plane.store, plane.fleet, request, plane.clock())
+        check_proof(request)
+        device = await plane.enrolments.submit(request)
         return json_response(
             Enrolment(
                 device=device.id,
@@ -108,7 +111,7 @@ class DeviceApi:
         headers = {"etag": generation.etag, "cache-control": "no-store"}
         if generation.etag != etag:
             return json_response(Wake(cohort=device.cohort, now=self._plane.clock()), headers=headers)
-        if wait_s > 0 and not wakes.closing:
+        if wait_s > 0 and not wakes.closing:  # without room it is answered at once
             wakes.polls.park(http, device.id, sys.intern(device.cohort), wait_s)
         return web.Response(status=304, headers=headers)
 
@@ -130,13 +133,15 @@ class DeviceApi:
         )
 
     async def revocations(self, http: web.Request) -> web.StreamResponse:
-        """Read the list from the database only after a change: every gateway polls every few seconds."""
-        generation = self._plane.wakes.revocations.etag
-        if generation != self._revocations_of:
-            async with self._plane.store.read() as connection:
-                body = bytes(json_response(await read_revocations(connection)).body or b"")  # type: ignore[arg-type]
-            self._revocations = (body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-            self._revocations_of = generation
+        """Read the list from the database only after a change, and once: every gateway polls every few seconds."""
+        async with self._revocations_turn:
+            generation = self._plane.wakes.revocations.etag
+            if generation != self._revocations_of:
+                async with self._plane.store.read() as connection:
+                    read = await read_revocations(connection)
+                body = bytes(json_response(read).body or b"")  # type: ignore[arg-type]
+                self._revocations = (body, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+                self._revocations_of = generation
         body, etag = self._revocations
         headers = {"etag": etag, "cache-control": "no-cache"}
         if http.headers.get("if-none-match") == etag:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64decode
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import EnrolmentRequest, enrolment_proof
+from router.errors import CausewayError
 
 from ...repository.fleet_file import FleetDoc, cohort_of
-from ...store.database import Store
 from ...store.enrolment import EnrolledDevice, JoinToken, enrol, find_device, find_join_token
 from .refusals import (
     DeviceNameTaken,
@@ -40,10 +42,16 @@ def _key(public_key: str) -> Ed25519PublicKey:
     return Ed25519PublicKey.from_public_bytes(urlsafe_b64decode(public_key + "="))
 
 
-async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest, now: float) -> EnrolledDevice:
-    """Enrol a box.
+def check_proof(request: EnrolmentRequest) -> None:
+    """Raise EnrolmentProofInvalid unless the box holds the key that it wants to enrol."""
+    if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):
+        raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
 
-    1. The box holds its key.
+
+class Enrolling:
+    """Enrols boxes. `handle` is the work of a `fleet.store.grouped.Grouped`.
+
+    1. The box holds its key: `check_proof`, before its request waits for a transaction.
     2. This control plane made the token. A box that repeats its request after a lost answer gets the same answer
        again, and the token loses one use only.
     3. The token is not expired and has a use left.
@@ -51,59 +59,84 @@ async def enrol_device(store: Store, fleet: FleetDoc, request: EnrolmentRequest,
     5. The name is free.
 
     Args:
-        store: The database.
         fleet: The fleet, for its cohorts.
-        request: The box's request.
-        now: Unix seconds.
-
-    Raises:
-        EnrolmentProofInvalid: (1).
-        JoinTokenUnknown: (2).
-        DeviceRevoked: (2), and the device was revoked since.
-        JoinTokenExpired: (3).
-        JoinTokenUsed: (3).
-        NoCohort: (4).
-        DeviceNameTaken: (5).
-        StoreUnavailable: The database is away.
+        clock: Unix time, s.
     """
-    if not verified(request.public_key, request.proof, enrolment_proof(request.token, request.public_key)):  # (1)
-        raise EnrolmentProofInvalid("the proof is not a signature of this key over this token")
-    try:
-        async with store.write() as connection:
-            token = await find_join_token(connection, request.token)
-            if token is None:  # (2)
-                raise JoinTokenUnknown("no such join token was made here: make one with `causeway-fleet enroll`")
-            known = await find_device(connection, public_key=request.public_key)
-            if known is not None and known.join_token == token.hash:
-                if known.revoked is not None:
-                    raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
-                return known
-            _check(token, now)
-            labels = {**request.labels, **token.labels}
-            device = EnrolledDevice(
-                id=request.name.strip() or f"box-{secrets.token_hex(6)}",
-                tenant=token.tenant,
-                cohort=_cohort(fleet, token, labels),
-                public_key=request.public_key,
-                join_token=token.hash,
-                revoked=None,
-            )
-            if known is not None or await find_device(connection, name=device.id) is not None:  # (5)
-                raise DeviceNameTaken(f"a device {device.id!r} is enrolled already: choose another name")
-            await enrol(
-                connection,
-                token,
-                device=device.id,
-                cohort=device.cohort,
-                public_key=device.public_key,
-                labels=labels,
-                site=request.site,
-                daemon=request.daemon,
-                now=now,
-            )
-            return device
-    except IntegrityError as error:  # another process was faster
-        raise DeviceNameTaken(f"a device {request.name!r} is enrolled already: choose another name") from error
+
+    def __init__(self, fleet: FleetDoc, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._clock = clock
+
+    async def handle(
+        self, connection: AsyncConnection, requests: Sequence[EnrolmentRequest]
+    ) -> list[EnrolledDevice | CausewayError]:
+        """Enrol boxes in one transaction.
+
+        Raises:
+            DeviceNameTaken: Another process took the name or the key of the only one meanwhile.
+            IntegrityError: Another process took one of them; `Grouped` handles each alone then.
+        """
+        answers: dict[int, EnrolledDevice | CausewayError] = {}
+        # By token, as every process locks them: else two of them could wait for each other.
+        for index, request in sorted(enumerate(requests), key=lambda one: one[1].token):
+            try:
+                answers[index] = await self._enrol(connection, request)
+            except CausewayError as error:
+                answers[index] = error
+            except IntegrityError as error:
+                if len(requests) > 1:
+                    raise
+                raise DeviceNameTaken(_taken(request.name)) from error
+        return [answers[index] for index in range(len(requests))]
+
+    async def _enrol(self, connection: AsyncConnection, request: EnrolmentRequest) -> EnrolledDevice:
+        """Enrol one box.
+
+        Raises:
+            JoinTokenUnknown: (2).
+            DeviceRevoked: (2), and the device was revoked since.
+            JoinTokenExpired: (3).
+            JoinTokenUsed: (3).
+            NoCohort: (4).
+            DeviceNameTaken: (5).
+        """
+        token = await find_join_token(connection, request.token)
+        if token is None:  # (2)
+            raise JoinTokenUnknown("no such join token was made here: make one with `causeway-fleet enroll`")
+        known = await find_device(connection, public_key=request.public_key)
+        if known is not None and known.join_token == token.hash:
+            if known.revoked is not None:
+                raise DeviceRevoked(f"{known.id} was revoked: enrol with a new key and a new join token")
+            return known
+        now = self._clock()
+        _check(token, now)
+        labels = {**request.labels, **token.labels}
+        device = EnrolledDevice(
+            id=request.name.strip() or f"box-{secrets.token_hex(6)}",
+            tenant=token.tenant,
+            cohort=_cohort(self._fleet, token, labels),
+            public_key=request.public_key,
+            join_token=token.hash,
+            revoked=None,
+        )
+        if known is not None or await find_device(connection, name=device.id) is not None:  # (5)
+            raise DeviceNameTaken(_taken(device.id))
+        await enrol(
+            connection,
+            token,
+            device=device.id,
+            cohort=device.cohort,
+            public_key=device.public_key,
+            labels=labels,
+            site=request.site,
+            daemon=request.daemon,
+            now=now,
+        )
+        return device
+
+
+def _taken(name: str) -> str:
+    return f"a device {name!r} is enrolled already: choose another name"
 
 
 def _check(token: JoinToken, now: float) -> None:

@@ -1,0 +1,150 @@
+"""The connections of one process: bounded by the files that it may open, so that nothing takes them from the others.
+
+1. Parked polls have seven eighths of the files at most, each device its share of them. A poll beyond that is answered
+   at once, as one whose time is over: the box asks again after a random pause. No poll ends for another one of its
+   device, else two clones would wake each other for ever.
+2. Other connections make room for a new one, so an operator or a box that comes new always gets through: of the
+   address that has the most, those between two requests go first, the one that has been silent longest before the
+   others; then those whose request has not arrived whole; then those that are being answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from itertools import chain
+from typing import Any, Protocol
+
+from aiohttp import web
+from aiohttp.streams import StreamReader
+
+from router.trackers.fair_share import FairShare, network_of
+
+MOST_FILES = 65_536
+_OTHER_FILES = 128  # the database, the log, the issuer of single sign-on
+_FILES_A_CONNECTION = 2  # its socket, and the file that it may be sending; a parked poll has its socket alone
+
+
+class Connection(Protocol):
+    """A connection that is not parked."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request."""
+        ...
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether its request has arrived whole."""
+        ...
+
+    def abort(self) -> None: ...
+
+
+class Connections:
+    """Counts the connections; decides which one makes room for a new one.
+
+    Attributes:
+        parked: The shares of devices in the parked polls. (1)
+
+    Args:
+        most_files: How many files they may have open.
+    """
+
+    def __init__(self, most_files: int = MOST_FILES) -> None:
+        self._most_files = most_files
+        self.parked = FairShare(most_files * 7 // 8)
+        self._peers: dict[Connection, str] = {}
+        self._by_peer: dict[str, dict[Connection, None]] = {}  # the one that has been silent longest first
+
+    @property
+    def others(self) -> int:
+        """How many connections are not parked."""
+        return len(self._peers)
+
+    def admit(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
+        """Count a new connection, for which another one may have to make room. (2)"""
+        if connection in self._peers:  # of a poll that has ended
+            return
+        if self.parked.held + _FILES_A_CONNECTION * (self.others + 1) > self._most_files and self._peers:
+            self._make_room(_peer_of(transport))
+        self.add(connection, transport)
+
+    def add(self, connection: Connection, transport: asyncio.BaseTransport) -> None:
+        """Count a connection that is open already, such as one whose poll has ended."""
+        peer = self._peers[connection] = _peer_of(transport)
+        self._by_peer.setdefault(peer, {})[connection] = None
+
+    def keep(self, connection: Connection) -> None:
+        """Note that a connection was used now."""
+        if connection in self._peers:
+            own = self._by_peer[self._peers[connection]]
+            del own[connection]
+            own[connection] = None
+
+    def forget(self, connection: Connection) -> None:
+        """Count a connection no more: it is lost, or parked."""
+        peer = self._peers.pop(connection, None)
+        if peer is not None:
+            own = self._by_peer[peer]
+            del own[connection]
+            if not own:
+                del self._by_peer[peer]
+
+    def _make_room(self, peer: str) -> None:
+        own = self._by_peer.get(peer, {})
+        crowds = len(own) * len(self._by_peer) >= self.others  # the mean or more: the others need not be looked at
+        most = own if crowds else max(self._by_peer.values(), key=len)
+        idle = (one for one in most if one.is_idle)
+        arriving = (one for one in most if not one.is_answered)
+        victim = next(chain(idle, arriving, most))
+        self.forget(victim)
+        victim.abort()
+
+
+def _peer_of(transport: asyncio.BaseTransport) -> str:
+    address = transport.get_extra_info("peername")
+    return network_of(address[0]) if address else ""
+
+
+class HttpConnection(web.RequestHandler):
+    """A connection that aiohttp reads."""
+
+    __slots__ = ("_connections", "arriving")
+
+    def __init__(self, server: web.Server, connections: Connections, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._connections = connections
+        self.arriving: StreamReader | None = None  # the body of the last request
+
+    @property
+    def is_idle(self) -> bool:
+        # `_waiter`: the only place that tells an idle connection from one whose request has just arrived, or whose
+        # response is still being written.
+        return self._waiter is not None and not self._waiter.done()
+
+    @property
+    def is_answered(self) -> bool:
+        return self.arriving is None or self.arriving.is_eof()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._connections.admit(self, transport)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._connections.keep(self)
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.forget(self)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+def files_of_connections(most_files: int) -> int:
+    """Return how many of `most_files` this process's connections may have open, as its file limit allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most_files if soft == resource.RLIM_INFINITY else min(most_files, max(8, soft - _OTHER_FILES))
