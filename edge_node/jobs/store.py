@@ -118,7 +118,7 @@ class JobStore:
         """Return a job and its result. `owner` None: anybody's. Raises NotFound."""
         return await self._file.run(lambda db: self._callers.get(db, job_id, owner))
 
-    async def list_owned(self, owner: str | None, after: str, limit: int) -> list[EdgeJob]:
+    async def list_owned(self, owner: str, after: str, limit: int) -> list[EdgeJob]:
         """Return jobs, newest first. Raises NotFound for an unknown `after`."""
         return await self._file.run(lambda db: self._callers.list_owned(db, owner, after, limit))
 

@@ -66,6 +66,6 @@ async def killed_once_noted(process: asyncio.subprocess.Process, folder: Path) -
     await until(lambda: waiting() == 0)
     await killed(process)
     store = await opened(folder)
-    (job,) = await store.list_owned(None, "", 10)
+    (job,) = await store.list_owned("me", "", 10)
     assert (store.stats.webhooks_due, job.webhook_status) == (0, "delivered")
     store.close()

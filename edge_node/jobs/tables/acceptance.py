@@ -2,20 +2,25 @@
 
 1. A job that is not bulk takes the place of the oldest waiting bulk jobs, if there is no other room.
 2. A bulk job takes that of older bulk jobs, and all of them have a share; the rest is reserved.
-3. A job for which there is no room even so is refused.
+3. Each client has a share of both: half while others hold something, else seven eighths, so that a client that comes
+   new finds room; of what bulk jobs may fill, all. Beyond it only the client's own bulk jobs give way, and a bulk job
+   takes the place of its client's own before that of others.
+4. A job for which there is no room even so is refused.
 """
 
 from __future__ import annotations
 
 import heapq
 import sqlite3
+from collections.abc import Iterator
 from operator import itemgetter
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from router.errors import IdempotencyConflict
 from router.jobs.states import JobEvent
 from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
+from router.trackers.fair_share import network_of, stored_share
 
 from ...config.schema import JobsConfig
 from ..errors import JobDropped, OutboxFull
@@ -61,29 +66,83 @@ class OutboxAcceptance:
         return Accepted(job)
 
     def _make_room(self, db: sqlite3.Connection, job: EdgeJob, body_bytes: int) -> None:
-        """(1) to (3). Decide first: OutboxFull is raised before anything is dropped."""
-        config, stats, is_bulk = self._config, self._rows.stats, job.priority == "bulk"
-        share = config.bulk_share if is_bulk else 1.0
-        jobs = (stats.bulk if is_bulk else stats.unfinished) + 1 - int(config.max_jobs * share)
-        size = (stats.bulk_bytes if is_bulk else stats.bytes) + body_bytes - int(config.max_bytes * share)
-        if is_bulk:
-            jobs = max(jobs, stats.unfinished + 1 - config.max_jobs)
-            size = max(size, stats.bytes + body_bytes - config.max_bytes)
+        """(1) to (4). Decide first: OutboxFull is raised before anything is dropped."""
+        lacking, own = self._lacking(job, body_bytes), self._lacking_share(job, body_bytes)
         victims: list[EdgeJob] = []
-        if jobs > 0 or size > 0:
-            by_lane = [db.execute(OLDEST_BULK, (lane,)) for lane in get_args(Lane)]
-            for _, record in heapq.merge(*by_lane, key=itemgetter(0)):
+        if lacking.any or own.any:
+            for is_own, record in self._giving_way(db, job, own_alone=own.any):
                 victims.append(decode_job(record))
-                jobs, size = jobs - 1, size - victims[-1].body_bytes
-                if jobs <= 0 and size <= 0:
+                lacking = lacking.less(victims[-1])
+                own = own.less(victims[-1]) if is_own else own
+                if not (lacking.any or own.any):
                     break
-        if jobs > 0 or size > 0:
-            raise OutboxFull(
-                f"the outbox holds {stats.unfinished} jobs and {stats.bytes} bytes, and no waiting bulk job gives way; "
-                "raise jobs.max_jobs or jobs.max_bytes, or wait",
-                retry_after_s=30.0,
-            )
+        if lacking.any or own.any:
+            raise OutboxFull(self._full(own.any, job), retry_after_s=30.0)
         dropped = JobDropped("the outbox was full, and a newer job took the place of the oldest bulk jobs")
         for victim in victims:
             self._rows.end(db, victim, JobEvent.CANCEL, {"error": encode_job_error(dropped)})
-            stats.dropped += 1
+            self._rows.stats.dropped += 1
+
+    def _giving_way(self, db: sqlite3.Connection, job: EdgeJob, own_alone: bool) -> Iterator[tuple[bool, bytes]]:
+        """Yield the waiting bulk jobs in the order in which they give way, and whether each is of the job's client."""
+        client = network_of(job.owner)
+        if job.priority != "bulk" and not own_alone:  # (1)
+            yield from ((network_of(owner) == client, record) for owner, record in _oldest_bulk(db))
+            return
+        if self._rows.held_by(client).bulk:  # (3)
+            yield from ((True, record) for owner, record in _oldest_bulk(db) if network_of(owner) == client)
+        if not own_alone:  # (2)
+            yield from ((False, record) for owner, record in _oldest_bulk(db) if network_of(owner) != client)
+
+    def _lacking(self, job: EdgeJob, body_bytes: int) -> _Lack:
+        """What of the bounds of all clients a new job lacks. (1) (2)"""
+        config, stats = self._config, self._rows.stats
+        lack = _Lack(stats.unfinished + 1 - config.max_jobs, stats.bytes + body_bytes - config.max_bytes)
+        if job.priority != "bulk":
+            return lack
+        jobs, size = int(config.max_jobs * config.bulk_share), int(config.max_bytes * config.bulk_share)
+        return _Lack(max(lack.jobs, stats.bulk + 1 - jobs), max(lack.size, stats.bulk_bytes + body_bytes - size))
+
+    def _lacking_share(self, job: EdgeJob, body_bytes: int) -> _Lack:
+        """What of its client's share a new job lacks. (3)"""
+        config, stats, own = self._config, self._rows.stats, self._rows.held_by(job.owner)
+        jobs = stored_share(config.max_jobs, stats.unfinished > own.unfinished)
+        size = stored_share(config.max_bytes, stats.bytes > own.bytes)
+        lack = _Lack(own.unfinished + 1 - jobs, own.bytes + body_bytes - size)
+        if job.priority != "bulk" or stats.bulk == own.bulk:
+            return lack
+        jobs, size = int(config.max_jobs * config.bulk_share) // 2, int(config.max_bytes * config.bulk_share) // 2
+        return _Lack(
+            max(lack.jobs, own.bulk + 1 - max(1, jobs)), max(lack.size, own.bulk_bytes + body_bytes - max(1, size))
+        )
+
+    def _full(self, is_share: bool, job: EdgeJob) -> str:
+        stats, own = self._rows.stats, self._rows.held_by(job.owner)
+        if is_share:
+            return (
+                f"The outbox holds {own.unfinished} jobs and {own.bytes} bytes of this client, its share beside other "
+                "clients. Wait for their ends, purge results, or raise jobs.max_jobs or jobs.max_bytes."
+            )
+        return (
+            f"The outbox holds {stats.unfinished} jobs and {stats.bytes} bytes, and no waiting bulk job gives way. "
+            "Wait, or raise jobs.max_jobs or jobs.max_bytes."
+        )
+
+
+def _oldest_bulk(db: sqlite3.Connection) -> Iterator[tuple[str, bytes]]:
+    by_lane = [db.execute(OLDEST_BULK, (lane,)) for lane in get_args(Lane)]
+    return ((owner, record) for _, owner, record in heapq.merge(*by_lane, key=itemgetter(0)))
+
+
+class _Lack(NamedTuple):
+    """Jobs and bytes by which a bound is exceeded; zero or less: there is room."""
+
+    jobs: int
+    size: int
+
+    @property
+    def any(self) -> bool:
+        return self.jobs > 0 or self.size > 0
+
+    def less(self, victim: EdgeJob) -> _Lack:
+        return _Lack(self.jobs - 1, self.size - victim.body_bytes)

@@ -33,9 +33,9 @@ class OutboxCallers:
         row = db.execute("SELECT body FROM results WHERE seq = ?", (job.seq,)).fetchone()
         return job, b"" if row is None else body_of(row[0], job.result_bytes)
 
-    def list_owned(self, db: sqlite3.Connection, owner: str | None, after: str, limit: int) -> list[EdgeJob]:
+    def list_owned(self, db: sqlite3.Connection, owner: str, after: str, limit: int) -> list[EdgeJob]:
         before = self._rows.find(db, after, owner).seq if after else 1 << 62
-        return [decode_job(row[0]) for row in db.execute(LISTED, (before, owner, owner, limit))]
+        return [decode_job(row[0]) for row in db.execute(LISTED, (owner, before, limit))]
 
     def cancel(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         job = self._rows.find(db, job_id, owner)
@@ -70,7 +70,7 @@ class OutboxCallers:
             error=b"",
             webhook_status="",
         )
-        self._rows.stats.bytes -= job.body_bytes
+        self._rows.add_bytes(job, -job.body_bytes)
         self._rows.count(job, 1)
         self._rows.save(db, job)
         self._rows.replies.set_due(db, job.seq, None)

@@ -93,7 +93,7 @@ class OutboxRevisions:
     def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob) -> None:
         if after.late is None:
             self._rows.bodies.delete(db, "requests", after.seq)
-        self._rows.stats.bytes += stored_bytes(after) - stored_bytes(before)
+        self._rows.add_bytes(after, stored_bytes(after) - stored_bytes(before))
         self._rows.save(db, after)
 
     def _current(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:

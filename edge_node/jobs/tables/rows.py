@@ -14,24 +14,26 @@ import msgspec
 from router.errors import NotFound
 from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
+from router.trackers.fair_share import network_of
 
 from ...box_time import BoxTime
 from ..record import EdgeJob
 from .bodies import OutboxBodies
 from .cancellations import OutboxCancellations
 from .replies import OutboxReplies
-from .schema import COUNTS, INSERT, UNREADABLE, UPDATE, decode_job, inserted, stored_bytes, updated
+from .schema import COUNTS, COUNTS_BY_OWNER, INSERT, UNREADABLE, UPDATE, decode_job, inserted, stored_bytes, updated
 from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
-from .values import OutboxStats
+from .values import ClientStats, OutboxStats
 from .webhooks import OutboxWebhooks
 
 
 class OutboxRows:
-    """The rows of one device's jobs, and their counts. `load` comes first."""
+    """The rows of one device's jobs, and their counts, of all clients and of each. `load` comes first."""
 
     def __init__(self, time: BoxTime) -> None:
         self.time = time
         self.stats = OutboxStats(ended={}, revisions={}, webhooks={})
+        self._by_client: dict[str, ClientStats] = {}
         self.bodies = OutboxBodies()
         self.replies = OutboxReplies(time, self.stats)
         self.webhooks = OutboxWebhooks(time, self.stats)
@@ -64,6 +66,9 @@ class OutboxRows:
         counts = [int(count or 0) for count in db.execute(COUNTS, (RANK["bulk"], RANK["bulk"])).fetchone()]
         stats = self.stats
         stats.unfinished, stats.bulk, stats.bytes, stats.bulk_bytes, stats.empty, stats.unreadable = counts
+        self._by_client.clear()
+        for owner, *held in db.execute(COUNTS_BY_OWNER, (RANK["bulk"], RANK["bulk"])):
+            self._add(owner, *(int(count or 0) for count in held))
 
     def set_unreadable_aside(self, db: sqlite3.Connection) -> int:
         """Set aside what this version cannot read; return how many rows."""
@@ -133,7 +138,7 @@ class OutboxRows:
         if event is JobEvent.CANCEL and job.target:
             self.cancellations.add(db, job.cloud_key, job.deadline)
         self.replies.set_due(db, job.seq, job.ended)
-        self.stats.bytes += stored_bytes(job)
+        self.add_bytes(job, stored_bytes(job))
         self.stats.empty += not stored_bytes(job)
         self.stats.ended[state.value] = self.stats.ended.get(state.value, 0) + 1
         if notes.get("late_error"):
@@ -143,7 +148,7 @@ class OutboxRows:
     def delete(self, db: sqlite3.Connection, job: EdgeJob) -> None:
         """Delete a job that has ended."""
         self._delete(db, job.seq)
-        self.stats.bytes -= stored_bytes(job)
+        self.add_bytes(job, -stored_bytes(job))
         self.stats.empty -= not stored_bytes(job)
         if job.late is not None:
             self.stats.count_revision("cancelled")
@@ -166,7 +171,7 @@ class OutboxRows:
         self.stats.replies_lost += self.replies.set_due(db, job.seq, None)
         self.bodies.delete(db, "requests", job.seq)
         self.bodies.delete(db, "results", job.seq)
-        self.stats.bytes -= stored_bytes(job)
+        self.add_bytes(job, -stored_bytes(job))
         self.stats.empty += 1
         if job.late is not None:
             self.stats.count_revision("cancelled")
@@ -174,11 +179,32 @@ class OutboxRows:
 
     def count(self, job: EdgeJob, sign: int) -> None:
         """Add or take an unfinished job."""
+        size, bulk = sign * job.body_bytes, job.priority == "bulk"
         self.stats.unfinished += sign
-        self.stats.bytes += sign * job.body_bytes
-        if job.priority == "bulk":
+        self.stats.bytes += size
+        if bulk:
             self.stats.bulk += sign
-            self.stats.bulk_bytes += sign * job.body_bytes
+            self.stats.bulk_bytes += size
+        self._add(job.owner, sign, sign * bulk, size, size * bulk)
+
+    def add_bytes(self, job: EdgeJob, size: int) -> None:
+        """Count bytes of a request or result that are stored, or less than zero, deleted."""
+        self.stats.bytes += size
+        self._add(job.owner, 0, 0, size, 0)
+
+    def held_by(self, owner: str) -> ClientStats:
+        """Return what the outbox holds of the client that an owner stands for."""
+        return self._by_client.get(network_of(owner), ClientStats())
+
+    def _add(self, owner: str, unfinished: int, bulk: int, size: int, bulk_bytes: int) -> None:
+        before, client = self.held_by(owner), network_of(owner)
+        held = ClientStats(
+            before.unfinished + unfinished, before.bulk + bulk, before.bytes + size, before.bulk_bytes + bulk_bytes
+        )
+        if held == ClientStats():
+            self._by_client.pop(client, None)
+        else:
+            self._by_client[client] = held
 
 
 def _is_hex(text: str) -> bool:

@@ -16,6 +16,7 @@ CREATE TABLE IF NOT EXISTS jobs (
     bytes INTEGER NOT NULL, record BLOB NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_key ON jobs (owner, key) WHERE key != '';
+CREATE INDEX IF NOT EXISTS jobs_by_owner ON jobs (owner, seq);
 CREATE INDEX IF NOT EXISTS jobs_waiting ON jobs (lane, rank, seq) WHERE state IN ('queued', 'waiting');
 CREATE INDEX IF NOT EXISTS jobs_by_deadline ON jobs (deadline) WHERE ended IS NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_end ON jobs (state = 'dead', ended) WHERE ended IS NOT NULL;
@@ -41,11 +42,11 @@ CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark
 WAITING = "state IN ('queued', 'waiting')"  # as the index has it
 BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
 FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
-OLDEST_BULK = f"SELECT seq, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
+OLDEST_BULK = f"SELECT seq, owner, record FROM jobs WHERE {WAITING} AND lane = ? AND rank = {RANK['bulk']} ORDER BY seq"
 UNREADABLE = "unreadable"
 """In the column of the state alone: a row whose record this version cannot read."""
 _READABLE = f"state != '{UNREADABLE}'"
-LISTED = f"SELECT record FROM jobs WHERE seq < ? AND (? IS NULL OR owner = ?) AND {_READABLE} ORDER BY seq DESC LIMIT ?"
+LISTED = f"SELECT record FROM jobs WHERE owner = ? AND seq < ? AND {_READABLE} ORDER BY seq DESC LIMIT ?"
 DUE = (
     "SELECT record, body FROM jobs JOIN requests USING (seq) "
     f"WHERE {WAITING} AND lane = ? AND due <= ? ORDER BY rank, seq LIMIT ?"
@@ -92,6 +93,10 @@ COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
     f"sum((ended IS NULL AND rank = ?) * bytes), sum(ended IS NOT NULL AND bytes = 0 AND {_READABLE}), "
     f"sum(NOT ({_READABLE})) FROM jobs"
+)
+COUNTS_BY_OWNER = (
+    "SELECT owner, sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
+    "sum((ended IS NULL AND rank = ?) * bytes) FROM jobs GROUP BY owner"
 )
 INSERT = "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 UPDATE = "UPDATE jobs SET state = ?, lane = ?, due = ?, ended = ?, bytes = ?, record = ? WHERE seq = ?"

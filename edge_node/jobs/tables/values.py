@@ -51,6 +51,15 @@ class DueWebhook(msgspec.Struct, frozen=True):
     attempts: int
 
 
+class ClientStats(msgspec.Struct, frozen=True):
+    """What the outbox holds of one client, as `OutboxStats` has it of all."""
+
+    unfinished: int = 0
+    bulk: int = 0
+    bytes: int = 0
+    bulk_bytes: int = 0
+
+
 class OutboxStats(msgspec.Struct):
     """Counted in the thread of the file, read anywhere. Totals are since the start of the daemon."""
 
