@@ -131,6 +131,12 @@ class Conversation:
         asked = {id(item) for item in requested}  # an item of a response's own may have the name of one of these
         self._items = [item.restricted(hints) if id(item) in asked else item for item in self._items]
 
+    def protect(self, items: Iterable[ConversationItem], hints: RoutingHints) -> None:
+        """Add the tags and the restriction of a request that was refused to those of its items."""
+        for item in items:
+            more = RoutingHints(prefer=item.prefer or hints.prefer, tags=(*item.tags, *hints.tags))
+            self.replace(item.restricted(more))
+
     def delete(self, item_id: str) -> None:
         """Raises NotFound."""
         at = self._index(item_id)

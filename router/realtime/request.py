@@ -73,6 +73,16 @@ def narrowed(before: WireRoutingHints | None, update: WireRoutingHints | None) -
     return msgspec.structs.replace(more, prefer=kept.prefer, tags=[*kept.tags] or None)
 
 
+def protection(causeway: object) -> RoutingHints:
+    """Return the tags of an object `causeway`, and `only_on_device` where it says so. A malformed one has neither."""
+    try:
+        hints = msgspec.convert(causeway, WireRoutingHints)
+    except msgspec.ValidationError:
+        return RoutingHints()
+    stays = hints.prefer == "only_on_device"
+    return RoutingHints(prefer="only_on_device" if stays else None, tags=tuple(hints.tags or ()))
+
+
 def bounded(hints: RoutingHints) -> RoutingHints:
     """Return hints that have not too many tags. Raises InvalidRequest."""
     if len(hints.tags) > _MOST_TAGS:

@@ -12,7 +12,8 @@
 With `turn_detection` the caller detects speech (`DetectSpeech`). A turn that starts cancels the
 response, one that ends becomes an item and is answered, where the client does not say otherwise.
 
-An event that is wrong is answered by an `error` event, and changes nothing.
+An event that is wrong is answered by an `error` event, and changes nothing, but that the items of a refused response
+keep its tags and `only_on_device`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .effects import (
     Voice,
 )
 from .event_log import EventLog, error_fields
-from .request import ANYTHING, bounded, build_request, narrowed, with_items
+from .request import ANYTHING, bounded, build_request, narrowed, protection, with_items
 from .response import ResponseStream
 from .settings import known_fields, merged, supported, together, within
 from .sound import SoundBuffer, stored_bytes
@@ -257,7 +258,12 @@ class RealtimeSession:
                 item = self._conversation.get(validate(document, ItemReference).item_id)
                 self._emit("conversation.item.retrieved", {"item": item.body})
             case "response.create":
-                return self._start(validate(document, ResponseCreate))
+                create = validate(document, ResponseCreate)
+                try:
+                    return self._start(create)
+                except CausewayError:
+                    self._protect(create.response or {})
+                    raise
             case "response.cancel":
                 return self._cancel(validate(document, ResponseCancel))
             case "input_audio_buffer.append":
@@ -428,6 +434,16 @@ class RealtimeSession:
             spoken=voice is not None,
         )
         return StartResponse(response_id, request, self._response, size_bytes, voice)
+
+    def _protect(self, refused: JSONObject) -> None:
+        """Let the items of a refused response keep its restriction: the next one would send their text."""
+        given = refused.get("input")
+        if given is None:
+            items = [*self._conversation]
+        else:
+            names = [one.get("id") for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+            items = [item for item in self._conversation if item.id in names]
+        self._conversation.protect(items, protection(refused.get("causeway")))
 
     def _input(self, at: int, document: JSONObject) -> ConversationItem:
         """An item of a response's own input, or of the conversation where it is a reference."""

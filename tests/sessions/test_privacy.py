@@ -14,7 +14,7 @@ from tests.accounts.identity.gateway import running as gateway_running
 from tests.edge.box import Box, running
 from tests.waiting import until
 
-from .peer import Event, Peer, Refused, done
+from .peer import SAY_HELLO, Event, Peer, Refused, done
 
 PRIVATE: Event = {"causeway": {"tags": ["Private"]}}
 STAYS: Event = {"causeway": {"prefer": "only_on_device"}}
@@ -78,6 +78,15 @@ async def test_a_cancelled_private_turn_stays_private(box: Box) -> None:
         box.engine.pause_after = None
         assert await route(client) == "edge"
     assert box.cloud.bodies == []
+
+
+async def test_the_text_of_a_refused_private_turn_never_leaves(box: Box) -> None:
+    async with peer(box, **CLOUD) as client:
+        await client.send("conversation.item.create", item=SAY_HELLO)
+        await client.send("response.create", response={**PRIVATE, "max_output_tokens": -5})
+        await client.until("error")
+        assert await route(client, "and now?") == "edge"
+    assert not box.cloud.bodies
 
 
 async def test_a_resumed_session_remembers_a_private_turn(box: Box) -> None:

@@ -88,6 +88,38 @@ def test_a_private_turn_without_an_answer_stays_private(end: str) -> None:
     assert hints(answered(talk)) == (None, ("private",))
 
 
+@pytest.mark.parametrize("wrong", [{"max_output_tokens": -5}, {"prompt": {"id": "p"}}, {"model": "another"}])
+@pytest.mark.parametrize(
+    ("restriction", "kept"),
+    [(PRIVATE, (None, ("private",))), (STAYS, ("only_on_device", ()))],
+    ids=["tag", "preference"],
+)
+def test_a_private_turn_that_is_refused_stays_private(wrong: Event, restriction: Event, kept: object) -> None:
+    talk = Talk()
+    talk.say("secret")
+    error(talk.send("response.create", response={**restriction, **wrong}))
+    talk.say("and now?")
+    assert hints(answered(talk)) == kept
+
+
+def test_a_refused_response_of_its_own_input_marks_the_items_that_it_names_alone() -> None:
+    talk = Talk()
+    talk.say("public", id="p")
+    talk.say("secret", id="q")
+    own = [{"type": "item_reference", "id": "q"}, HELLO]
+    error(talk.send("response.create", response={**PRIVATE, "input": own, "max_output_tokens": -5}))
+    references = [[{"type": "item_reference", "id": name}] for name in ("p", "q")]
+    assert [hints(answered(talk, conversation="none", input=named))[1] for named in references] == [(), ("private",)]
+
+
+@pytest.mark.parametrize("causeway", [{"tags": ["a b"]}, {"tags": 5}, "private", {"prefer": "only_cloud"}, None])
+def test_a_refused_turn_without_a_valid_restriction_marks_nothing(causeway: object) -> None:
+    talk = Talk()
+    talk.say()
+    error(talk.send("response.create", response={"causeway": causeway, "max_output_tokens": -5}))
+    assert hints(answered(talk)) == (None, ())
+
+
 def test_a_transcript_keeps_the_tags_of_its_sound() -> None:
     talk = Talk(limits=SessionLimits(max_audio_s=10.0))
     talk.send("session.update", session={"audio": {"input": {"transcription": {}}}})
