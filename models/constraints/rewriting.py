@@ -24,11 +24,12 @@ _BOUNDS: Final = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DIGITS: Final = 1e-9  # the step of numbers that have none
 
 _KEPT: Final = frozenset(
-    "$ref $id $anchor $schema type const enum allOf anyOf oneOf items prefixItems minItems maxItems properties"
+    "$ref $id $anchor type const enum allOf anyOf oneOf items prefixItems additionalItems minItems maxItems properties"
     " additionalProperties patternProperties required minProperties maxProperties minLength maxLength pattern format"
     " minimum maximum exclusiveMinimum exclusiveMaximum multipleOf $defs definitions".split()
 )
-"""Every other keyword is an annotation, or one that no draft knows, or in `_REFUSED`."""
+"""Every other keyword is an annotation, or one that no draft knows, or in `_REFUSED`. Without `$schema`, llguidance
+reads the rewritten schema as draft 2020-12."""
 _REFUSED: Final = frozenset(
     "not if contains uniqueItems propertyNames dependentRequired dependentSchemas dependencies unevaluatedItems"
     " unevaluatedProperties $dynamicRef $recursiveRef".split()
@@ -220,6 +221,18 @@ class Rewriter:
         return found
 
 
+def _earlier_drafts(node: Node, path: str) -> None:
+    """Say in draft 2020-12 what drafts 4 to 2019-09 say otherwise: tuples, and flags that make a bound exclusive."""
+    others = node.pop("additionalItems", None)
+    if isinstance(node.get("items"), list):
+        node["prefixItems"] = node.pop("items")
+        if others is not None:
+            node["items"] = others
+    for bound, exclusive in zip(_BOUNDS[::2], _BOUNDS[1::2], strict=True):
+        if isinstance(node.get(exclusive), bool) and node.pop(exclusive) and bound in node:
+            node[exclusive] = node.pop(bound)
+
+
 def _bounded_repeats(node: Node, path: str) -> None:
     """llguidance writes each item out. A lower maximum is as strict; a higher minimum is not."""
     for low, high, most in (("minItems", "maxItems", _MAX_ITEMS), ("minLength", "maxLength", _MAX_LENGTH)):
@@ -311,19 +324,13 @@ def _counted_properties(node: Node, path: str) -> None:
         raise Unenforceable(path, "maxProperties", "it is less than the required properties")
 
 
-def _prefix_only(node: Node, path: str) -> None:
-    """`items` as a list is an earlier draft's `prefixItems`."""
-    if isinstance(node.get("items"), list):
-        raise Unenforceable(path, "items", "a list is not a schema. Use prefixItems")
-
-
 _RULES: Final[tuple[Callable[[Node, str], None], ...]] = (
+    _earlier_drafts,
     _bounded_repeats,
     _exact_numbers,
     _held_format,
     _portable_patterns,
     _counted_properties,
-    _prefix_only,
 )
 
 

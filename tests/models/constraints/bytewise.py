@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from models.constraints.json_schema import LIMITS, framed_grammar
@@ -75,8 +76,9 @@ def draw(start: LLMatcher, chance: Random) -> str | None:
 
 
 def refused(schema: object, draws: int, seed: int = 1) -> list[str]:
-    """Return those of so many answers that `jsonschema`, formats included, does not accept."""
+    """Return those of so many answers that `jsonschema`, formats included, does not accept by the schema's draft."""
     start, chance = matcher(schema), Random(seed)
-    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    draft = validator_for(schema, default=Draft202012Validator)
+    validator = draft(schema, format_checker=draft.FORMAT_CHECKER)
     answers = filter(None, (draw(start, chance) for _ in range(draws)))
     return [answer for answer in answers if not validator.is_valid(json.loads(answer))]

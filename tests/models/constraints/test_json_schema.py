@@ -87,6 +87,45 @@ def test_what_is_accepted_holds(schema: object, values: list[object], others: li
     assert refused(whole, 25) == []
 
 
+FLAG_NUMBER: list[object] = [{"type": "boolean"}, {"type": "integer"}]
+EARLIER_DRAFTS: list[tuple[str, object, list[object], list[object]]] = [
+    (
+        "draft-07",
+        {"type": "array", "items": FLAG_NUMBER, "additionalItems": False, "minItems": 2, "maxItems": 2},
+        [[True, 1]],
+        [[True], [1, True], [True, 1, 1]],
+    ),
+    (
+        "draft-07",
+        {"type": "array", "items": FLAG_NUMBER, "additionalItems": {"type": "null"}},
+        [[], [True], [True, 1, None, None]],
+        [[1], [True, 1, 1]],
+    ),
+    ("draft-07", {"type": "array", "items": FLAG_NUMBER}, [[True, 1, "x"]], [[1]]),
+    ("draft-07", {"type": "array", "items": {"type": "null"}, "additionalItems": False}, [[None, None]], [[1]]),
+    ("draft-07", {"anyOf": [{"type": "null"}, {"items": [{"items": [{"type": "null"}]}]}]}, [[[None]], None], [[[1]]]),
+    (
+        "draft-04",
+        {"type": "number", "minimum": 0, "exclusiveMinimum": True, "maximum": 1, "exclusiveMaximum": False},
+        [0.5, 1],
+        [0, 1.5],
+    ),
+    ("draft-04", {"type": "integer", "exclusiveMaximum": True, "minimum": 3}, [3, 4], [2]),
+]
+
+
+@pytest.mark.parametrize(("draft", "schema", "values", "others"), EARLIER_DRAFTS, ids=lambda one: json.dumps(one)[:60])
+def test_the_forms_of_earlier_drafts_hold(
+    draft: str, schema: object, values: list[object], others: list[object]
+) -> None:
+    """The Vercel AI SDK sends draft 7, whose tuples are lists in `items`; OpenAPI 3.0 has the bounds of draft 4."""
+    whole = inside(schema, **{"$schema": f"http://json-schema.org/{draft}/schema#"})
+    assert fault_of(json.dumps(whole)) is None
+    assert [value for value in values if not accepts(whole, {"s": value})] == []
+    assert [value for value in others if accepts(whole, {"s": value})] == []
+    assert refused(whole, 25) == []
+
+
 REFUSED: list[tuple[object, str, str]] = [
     ({"type": "array", "uniqueItems": True}, "#/properties/s", "uniqueItems"),
     ({"not": {"type": "null"}}, "#/properties/s", "not"),
