@@ -22,6 +22,7 @@ folder:
 
 `overload`, `slow` and `tenants` take `--workers 4 --backlog 5000`: they measure once more beside jobs.
 
+    python -m tests.bed.clients     five agent frameworks against one edge daemon
     python -m tests.bed.fleet_polls one control plane, 15,000 parked polls
     python -m tests.bed.fleet       rollouts over thousands of simulated boxes and one control plane
 

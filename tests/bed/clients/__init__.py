@@ -15,7 +15,8 @@ was asked for, at the first attempt: retries are off. `scripted` is a scripted m
 repeated or unanswered call ids.
 
 A flow is `green`; `weak` where the object is valid and its values are not those of the text, which is the model's
-affair; or `failed`. One program per client is in `programs/`, each runs with the address of a server:
+affair; `client` where the client's own check asks for more than the schema that it sent; or `failed`. One program per
+client is in `programs/`, each runs with the address of a server:
 
     FOLDER/instructor/bin/python tests/bed/clients/programs/with_instructor.py http://127.0.0.1:8080/v1
 """

@@ -67,16 +67,29 @@ class Invoice(BaseModel):
 
 
 class Order(BaseModel):
-    """What frameworks make schemas of: formats, unions, maps, tuples, sets and decimals."""
+    """What frameworks make schemas of: formats, unions, maps and tuples."""
 
     id: UUID
     placed: date
-    total: Decimal = Field(ge=0, max_digits=8, decimal_places=2)
+    total: float = Field(ge=0, multiple_of=0.5)
     payment: Card | Invoice = Field(discriminator="kind")
     quantities: dict[str, int] = Field(min_length=1, max_length=4)
     position: tuple[float, float]
-    labels: set[Literal["new", "paid", "sent"]] = Field(max_length=3)
+    labels: list[Literal["new", "paid", "sent"]] = Field(max_length=3)
     share: float = Field(ge=0, le=1)
+
+
+class Labels(BaseModel):
+    """A set, whose items must differ: nothing holds that."""
+
+    labels: set[str]
+
+
+class Price(BaseModel):
+    """A price in the exact decimals of Python."""
+
+    amount: Decimal = Field(ge=0, decimal_places=2)
+    currency: Literal["EUR", "USD"]
 
 
 class Report(BaseModel):
@@ -88,14 +101,21 @@ class Report(BaseModel):
 
 Result = tuple[object, bool]
 Flow = Callable[[], Awaitable[Result]]
-_flows: list[tuple[str, str, Flow]] = []
+_flows: list[tuple[str, str, str, Flow]] = []
 
 
-def flow(side: str, name: str) -> Callable[[Flow], Flow]:
-    """Register a flow. `side`: the target that answers."""
+def flow(side: str, name: str, *, client_loses: str = "") -> Callable[[Flow], Flow]:
+    """Register a flow.
+
+    Args:
+        side: The target that answers.
+        name: The name of its row.
+        client_loses: What the client leaves out of the schema that it sends, so that a valid answer may fail its own
+            check. A failure is then a row `client`.
+    """
 
     def register(run: Flow) -> Flow:
-        _flows.append((side, name, run))
+        _flows.append((side, name, client_loses, run))
         return run
 
     return register
@@ -143,9 +163,12 @@ def run_all() -> None:
 
 
 async def _run_all() -> None:
-    for side, name, run in _flows:
+    for side, name, client_loses, run in _flows:
         if ONLY in f"{side}: {name}":
-            print(json.dumps({"side": side, "flow": name} | await _run(run), default=str), flush=True)
+            row = await _run(run)
+            if client_loses and row["verdict"] == "failed":
+                row = {"verdict": "client", "found": f"{client_loses} {row['found']}"}
+            print(json.dumps({"side": side, "flow": name} | row, default=str), flush=True)
 
 
 async def _run(run: Flow) -> dict[str, object]:

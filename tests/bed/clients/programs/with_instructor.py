@@ -16,6 +16,7 @@ from flows import (
     URL,
     Order,
     Person,
+    Price,
     Report,
     Result,
     Tree,
@@ -64,6 +65,12 @@ async def order_tools() -> Result:
 @flow(EDGE, "schema, formats and unions")
 async def order_schema() -> Result:
     return order(await client(Mode.JSON_SCHEMA).create(response_model=Order, **ask(ASK_ORDER, EDGE)))
+
+
+@flow(EDGE, "tools, a decimal", client_loses="For pydantic a decimal is a number or any string.")
+async def decimal() -> Result:
+    found = await client(Mode.TOOLS).create(response_model=Price, **ask("The book costs 14.50 euros.", EDGE))
+    return found.model_dump(), str(found.amount).startswith("14.5")
 
 
 @flow(EDGE, "tools, partial objects streamed")

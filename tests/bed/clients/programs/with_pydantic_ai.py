@@ -11,6 +11,7 @@ from flows import (
     SCRIPTED,
     TIMEOUT_S,
     URL,
+    Labels,
     Order,
     Person,
     Report,
@@ -27,6 +28,7 @@ from flows import (
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -75,6 +77,17 @@ async def order_by_tool() -> Result:
 @flow(EDGE, "output by schema, formats and unions")
 async def order_by_schema() -> Result:
     return order((await agent(EDGE, NativeOutput(Order)).run(ASK_ORDER)).output)
+
+
+@flow(EDGE, "a set is refused with its path")
+async def refused() -> Result:
+    message = ""
+    try:
+        message = repr(await agent(EDGE, NativeOutput(Labels)).run(ASK_ORDER))
+    except ModelHTTPError as error:
+        message = str(error)
+    assert "`uniqueItems` at #/properties/labels" in message, message
+    return message, True
 
 
 @flow(EDGE, "output by one of two tools")
