@@ -43,4 +43,4 @@ def _node(environment: Path) -> list[str]:
     environment.mkdir(parents=True, exist_ok=True)
     subprocess.run(["npm", "install", "--silent", "--no-save", *NPM_PACKAGES], cwd=environment, check=True)
     # Node looks for packages beside the program.
-    return ["node", shutil.copy(PROGRAMS / "with_ai_sdk.mjs", environment)]
+    return ["node", str(shutil.copy(PROGRAMS / "with_ai_sdk.mjs", environment))]
