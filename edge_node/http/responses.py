@@ -333,7 +333,7 @@ class EventStream(_Prebuilt):
 
     def send_head(self) -> None:
         """Send the head alone, which is the answer to HEAD. Raises ConnectionError when the client is gone."""
-        self._ended = True
+        self.ended = True
         self._write(self._framed(b""))
 
     def end(self, events: bytes = b"") -> None:
