@@ -116,8 +116,9 @@ class Inspection:
         return "causeway" if name == AUTO else locations[name]
 
     async def _find_decisions(self, http: web.BaseRequest) -> web.StreamResponse:
-        query = _query(http.query, self._reader.caller(http))
-        return json_response({"object": "list", "data": await self._decisions.find(query)})
+        caller = self._reader.caller(http)
+        found = await self._decisions.find(_query(http.query, caller), caller.name)
+        return json_response({"object": "list", "data": found})
 
     async def _decision(self, http: web.BaseRequest) -> web.StreamResponse:
         caller = self._reader.caller(http)

@@ -54,6 +54,10 @@ class CostlySignals:
         self._estimate_quality = estimate_quality
         self._encoders = encoders
 
+    def concerns(self, request: Request) -> bool:
+        """Whether the request has a part for which the child processes of encoders are needed."""
+        return self._encoders is not None and self._encoders.concerns(request)
+
     async def compute(self, generation: Generation, signals: frozenset[str]) -> None:
         """Set the estimates of the generation: the costly ones among `signals`. Never raises."""
         generation.unrecorded = tuple([name for name in generation.unrecorded if name not in signals])

@@ -202,6 +202,14 @@ class Service:
             deadline=self._deadline(request, now),
         )
         self._admission.admit(request.hints.client, now)
+        if not self._costly.concerns(request):
+            return await self._explain(generation)
+        # Its parts go through the same child processes as those of requests that run: it takes turns with them.
+        async with self._admission.permit(generation.first_byte_by, request.hints.client):
+            return await self._explain(generation)
+
+    async def _explain(self, generation: Generation) -> Explanation:
+        request = generation.request
         found = await self._find(generation, RequestMemo())
         if found is None or not _is_fresh(found, generation.cache_plan):
             found = await self._find_similar(generation) or found

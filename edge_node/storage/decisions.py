@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from router.errors import QueueFull
+from router.trackers.fair_share import FairShare, network_of
 from router.types import DecisionRecord
 
 from ..box_time import BoxTime, ClockMark
@@ -25,6 +27,7 @@ from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write,
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
 MAX_QUERY_LIMIT = 1000
+_MOST_SEARCHES = 8  # of the file at the same time: each reads all of it, a tenth of a second of its thread
 _RECORD_BYTES = 2048  # approximate
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS decisions (
@@ -79,6 +82,7 @@ class DecisionStore:
         self._max_age_s = max_age_s
         self._ages = _RowAges(clock, max_age_s)
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
+        self._searches = FairShare(_MOST_SEARCHES)
         self._database: BackgroundSqlite | None = None
         if directory is not None and max_age_s > 0.0:
             self._database = BackgroundSqlite(
@@ -121,16 +125,32 @@ class DecisionStore:
             record = _decode(rows[0][0]) if rows else None
         return None if record is None or client not in ("", record.request.client) else record
 
-    async def find(self, query: DecisionQuery) -> list[DecisionRecord]:
-        """Return the matching records, newest first: those in memory, then those only on disk."""
+    async def find(self, query: DecisionQuery, caller: str = "") -> list[DecisionRecord]:
+        """Return the matching records, newest first: those in memory, then those only on disk.
+
+        Args:
+            caller: The client that asks, for its share of the searches.
+
+        Raises:
+            QueueFull: The caller has its share of the searches on disk already.
+        """
         limit = max(0, min(query.limit, MAX_QUERY_LIMIT))
         found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
         oldest = next(iter(self._memory.values())).created if self._memory else math.inf
         # The last: the console asks once a second for what is new, which is always in memory.
         if self._database is None or len(found) == limit or oldest < query.since:
             return found
-        older = [record for record in await self._find_on_disk(query, oldest, limit) if record.id not in self._memory]
-        return (found + older)[:limit]
+        if not self._searches.hold(search := object(), network_of(caller)):
+            raise QueueFull(
+                f"You have {self._searches.held_by(network_of(caller))} searches of decision records in progress, your "
+                f"share of {_MOST_SEARCHES}. Ask again when one has ended.",
+                retry_after_s=1.0,
+            )
+        try:
+            older = await self._find_on_disk(query, oldest, limit)
+        finally:
+            self._searches.release(search)
+        return (found + [record for record in older if record.id not in self._memory])[:limit]
 
     async def _find_on_disk(self, query: DecisionQuery, oldest: float, limit: int) -> list[DecisionRecord]:
         """Return the matching records that are not newer than `oldest`, Unix seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from edge_node.storage.decisions import FILE, DecisionQuery, DecisionStore, read_stored
 from router.decision.decide import features_of
+from router.errors import QueueFull
 from router.types import DecisionRecord, Estimates, Message, Outcome, Request, Route, Snapshot
 from tests.waiting import until
 
@@ -203,3 +205,18 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(OSError, match=FILE):
         list(read_stored(tmp_path).records)
+
+
+async def test_searches_of_one_client_leave_room_for_others(tmp_path: Path) -> None:
+    """Each reads the whole file in one thread, and a search that waits for a second finds nothing."""
+    with closing(store(tmp_path, count=1)) as decisions:
+        for number in range(3):
+            decisions.add(record(number))
+        await until(lambda: (stats := decisions.stats()) is not None and not stats.queued_writes)
+        names = ["flood"] * 9 + ["quiet", "quiet", "new"]
+        found = await asyncio.gather(*(decisions.find(DecisionQuery(), name) for name in names), return_exceptions=True)
+        assert [isinstance(one, QueueFull) for one in found] == [False] * 4 + [True] * 5 + [False] * 3
+        assert [[one.id for one in records] for records in found if isinstance(records, list)] == [
+            ["d2", "d1", "d0"]
+        ] * 7
+        assert len(await decisions.find(DecisionQuery(), "flood")) == 3

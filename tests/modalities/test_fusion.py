@@ -237,6 +237,29 @@ async def test_a_policy_may_answer_from_the_first_branch_that_is_ready(tmp_path:
         box.assert_nothing_leaks()
 
 
+@needs_pillow
+async def test_a_preview_that_reads_parts_takes_turns_with_requests(tmp_path: Path) -> None:
+    """It uses the same child processes. One of text is answered beside a full queue."""
+    full = POLICY.replace("limits: {concurrent: 4, queue: 4", "limits: {concurrent: 1, queue: 0")
+    async with running(tmp_path, policy=full, encoders=BOTH, parts=PATIENT) as box:
+
+        async def preview(*content: dict[str, object]) -> Answer:
+            body = {"model": "auto", "messages": [{"role": "user", "content": list(content)}]}
+            async with box.session.post("/v1/route", json=body) as response:
+                return Answer(response.status, dict(response.headers), await response.read())
+
+        box.engine.gate = asyncio.Event()
+        running_request = asyncio.ensure_future(ask(box, text("hello")))
+        await box.engine.entered.wait()
+        refused = await preview(picture())
+        assert (refused.status, refused.code) == (429, "queue_full")
+        assert (await preview(text("hello"))).status == 200
+        box.engine.gate.set()
+        assert (await running_request).status == 200
+        assert (await preview(picture())).status == 200
+        box.assert_nothing_leaks()
+
+
 async def test_invalid_parts_are_named_and_the_next_good_request_is_answered(tmp_path: Path) -> None:
     url: dict[str, object] = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
     cases: list[tuple[dict[str, object], str, str]] = [
