@@ -40,7 +40,7 @@ from router.openai import (
 )
 from router.openai.request_body import BOM
 from router.parts.uploads import FILE_MARK
-from router.request_headers import DEADLINE, OURS, TAGS, combined, read_deadline_ms, read_tags
+from router.request_headers import DEADLINE, OURS, TAGS, combined, one_value, read_deadline_ms, read_tags
 from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
@@ -139,8 +139,8 @@ class RequestReader:
         self._remembered: OrderedDict[tuple[Endpoint | None, bytes, RoutingHints], ParsedRequest] = OrderedDict()
 
     def caller(self, request: web.BaseRequest) -> Caller:
-        """Raises AuthenticationFailed."""
-        return self.identify(request.headers.get(hdrs.AUTHORIZATION), request)
+        """Raises AuthenticationFailed, or InvalidRequest for two keys."""
+        return self.identify(one_value("authorization", request.headers.getall(hdrs.AUTHORIZATION, ())), request)
 
     def identify(self, authorization: str | None, request: web.BaseRequest) -> Caller:
         """The client that sends this value of `Authorization`. Raises AuthenticationFailed."""

@@ -17,6 +17,7 @@ from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import WebhookSecrets
 from router.numbers import whole_number
 from router.openai import check_media_type, error_event
+from router.request_headers import one_value
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -101,7 +102,7 @@ class JobApi:
         headers = http.headers
         hints = routing_hints(headers, self._reader.caller(http))
         check_media_type(headers.get(hdrs.CONTENT_TYPE), headers.get(hdrs.CONTENT_ENCODING))
-        key = JobKey(key_digest(headers.get("idempotency-key", "")))
+        key = JobKey(key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ()))))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
         return await self._intake.accept(body, hints, priority_of(headers), key, endpoint)

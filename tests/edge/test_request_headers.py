@@ -68,6 +68,22 @@ async def test_a_header_with_two_values_is_a_400_that_names_it(
     assert (box.cloud.bodies, box.engine.calls) == ([], [])
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_two_keys_are_a_400_as_the_tags_of_either_may_protect(tmp_path: Path, method: str) -> None:
+    keys = tuple(KeyConfig(name, hashlib.sha256(name.encode()).hexdigest()) for name in ("till", "office"))
+    async with running(tmp_path, server=ServerConfig(port=0, keys=keys)) as box:
+        sent = lines(("Authorization", "Bearer till"), ("Authorization", "Bearer office"))
+        async with box.session.request(method, "/v1/jobs", json={}, headers=sent) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, "authorization")
+
+
+async def test_a_job_of_two_idempotency_keys_is_a_400(box: Box) -> None:
+    body = {"model": "auto", "messages": [{"role": "user", "content": "a"}]}
+    sent = lines(("Idempotency-Key", "a"), ("Idempotency-Key", "b"))
+    async with box.session.post("/v1/jobs", json=body, headers=sent) as response:
+        assert (response.status, (await response.json())["error"]["param"]) == (400, "idempotency-key")
+
+
 async def test_the_same_value_twice_is_one_value(box: Box) -> None:
     stays = ("x-causeway-prefer", "only_on_device")
     assert await ask(box, CLOUD_FIRST, stays, stays) == (200, "edge")

@@ -99,6 +99,20 @@ async def follow(http: aiohttp.ClientSession, job: str, last: str = "") -> list[
         return SSEParser().feed(await response.read())
 
 
+async def test_a_full_redis_ends_no_event_stream(
+    http: aiohttp.ClientSession, store: JobStore, config: JobsConfig, database: RedisClient
+) -> None:
+    """Running jobs end in it, and their clients learn of it; the text comes with the end."""
+    _, job = await submit(http)
+    await database.command("CONFIG", "SET", "maxmemory", "1")
+    try:
+        async with RunningWorker(store, ScriptedRunner(), config):
+            events = await follow(http, str(job["id"]))
+    finally:
+        await database.command("CONFIG", "SET", "maxmemory", "0")
+    assert [event.type for event in events] == [b"queued", b"running", b"delta", b"succeeded"]
+
+
 async def test_events_end_when_the_token_is_revoked(config: JobsConfig, stores: JobStores) -> None:
     """Those of a client that follows a job, which may last for days; the error says why."""
     revoked: set[str] = set()

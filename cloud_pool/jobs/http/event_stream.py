@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -22,6 +23,7 @@ from router.jobs.answer_text import answer_text
 from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import FINAL_STATES, JobState
 
+from ..errors import JobStoreRefused
 from ..store.job_store import JobStore
 from ..store.redis_client import RedisClient, Reply, as_fields, as_list, as_text
 
@@ -131,7 +133,8 @@ class EventReader:
             keys.append(self._db.key("text", self._job))
             last.append(self._read_text)
             if anyio.current_time() - self._followed_at >= _FOLLOW_EVERY_S:
-                await self._jobs.texts.follow(self._job)
+                with suppress(JobStoreRefused):  # a full Redis: the states come without the text on its way
+                    await self._jobs.texts.follow(self._job)
                 self._followed_at = anyio.current_time()
         command = ("XREAD", "COUNT", _BATCH, "BLOCK", _BLOCK_MS, "STREAMS")
         rows = [as_list(row) for row in as_list(await self._db.command(*command, *keys, *last))]
