@@ -75,6 +75,12 @@ _CLASS_FAULT: Final = re.compile(r"\\[WDAbBGZz]|(?<!\\)\[|&&|--|~~", re.DOTALL) 
 _ANY: Final = frozenset({r"[\s\S]", r"[\S\s]", r"[\d\D]", r"[\D\d]", r"[\w\W]", r"[\W\w]"})
 _NARROWED: Final[Mapping[str, str]] = {r"\W": r"[^\p{L}\p{M}\p{N}_]", r"\D": r"\P{N}"}
 """Python counts letters and digits of all scripts, ECMA-262 those of ASCII: what neither counts."""
+_DECIMAL: Final = re.compile(
+    r"\^\(\?!\^\[-\+\.\]\*\$\)\[\+-\]\?0\*(?:\\d\*\\\.\?\\d(?:(?P<free>\*)|\{0,(?P<places>\d+)\}0\*)\$"
+    r"|\(\?:\\d\{0,(?P<digits>\d+)\}\|\(\?=\[\\d\.\]\{1,\d+\}0\*\$\)"
+    r"(?:\\d\*\\\.\\d\*|\\d\{0,\d+\}\\\.\\d\{0,(?P<both>\d+)\})0\*\$\))"
+)
+"""What pydantic 2.12 writes for decimals: the one look-ahead that ordinary schemas have."""
 _ESCAPES_REFUSED: Final = frozenset("<>AbBGZzkK123456789")
 
 
@@ -304,6 +310,8 @@ def _portable_patterns(node: Node, path: str) -> None:
 
 def _portable(pattern: str, path: str, keyword: str) -> str:
     """Return a pattern that Rust reads as both ECMA-262 and Python do, or more narrowly. Raises Unenforceable."""
+    if decimal := _DECIMAL.fullmatch(pattern):
+        return _plain_decimal(**decimal.groupdict())
     parts: list[str] = []
     for part in _PATTERN_PART.findall(pattern):
         refused = part[0] == "\\" and part[1:] in _ESCAPES_REFUSED
@@ -311,6 +319,14 @@ def _portable(pattern: str, path: str, keyword: str) -> str:
             raise Unenforceable(path, keyword, f"`{part}` is not supported: not all read it alike")
         parts.append("(?s:.)" if part in _ANY else _NARROWED.get(part, part))
     return "".join(parts)
+
+
+def _plain_decimal(free: str | None, places: str | None, digits: str | None, both: str | None) -> str:
+    """Return a pattern without look-ahead for decimals in their usual form, which pydantic's allows, too."""
+    whole = "[0-9]+" if digits is None else f"[0-9]{{1,{digits}}}" if int(digits) else "0"
+    most = int(places or both or 0)
+    fraction = r"(?:\.[0-9]+)?" if free else rf"(?:\.[0-9]{{1,{most}}})?" if most else ""
+    return f"^[+-]?{whole}{fraction}$"
 
 
 def _counted_properties(node: Node, path: str) -> None:

@@ -87,6 +87,27 @@ def test_what_is_accepted_holds(schema: object, values: list[object], others: li
     assert refused(whole, 25) == []
 
 
+DECIMALS: list[tuple[str, list[str], list[str]]] = [  # what pydantic 2.12 writes for Decimal, strings of it, others
+    (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", ["14.50", "-3"], ["", "+", "1e3", "14 euros"]),
+    (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,2}0*$", ["14.50", "3"], ["1.234", "."]),
+    (r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d{0,0}0*$", ["14"], ["1.5"]),
+    (r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,8}|(?=[\d.]{1,9}0*$)\d*\.\d*0*$)", ["12345678"], ["123456789", "-"]),
+    (r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,6}|(?=[\d.]{1,9}0*$)\d{0,6}\.\d{0,2}0*$)", ["123456.78"], ["1.234", "x"]),
+    (r"^(?!^[-+.]*$)[+-]?0*(?:\d{0,0}|(?=[\d.]{1,3}0*$)\d{0,0}\.\d{0,2}0*$)", ["0.25", "0"], ["1.25"]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "values", "others"), DECIMALS)
+def test_a_decimal_of_pydantic_holds(pattern: str, values: list[str], others: list[str]) -> None:
+    """Its look-ahead is replaced, so that the answers are a part of what it allows."""
+    whole = inside({"anyOf": [{"type": "number"}, {"type": "string", "pattern": pattern}]})
+    assert fault_of(json.dumps(whole)) is None
+    assert [value for value in values if not accepts(whole, {"s": value})] == []
+    assert [value for value in others if accepts(whole, {"s": value})] == []
+    assert accepts(whole, {"s": 14.5})
+    assert refused(whole, 25) == []
+
+
 FLAG_NUMBER: list[object] = [{"type": "boolean"}, {"type": "integer"}]
 EARLIER_DRAFTS: list[tuple[str, object, list[object], list[object]]] = [
     (
