@@ -541,6 +541,7 @@ class Outcome(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     finish_reason: str = ""
     usd: float = 0.0
+    estimated: bool = False  # `usd` has an abandoned attempt: its prompt by the device's count, and what was received
     error: str = ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,8 @@ from .tenants.config import TenantLimits
 from .tenants.metrics import TenantMetrics
 from .tenants.reservation import Charge, Reservation
 
+RunEnd = Literal["accepted", "superseded", "cancelled"]
+"""What became of the report of a job's run."""
 SUPERSEDED = "superseded"
 """Outcome of a job's run whose report the job store did not accept."""
 _POLICY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9._-]{1,64})?")
@@ -36,6 +39,7 @@ class LedgerEntry:
         self.reservation: Reservation | None = None
         self.estimated_prompt_tokens = 0  # from the body's length
         self.usage = Usage()
+        self.estimated = False  # the prompt's tokens in `usage` are an estimate
         self.cache = ""
         self.closes_later = False  # at the end of a shared generation, which may outlast the request
         self.billable = True  # False: the tokens were generated for another request
@@ -118,8 +122,9 @@ class Ledger:
         if entry.reservation is None:
             return None
         usage = entry.usage
-        if self._prompt_is_unknown(entry):
+        if entry.billable and usage.completion_tokens and not usage.prompt_tokens:  # the model told no number
             usage = Usage(entry.estimated_prompt_tokens, usage.completion_tokens)
+            entry.estimated = True
         return self._accounting.charge(entry.reservation, entry.tier, entry.route, usage)
 
     def close(self, entry: LedgerEntry) -> None:
@@ -129,11 +134,19 @@ class Ledger:
             self._accounting.settle(charge)
         self._record(entry, charge)
 
-    def close_run(self, entry: LedgerEntry, charge: Charge | None, *, accepted: bool) -> None:
+    def close_run(self, entry: LedgerEntry, charge: Charge | None, end: RunEnd) -> None:
         """Close a job's run after its report, which has recorded the usage if the job store has accepted it.
 
-        Otherwise another run ends the job, or it was cancelled: this run costs nothing.
+        A run whose job was cancelled costs what it has used, as an answer does whose client has left. One that another
+        run has superseded costs nothing.
         """
+        accepted = end == "accepted"
+        if end == "cancelled":
+            entry.outcome = ClientGone.code
+            if charge is not None:
+                self._accounting.settle(charge)
+            self._record(entry, charge)
+            return
         if charge is not None:
             self._accounting.settle_run(charge, accepted=accepted)
             charge = charge if accepted else msgspec.structs.replace(charge, micro_usd=0)
@@ -160,13 +173,8 @@ class Ledger:
                 prompt_tokens=usage.prompt_tokens,
                 completion_tokens=usage.completion_tokens,
                 micro_usd=0 if charge is None else charge.micro_usd,
+                estimated=entry.estimated,
                 cache=entry.cache,
                 parts=entry.response_headers.get("x-causeway-modalities", ""),
             )
         )
-
-    def _prompt_is_unknown(self, entry: LedgerEntry) -> bool:
-        # The prompt's length comes with the last chunk. A client that leaves earlier has used the model all the same.
-        if not entry.billable or entry.usage.prompt_tokens:
-            return False
-        return bool(entry.usage.completion_tokens) or entry.outcome == ClientGone.code

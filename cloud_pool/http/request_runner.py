@@ -10,6 +10,7 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar, cast
 
+import msgspec
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, Draining
@@ -21,9 +22,9 @@ from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
 from ..observability.logs import redacted
 from ..observability.metrics import Metrics
-from ..observability.tracing import Trace
 from ..serving.request_context import AnswerHead, RequestContext
 from ..serving.service import Service
+from ..upstreams.token_meter import Consumption
 from .request_metrics import RequestMetrics
 from .responses import BrokenStream, OnChunk, embedding_response
 
@@ -145,7 +146,7 @@ class RequestRunner:
             outcome = CausewayError.code
             raise
         finally:
-            self._settle(entry, reply, measured, outcome, context.trace)
+            self._settle(entry, reply, measured, outcome, context)
 
     async def _while_accepted(
         self, entry: LedgerEntry, chunks: AsyncGenerator[Chunk, None]
@@ -190,20 +191,40 @@ class RequestRunner:
             outcome = error.code
             raise
         finally:
-            self._settle(entry, reply, measured, outcome, context.trace)
+            self._settle(entry, reply, measured, outcome, context)
 
     def _settle(
-        self, entry: LedgerEntry, reply: Reply, measured: RequestMetrics, outcome: str, trace: Trace | None
+        self, entry: LedgerEntry, reply: Reply, measured: RequestMetrics, outcome: str, context: RequestContext
     ) -> None:
         entry.outcome, entry.cache, entry.billable = outcome, reply.status, reply.billable
         measured.stop()
+        closed = False
 
-        def on_usage(usage: Usage) -> None:
-            entry.usage = usage
+        def close(consumption: Consumption) -> None:
+            nonlocal closed
+            closed = True
+            usage = entry.usage = consumption.usage
+            entry.estimated = consumption.estimated
             measured.record(outcome, usage)
-            if trace is not None:
-                trace.end(tier=measured.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
+            if context.trace is not None:
+                context.trace.end(tier=measured.tier, outcome=outcome, usage=usage, headers=entry.response_headers)
             if entry.closes_later:
                 self._ledger.close(entry)
 
-        entry.closes_later = not reply.settle(measured.usage, on_usage)
+        def on_usage(usage: Usage) -> None:
+            if usage.prompt_tokens or not reply.billable:
+                close(Consumption(usage))
+                return
+            # The answer did not come to its end: count what the model generates until it has stopped.
+            abandoned = outcome in (ClientGone.code, Draining.code)
+            context.meter.on_settled(lambda: close(_more(usage, context.meter.consumption(abandoned=abandoned))))
+
+        reply.settle(measured.usage, on_usage)
+        entry.closes_later = not closed
+
+
+def _more(received: Usage, counted: Consumption) -> Consumption:
+    """Return what was counted upstream, and at least what the client received."""
+    usage = counted.usage
+    tokens = max(usage.completion_tokens, received.completion_tokens)
+    return msgspec.structs.replace(counted, usage=Usage(usage.prompt_tokens, tokens, received.cached_tokens))

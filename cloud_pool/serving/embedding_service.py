@@ -57,14 +57,15 @@ class EmbeddingService:
         most = tier.config.max_sequences
         for at in range(0, len(inputs), most):
             request = msgspec.structs.replace(context.request, prompts=inputs[at : at + most])
-            for delta in await self._deltas(msgspec.structs.replace(context, request=request)):
+            for delta in await self._deltas(msgspec.structs.replace(context, request=request), at):
                 vectors.append(_vector(delta, request))
                 tokens += delta.input_tokens
         return answer_head(tier.name, REQUESTED), Embeddings(tuple(vectors), Usage(prompt_tokens=tokens))
 
-    async def _deltas(self, context: RequestContext) -> list[Delta]:
-        """Return each input's first delta, which has its vector. Raises CausewayError."""
-        requests = [_inference_request(context, prompt) for prompt in context.request.prompts]
+    async def _deltas(self, context: RequestContext, first: int) -> list[Delta]:
+        """Return each input's first delta, which has its vector. Raises CausewayError. `first`: of all inputs."""
+        inputs = enumerate(context.request.prompts, first)
+        requests = [_inference_request(context, prompt, number) for number, prompt in inputs]
         async with AsyncExitStack() as resources:
             attempt = sole_attempt(context, self._runtimes, self._fallback, self._clock)
             try:
@@ -82,7 +83,7 @@ class EmbeddingService:
         return [found[index] for index in range(len(requests))]
 
 
-def _inference_request(context: RequestContext, prompt: InferencePrompt) -> InferenceRequest:
+def _inference_request(context: RequestContext, prompt: InferencePrompt, number: int) -> InferenceRequest:
     return InferenceRequest(
         model=context.tier.model,
         prompt=prompt,
@@ -93,6 +94,7 @@ def _inference_request(context: RequestContext, prompt: InferencePrompt) -> Infe
         request_id=context.id,
         traceparent=context.traceparent,
         trace=context.trace,
+        meter=context.meter.sequence(number, number),
     )
 
 

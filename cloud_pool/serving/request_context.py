@@ -12,6 +12,7 @@ from router.types import Chunk, Request
 from ..admission import Priority
 from ..config.tiers import Tier
 from ..observability.tracing import Trace
+from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:
     from models.modalities.graph.memory import Memory
@@ -41,6 +42,7 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     allowed_tiers: frozenset[str] | None = None  # that its caller may use, fallback included; None: all
     memory: Memory | None = None  # of parts, a live session's own; None: the tenant's, or none if it is private
     late: LateReading | None = None  # reads the parts of a job whose answer may be revised
+    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # what it costs upstream
 
 
 class AnswerHead(msgspec.Struct, frozen=True):

@@ -225,6 +225,7 @@ class Service:
                 request_id=context.id,
                 traceparent=context.traceparent,
                 trace=context.trace,
+                meter=context.meter.sequence(index * request.n + choice, index),
             )
             for index, prompt in enumerate(prompts)
             for choice in range(request.n)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from models.llama_cpp.protocol import Emission, EngineStats, Job
-from router.errors import CausewayError, ClientGone
+from router.errors import CausewayError, ClientGone, DeadlineExceeded
 from router.types import TokenLogprob
 
 from ..upstreams.triton.errors import error_of
@@ -28,6 +28,7 @@ Emit = Callable[[list[Emission]], None]
 OnFailure = Callable[[Exception], None]
 POLL_S = 0.01
 STATS_S = 0.1
+_EARLY = 1024  # names that are remembered
 
 
 class Responder(Protocol):
@@ -82,6 +83,8 @@ class _RunningRequest:
         self.responder = responder
         self.sequences = {job_id: _Sequence() for job_id in job_ids}
         self.running = set(job_ids)
+        self.cancelled = False
+        self.responded = False
         self.input_tokens = 0
         self.embedding: tuple[float, ...] = ()
         self.checked_at = now
@@ -90,7 +93,7 @@ class _RunningRequest:
         self.sequences[emission.job].add(emission)
         self.input_tokens = max(self.input_tokens, emission.prompt_tokens)
         self.embedding = emission.embedding or self.embedding
-        if emission.finish_reason is not None:
+        if emission.finish_reason is not None or emission.error:
             self.running.discard(emission.job)
 
     def next_response(self) -> ModelResponse:
@@ -130,6 +133,7 @@ class ModelRuntime:
         self._steps: queue.SimpleQueue[list[Emission] | str | Exception | None] = queue.SimpleQueue()
         self._running: dict[int, _RunningRequest] = {}  # by job id; n entries for one request
         self._by_call_name: dict[str, _RunningRequest] = {}
+        self._cancelled_names: dict[str, None] = {}  # cancelled before they came, oldest first
         self._ids = itertools.count(1)
         self._report = report
         self._broken = broken
@@ -156,14 +160,16 @@ class ModelRuntime:
             # Some jobs may have responses already: only the sender's thread may end the request.
             self._steps.put([Emission(job=jobs[0].id, error=error.code, detail=error.message)])
             return
-        if jobs[-1].id not in self._running:
+        if request.call_name in self._cancelled_names:  # The cancel came first.
+            self._steps.put(request.call_name)
+        if jobs[-1].id not in self._running or running.cancelled:
             # The request ended before the engine had all of its jobs: their cancels came before them.
             for job in jobs:
                 self._engine.cancel(job.id)
         self._steps.put([])  # Wake the sender: from now on it checks for cancellation.
 
     def cancel(self, call_name: str) -> None:
-        """End the request with this name if it is still in progress."""
+        """End the request with this name, in progress or still to come, with a response that counts its tokens."""
         self._steps.put(call_name)
 
     @property
@@ -189,7 +195,7 @@ class ModelRuntime:
                 self._broken()
                 return
             if isinstance(emissions, str):  # a call name
-                self._cancel(self._by_call_name.get(emissions))
+                self._cancel(emissions)
             else:
                 self._deliver(emissions)
             now = time.monotonic()
@@ -208,7 +214,8 @@ class ModelRuntime:
             request = self._running.get(emission.job)
             if request is None:  # cancelled in this very step
                 continue
-            if emission.error:
+            if emission.error and not request.cancelled:
+                self._report_tokens(request, emission)
                 self._end(request)
                 touched.pop(id(request), None)
                 request.responder.fail(error_of(emission.error, emission.detail))
@@ -222,8 +229,18 @@ class ModelRuntime:
         last = not running.running
         if last:
             self._end(running)
-        if last or running.request.stream:
+        if last or (running.request.stream and not running.cancelled):
+            running.responded = True
             running.responder.send(running.next_response(), last=last)
+
+    def _report_tokens(self, running: _RunningRequest, emission: Emission) -> None:
+        """Send the tokens of a stream that ends at its deadline, before its error, which can carry no number.
+
+        Without a response so far the error stays the first one: a response would begin the answer.
+        """
+        if running.responded and running.request.stream and emission.error == DeadlineExceeded.code:
+            running.add(emission)
+            running.responder.send(running.next_response(), last=False)
 
     def _check_cancelled(self, now: float) -> None:
         for running in {id(one): one for one in list(self._running.values())}.values():
@@ -231,12 +248,21 @@ class ModelRuntime:
                 continue
             running.checked_at = now
             if running.responder.is_cancelled():
-                self._cancel(running)
+                self._end(running)
+                running.responder.fail(ClientGone("the request was cancelled"))
 
-    def _cancel(self, running: _RunningRequest | None) -> None:
-        if running is not None:
-            self._end(running)
-            running.responder.fail(ClientGone("the request was cancelled"))
+    def _cancel(self, call_name: str) -> None:
+        """Stop the jobs of a request; its last response counts what they generated until they stopped."""
+        self._cancelled_names[call_name] = None
+        running = self._by_call_name.get(call_name)
+        if running is None:
+            if len(self._cancelled_names) > _EARLY:
+                del self._cancelled_names[next(iter(self._cancelled_names))]
+            return
+        self._cancelled_names.pop(call_name, None)
+        running.cancelled = True
+        for job_id in running.running:
+            self._engine.cancel(job_id)
 
     def _end(self, running: _RunningRequest) -> None:
         call_name = running.request.call_name

@@ -84,6 +84,7 @@ class Generation:
     ) -> None:
         self.id = id
         self.job = job
+        self.estimated = False  # `usd` has counted what an attempt has not reported
         self.request = request
         self.policy = policy
         self.snapshot = snapshot
@@ -249,6 +250,7 @@ class Generation:
                 tokens = max(tokens, self.usage.prompt_tokens + self.usage.completion_tokens)
             if attempt.abandoned and tokens == attempt.tokens:
                 tokens += self._prompt_tokens()
+                self.estimated = True
             cost += tokens / 1000.0 * attempt.plan.target.usd_per_1k_tokens
         return cost
 

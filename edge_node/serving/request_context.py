@@ -181,6 +181,7 @@ class RequestContext:
             usage=self._usage,
             finish_reason=self._finish_reason if error is None else "",
             usd=0.0 if self.shared else self.generation.usd(),
+            estimated=not self.shared and self.generation.estimated,
             error="" if error is None else error.code,
         )
 

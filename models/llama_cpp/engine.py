@@ -129,6 +129,7 @@ class Engine:
             kv_total=core.kv_cache.total,
             steps=core.steps + core.embedder.steps,
             rss_bytes=int(psutil.Process().memory_info().rss),
+            generated=core.scheduler.generated,
         )
 
     @property

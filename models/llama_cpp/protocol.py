@@ -198,3 +198,4 @@ class EngineStats(msgspec.Struct, frozen=True):
     kv_total: int
     steps: int  # batches decoded so far, those of embeddings among them
     rss_bytes: int
+    generated: int = 0  # tokens of the sequences that have ended

@@ -213,7 +213,12 @@ def test_cancelled_request_frees_its_sequences(bed: Bed, stream: bool, n: int) -
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_request_is_cancelled_by_its_call_name(bed: Bed, n: int) -> None:
-    """All of its sequences end, and those of no other request; an unknown or ended name does nothing."""
+    """All of its sequences end, and those of no other request; an unknown or ended name does nothing.
+
+    The last response counts the prompt, and what was generated until the engine stopped.
+    """
+    assert bed.comes_to_rest()
+    before = bed.engine.stats().generated
     parameters = SamplingParameters(n=n, max_tokens=1900, temperature=0.0, ignore_eos=True)
     other = bed.submit(
         ModelRequest(prompt=prompt(), parameters=SamplingParameters(max_tokens=300, ignore_eos=True), call_name="b")
@@ -223,12 +228,41 @@ def test_request_is_cancelled_by_its_call_name(bed: Bed, n: int) -> None:
     for name in ("unknown", "a", "a"):
         bed.runtime.cancel(name)
     responder.wait()
-    assert responder.error is not None
-    assert responder.error.code == "client_gone"
+    assert responder.error is None
+    assert responder.outputs[-1].finish_reasons == (None,) * n
+    assert responder.outputs[-1].input_tokens > 0
+    tokens = sum(sum(one.new_tokens) for one in responder.outputs)
+    assert 0 < tokens < 1900 * n
     assert other.wait().error is None
     assert bed.comes_to_rest()
     assert responder.late == 0
     assert not bed.runtime.call_names
+    assert bed.engine.stats().generated - before == tokens + 300
+
+
+def test_a_request_that_was_cancelled_before_it_came_does_not_run(bed: Bed) -> None:
+    """Its last response counts nothing, or what a step generated meanwhile."""
+    assert bed.comes_to_rest()
+    before = bed.engine.stats().generated
+    bed.runtime.cancel("early")
+    responder = bed.submit(ModelRequest(prompt=prompt(), parameters=LONG, stream=True, call_name="early")).wait()
+    assert responder.error is None
+    assert bed.comes_to_rest()
+    tokens = sum(sum(one.new_tokens) for one in responder.outputs)
+    assert (bed.engine.stats().generated - before, responder.late) == (tokens, 0)
+    assert tokens < 1900
+
+
+def test_the_tokens_of_a_stream_are_counted_before_its_deadlines_error(bed: Bed) -> None:
+    assert bed.comes_to_rest()
+    before = bed.engine.stats().generated
+    request = ModelRequest(prompt=prompt(), parameters=LONG, stream=True, deadline_s=0.2)
+    responder = bed.submit(request).wait()
+    assert responder.error is not None
+    assert responder.error.code == "deadline_exceeded"
+    assert bed.comes_to_rest()
+    assert sum(sum(one.new_tokens) for one in responder.outputs) == bed.engine.stats().generated - before
+    assert not responder.outputs or responder.outputs[-1].input_tokens > 0
 
 
 def test_requests_beyond_the_engines_sequences_wait(bed: Bed) -> None:

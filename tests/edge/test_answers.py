@@ -540,10 +540,12 @@ async def test_an_abandoned_answer_costs_its_prompt(box: Box, stream: bool) -> N
     outcome = box.newest().outcome
     assert (outcome.status, [attempt.state for attempt in outcome.attempts]) == ("cancelled", ["cancelled"])
     assert outcome.usd == pytest.approx(3.0, rel=0.3)
+    assert outcome.estimated
     assert box.parts.signals.snapshot(box.parts.policies.active).spend.usd_hour == pytest.approx(outcome.usd)
 
 
 async def test_an_attempt_that_reached_no_target_costs_nothing(box: Box) -> None:
     box.cloud.fault = "refuse"
     answer = await box.ask("word " * 3000, tags="cloud")
-    assert (answer.text, (await box.record(answer)).outcome.usd) == (EDGE, 0.0)
+    outcome = (await box.record(answer)).outcome
+    assert (answer.text, outcome.usd, outcome.estimated) == (EDGE, 0.0, False)

@@ -168,16 +168,19 @@ async def test_the_jobs_of_a_killed_worker_are_billed_once(
     await books.client.aclose()
 
 
-async def test_a_cancelled_run_costs_nothing(
-    store: JobStore, bills: Bills, config: JobsConfig, new_job: MakeJob, tenant: str
+async def test_a_cancelled_run_costs_what_it_has_used(
+    store: JobStore, bills: Bills, config: JobsConfig, new_job: MakeJob, tenant: str, tmp_path: Path
 ) -> None:
-    """It gives back what it has reserved."""
-    books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6)
+    """It gives back what it has reserved beyond that; its audit record says that its owner has left."""
+    books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6, audit=str(tmp_path / "audit"))
     job = (await store.accept(new_job())).id
     begun = anyio.Event()
 
-    async def endless(_at: int, _run: JobRun) -> AsyncGenerator[Chunk, None]:
+    async def endless(_at: int, run: JobRun) -> AsyncGenerator[Chunk, None]:
+        call = run.meter.sequence(0, 0).begin(5)
         yield Chunk(text="two", tokens=2)
+        call.output_tokens = 2
+        call.end()
         begun.set()
         await anyio.sleep_forever()
 
@@ -186,8 +189,11 @@ async def test_a_cancelled_run_costs_nothing(
         assert await books.client.exists(reserved_key(tenant)) == 1
         await store.cancel(job, f"{tenant}/kiosk")
     await books.accounting.flush()
-    assert await bills.read() == (0, 0)
+    assert await bills.read() == (1, RUN_MICRO_USD)
     assert await books.client.exists(reserved_key(tenant)) == 0
+    (row,) = books.audited(tmp_path / "audit")
+    assert (row["outcome"], row["estimated"]) == ("client_gone", True)
+    assert (row["prompt_tokens"], row["completion_tokens"], row["micro_usd"]) == (5, 2, RUN_MICRO_USD)
     await books.client.aclose()
 
 

@@ -39,6 +39,13 @@ class Reply:
         return None if self._subscriber is None else self._subscriber.usage
 
     @property
+    def goes_on(self) -> bool:
+        """Whether other requests wait for the generation that is billed to this one, which has left it."""
+        if self._detached or self._subscriber is None:
+            return False
+        return bool(self._subscriber.generation.subscribers)
+
+    @property
     def head(self) -> AnswerHead:
         """The answer's head with the cache's headers."""
         generation = None if self._detached or self._subscriber is None else self._subscriber.generation

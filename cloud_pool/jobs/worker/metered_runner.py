@@ -1,7 +1,8 @@
 """Tenant limits, usage, cost and an audit record for each run of a job.
 
 A run is billed when the job store accepts its report, in the same transaction: a run that another worker has taken
-over, or whose job was cancelled, costs nothing, and a worker that is killed after its report loses no bill.
+over costs nothing, and a worker that is killed after its report loses no bill. A run whose job was cancelled has no
+report: it costs its prompt and what was generated until it stopped.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
+import anyio
 import msgspec
 
 from router.errors import AuthenticationFailed, CausewayError, ClientGone, DeadlineExceeded, RateLimited
@@ -19,12 +21,16 @@ from ...accounts.identity.principal import Principal
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
+from ...cache.single_flight.reply import Reply
 from ...observability.tracing import JobTrace, Trace
 from ...serving.request_context import AnswerHead
+from ...upstreams.triton.cancellation import STOP_S
 from ..errors import TokenRevoked
 from ..record import RunBill
 from ..store.replies import ExpiredJob
 from .runner import JobBackend, JobPiece, JobRun
+
+_COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
 class MeteredRunner:
@@ -89,7 +95,7 @@ class MeteredRunner:
                 charge = _discounted(self._ledger.charge(entry), job_run.price_share)
                 job_run.receipt.issue(
                     None if charge is None else _bill(charge),
-                    lambda accepted: self._ledger.close_run(entry, charge, accepted=accepted),
+                    lambda end: self._ledger.close_run(entry, charge, end),
                 )
 
     def _check_token(self, job_run: JobRun) -> None:
@@ -138,10 +144,25 @@ class MeteredRunner:
             outcome = error.code
             raise
         finally:
-            # A shared generation may go on for other requests; the job pays for its part until here.
-            entry.cache, entry.billable, entry.usage = reply.status, reply.billable, reply.billed(usage)
+            entry.cache, entry.billable = reply.status, reply.billable
+            await self._count(entry, reply, job_run, usage, abandoned=outcome == ClientGone.code)
             if job_run.trace is not None:
                 job_run.trace.end(tier=entry.tier, outcome=outcome, usage=entry.usage, headers=entry.response_headers)
+
+    async def _count(
+        self, entry: LedgerEntry, reply: Reply, job_run: JobRun, reported: Usage, *, abandoned: bool
+    ) -> None:
+        """Set what a run has used: what the answer reported, or, without its end, what was counted upstream."""
+        entry.usage = reply.billed(reported)
+        if entry.usage.prompt_tokens or not reply.billable:
+            return
+        # A shared generation may go on for other requests; the job pays for its part until here.
+        if not reply.goes_on:
+            with anyio.move_on_after(_COUNT_S, shield=True):
+                await job_run.meter.wait()
+        consumption = job_run.meter.consumption(abandoned=abandoned)
+        tokens = max(entry.usage.completion_tokens, consumption.usage.completion_tokens)
+        entry.usage, entry.estimated = Usage(consumption.usage.prompt_tokens, tokens), consumption.estimated
 
 
 def _principal(owner: str) -> Principal:

@@ -11,6 +11,7 @@ from router.errors import ModelNotFound
 from router.parts.reading import has_parts
 from router.types import Embeddings, Request
 
+from ...accounts.ledger import RunEnd
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
 from ...admission import Priority
 from ...balancing.pool import Pool
@@ -19,6 +20,7 @@ from ...cache.single_flight.reply import Reply
 from ...config.tiers import Tier
 from ...observability.tracing import Trace
 from ...serving.request_context import AnswerHead, Piece, RequestContext
+from ...upstreams.token_meter import TokenMeter
 from ..record import RunBill
 from ..store.replies import ExpiredJob
 
@@ -32,17 +34,24 @@ class RunReceipt:
 
     def __init__(self) -> None:
         self.bill: RunBill | None = None
-        self._on_report: Callable[[bool], None] | None = None
+        self._on_report: Callable[[RunEnd], None] | None = None
 
-    def issue(self, bill: RunBill | None, on_report: Callable[[bool], None]) -> None:
-        """The run has ended. `on_report` gets whether its report was accepted."""
+    def issue(self, bill: RunBill | None, on_report: Callable[[RunEnd], None]) -> None:
+        """The run has ended. `on_report` gets what became of its report."""
         self.bill, self._on_report = bill, on_report
 
     def close(self, *, accepted: bool) -> None:
         """The job store has accepted the report, or never will. Only the first call counts."""
+        self._close("accepted" if accepted else "superseded")
+
+    def cancel(self) -> None:
+        """The job was cancelled, so there is no report, and the run costs what it has used."""
+        self._close("cancelled")
+
+    def _close(self, end: RunEnd) -> None:
         on_report, self._on_report = self._on_report, None
         if on_report is not None:
-            on_report(accepted)
+            on_report(end)
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +73,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     token_issued: float = 0.0  # unix, s
     price_share: float = 1.0  # of the tier's price
     late: LateReading | None = None  # reads the request's parts, if the answer may be revised
+    meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # of this run
 
 
 JobPiece = Piece | Embeddings
@@ -163,6 +173,7 @@ class ServiceBackend:
             + (0 if job_run.request.kind == "embedding" else job_run.request.max_tokens or tier.max_tokens),
             critical=True,  # A job has time to wait for a whole answer of its own tier.
             late=job_run.late,
+            meter=job_run.meter,
         )
 
     def max_tokens(self, tier: str) -> int:

@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import CausewayError, JobStoreUnavailable
 from router.jobs.revisions import outcome_of
+from router.jobs.states import JobState
 
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
@@ -203,9 +204,18 @@ class Worker:
             outcome = await self._execute(slots, lease, receipt, text.append)
         finally:
             self._texts.close(text)
+            if outcome == "superseded" and await self._was_cancelled(lease.record):
+                receipt.cancel()
             receipt.close(accepted=outcome != "superseded")
         self._metrics.count_run(lease.record.tier, outcome)
         _log.info("%s: %s, attempt %d", lease.record.id, outcome, lease.record.attempts)
+
+    async def _was_cancelled(self, record: JobRecord) -> bool:
+        """Whether its owner has cancelled the job during this very run."""
+        with anyio.move_on_after(_RELEASE_S, shield=True), contextlib.suppress(CausewayError):
+            found = await self._store.get(record.id, record.owner)
+            return found.state is JobState.CANCELLED and found.fence == record.fence
+        return False
 
     async def _execute(
         self, slots: WorkerSlots, lease: JobLease, receipt: RunReceipt, on_text: Callable[[str], None]

@@ -160,7 +160,8 @@ class TritonClient:
         # The deadline is kept here, because gRPC's own would cancel the call.
         timeout_s = left_s + 2.0 * STOP_S
         stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
-        call = RunningCall(request.model, name, stream)
+        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
+        call = RunningCall(request.model, name, stream, meter)
         self._calls.add(call)
         timer = asyncio.get_running_loop().call_later(left_s, call.expire)
         phase: Phase = "connect"
@@ -172,7 +173,7 @@ class TritonClient:
                     call.has_final = True
                     raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
                 delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
-                call.has_final = call.has_final or delta.final
+                call.count(delta)
                 phase = "stream"
                 yield delta
                 if call.has_final:

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 import grpc
 from tritonclient.grpc import service_pb2
 
 _CONNECT_FAILED = "failed to connect to all addresses"  # gRPC's text; there is no status of its own for it
 _READ_AHEAD = 64  # messages that wait for the reader; beyond that gRPC's flow control holds the server back
+
+
+TakeMessage = Callable[[service_pb2.ModelStreamInferResponse], None]
 
 
 class CallCancelled(Exception):
@@ -30,7 +34,7 @@ class GrpcStream:
         self._messages: deque[service_pb2.ModelStreamInferResponse] = deque()
         self._message_waiter: asyncio.Future[None] | None = None  # of the consumer
         self._room_waiter: asyncio.Future[None] | None = None  # of the reading task
-        self._discarding = False
+        self._take: TakeMessage | None = None  # gets the messages that have no consumer any more
         self._over = False
         self._error: Exception | None = None
         self._loop = asyncio.get_running_loop()
@@ -55,17 +59,18 @@ class GrpcStream:
         """Whether the call has ended and everything was read."""
         return self._task.done()
 
-    def discard(self) -> None:
-        """Discard what still comes in until the call ends by itself; the consumer gets CallCancelled."""
-        self._discarding = True
-        self._messages.clear()
+    def discard(self, take: TakeMessage) -> None:
+        """Give what is unread and what still comes to `take`; the consumer gets CallCancelled."""
+        self._take = take
+        while self._messages:
+            take(self._messages.popleft())
         self._error, self._over = CallCancelled(), True
         _wake(self._message_waiter)
         _wake(self._room_waiter)
 
     def cancel(self) -> None:
         """Cancel the call unless it is over: the server stops its work, and what still comes in is discarded."""
-        self._discarding = True
+        self._take = self._take or _drop
         self._messages.clear()
         self.call.cancel()
         _wake(self._room_waiter)
@@ -94,13 +99,18 @@ class GrpcStream:
             _wake(self._message_waiter)
 
     async def _deliver(self, message: service_pb2.ModelStreamInferResponse) -> None:
-        if self._discarding:
+        if self._take is not None:
+            self._take(message)
             return
         self._messages.append(message)
         _wake(self._message_waiter)
         while len(self._messages) >= _READ_AHEAD:
             self._room_waiter = self._loop.create_future()
             await self._room_waiter
+
+
+def _drop(_message: service_pb2.ModelStreamInferResponse) -> None:
+    """Nothing counts it."""
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

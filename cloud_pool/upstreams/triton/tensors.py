@@ -15,6 +15,7 @@ from router.errors import CloudFailed
 from router.types import TokenLogprob
 
 from ...observability.tracing import Trace
+from ..token_meter import SequenceMeter
 from . import logprobs
 from .part_messages import EncodeJob, encode_message
 from .sampling_parameters import SamplingParameters, encode
@@ -45,6 +46,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     traceparent: str = ""
     trace: Trace | None = None  # of the client's request
+    meter: SequenceMeter | None = None  # counts what it costs; None: nobody is billed
 
     @property
     def estimated_tokens(self) -> int:

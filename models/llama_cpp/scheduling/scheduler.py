@@ -43,6 +43,7 @@ class Scheduler:
         self._turns = AdapterTurns()
         self.drafts: dict[int, Draft] = {}  # of this batch, by the index of their decoding sequence
         self.draft_rows = 0
+        self.generated = 0  # tokens of the sequences that have ended
         self._planner = planner
         self._context = context
         self._kv_cache = kv_cache
@@ -204,6 +205,7 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished sequence in any state; its cells are saved for prompts with the same prefix."""
         self._sync_slots()
+        self.generated += sequence.completion_tokens
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         else:

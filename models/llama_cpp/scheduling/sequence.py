@@ -231,6 +231,7 @@ class Sequence:
         self.finished = True
         return Emission(
             self.id,
+            tokens=self._unreported(),
             error=code,
             detail=detail,
             prompt_tokens=len(self.prompt),

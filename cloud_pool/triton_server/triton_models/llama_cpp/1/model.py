@@ -23,6 +23,7 @@ from models.llama_cpp.protocol import EngineOptions, EngineStats
 from router.errors import CausewayError, ClientGone, InvalidRequest
 
 GAUGES = {
+    "generated": "tokens of the sequences that have ended, cancelled ones included",
     "running": "sequences in the decode batch",
     "waiting": "sequences that wait for a slot in it",
     "kv_used": "tokens in the KV cache",
