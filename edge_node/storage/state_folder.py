@@ -24,6 +24,8 @@ FILE = "lock"
 
 
 _DATABASE = re.compile(r"([a-z]+)-([0-9]{1,6})\.sqlite")
+# What versions of the daemon have in the folder. Other files keep their rights: somebody may have named a home folder.
+_OURS = re.compile(rf"{_DATABASE.pattern}.*|{FILE}|policy\.last-good\.yaml.*|files|prompts|fleet(\.left)?|run")
 
 
 class StateFolderLock:
@@ -51,10 +53,15 @@ class StateFolderLock:
         answers from memory then.
 
         Raises:
-            ConfigError: another daemon uses the folder.
+            ConfigError: another daemon uses the folder, or it is one that all accounts share.
         """
         if self._folder is None or self._file is not None:
             return
+        if _is_shared(self._folder):
+            raise ConfigError(
+                f"{self._folder} is a folder of all accounts. Give the daemon one of its own with --state-dir.",
+                where="state_dir",
+            )
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             close_to_others(self._folder)
@@ -107,12 +114,26 @@ class StateFolderLock:
             log.warning("the process id cannot be written to the lock of %s: %s", self._folder, error.strerror)
 
 
+def _is_shared(folder: Path) -> bool:
+    """Whether every account writes its own files there, as in /tmp."""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:
+        return False
+    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
+
+
 def close_to_others(folder: Path) -> None:
-    """Take the rights of other accounts from a folder and all in it: earlier versions left some files readable.
+    """Take the rights of other accounts from a state folder and what is the daemon's in it.
+
+    Earlier versions left some files readable.
 
     What another account owns and what cannot be changed stays as it is; links are not followed.
     """
-    for _, folders, files, at in os.fwalk(folder, follow_symlinks=False):
+    for path, folders, files, at in os.fwalk(folder, follow_symlinks=False):
+        if Path(path) == folder:
+            folders[:] = filter(_OURS.fullmatch, folders)
+            files[:] = filter(_OURS.fullmatch, files)
         for name in (".", *folders, *files):
             try:
                 if stat.S_IMODE(os.lstat(name, dir_fd=at).st_mode) & 0o077:

@@ -146,6 +146,30 @@ async def test_the_files_of_an_earlier_version_are_closed_at_the_start(tmp_path:
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
 
 
+async def test_files_of_others_in_the_state_folder_keep_their_rights(tmp_path: Path) -> None:
+    """Somebody named a folder that has more in it, such as a home."""
+    state = tmp_path / "state"
+    (state / "project").mkdir(parents=True)
+    for path in (state / "notes.txt", state / "project" / "page.html"):
+        path.write_bytes(b"")
+        path.chmod(0o644)
+    (state / "project").chmod(0o755)
+    async with running(tmp_path) as box:
+        assert (await box.ask()).status == 200
+        assert {"notes.txt", "project", "project/page.html"} <= set(open_to_others(state))
+
+
+async def test_a_folder_of_all_accounts_is_no_state_folder(tmp_path: Path) -> None:
+    """As /tmp: to close it would stop the others."""
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o1777)
+    app = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
+    with pytest.raises(ConfigError, match="a folder of all accounts"):
+        await app.start()
+    assert (stat.S_IMODE(state.stat().st_mode), list(state.iterdir())) == (0o1777, [])
+
+
 async def test_the_lock_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "victim").write_text("content")
