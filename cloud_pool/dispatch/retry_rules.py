@@ -8,6 +8,7 @@ from typing import Literal
 from router.errors import (
     BreakerOpen,
     CausewayError,
+    CloudDisconnected,
     CloudFailed,
     CloudSaturated,
     CloudUnreachable,
@@ -35,6 +36,7 @@ _RULES: Mapping[type[CausewayError], RetryRule] = {
     EngineCrashed: "once",
     StreamBroken: "once",
     CloudFailed: "once",
+    CloudDisconnected: "once",
     # All others are never retried, above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
     # EngineTimeout and CloudTimeout (no time is left), RateLimited and other errors about the caller.
 }

@@ -23,6 +23,7 @@ from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.protocols import EndpointLease, EndpointSource
 from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import (
@@ -121,7 +122,8 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
     tritons: dict[str, TritonClient] = {}
     try:
         async with anyio.create_task_group() as tasks:
-            tritons |= {replica.address: TritonClient(replica.address, tasks) for replica in replicas}
+            key_file = default_key_file()
+            tritons |= {one.address: TritonClient(one.address, tasks, key_file=key_file) for one in replicas}
             addresses = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
             pool = RealPool("tier", "obedient", addresses, tritons.__getitem__)
             for triton in tritons.values():
@@ -213,11 +215,14 @@ async def test_an_unloaded_model_is_retried(replicas: list[Replica]) -> None:
     """NOT_FOUND is this server's state and not the request's fault."""
     async with bed(replicas) as it, grpc.aio.insecure_channel(it.replicas[0].address) as channel:
         control = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        await control.RepositoryModelUnload(service_pb2.RepositoryModelUnloadRequest(model_name="obedient"))
+        metadata = ((HEADER, read_key(default_key_file())),)
+        unload = service_pb2.RepositoryModelUnloadRequest(model_name="obedient")
+        await control.RepositoryModelUnload(unload, metadata=metadata)
         try:
             assert await it.text(it.request()) == "b"
         finally:
-            await control.RepositoryModelLoad(service_pb2.RepositoryModelLoadRequest(model_name="obedient"))
+            load = service_pb2.RepositoryModelLoadRequest(model_name="obedient")
+            await control.RepositoryModelLoad(load, metadata=metadata)
         assert it.counted.retries == ["engine_unavailable"]
 
 

@@ -11,9 +11,11 @@ from router.errors import (
     BackendError,
     BreakerOpen,
     CausewayError,
+    CloudDisconnected,
     CloudFailed,
     CloudSaturated,
     CloudUnreachable,
+    CloudUnreadable,
     DeadlineExceeded,
     Draining,
     EngineCrashed,
@@ -35,7 +37,7 @@ AGAIN = {
     BreakerOpen,
     CloudUnreachable,
 }
-ONCE = {EngineCrashed, StreamBroken, CloudFailed}
+ONCE = {EngineCrashed, StreamBroken, CloudFailed, CloudUnreadable, CloudDisconnected}
 
 
 def classes() -> list[type[CausewayError]]:
