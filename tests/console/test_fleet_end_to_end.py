@@ -55,6 +55,9 @@ async def test_an_approver_begins_watches_and_aborts_a_rollout(tmp_path: Path, c
             await kiosk.get_by_role("button", name="New rollout").click()
             await page.get_by_label("Bundle id").fill(bundle)
             await press(page, ["Enter"])
+            # No device uploaded records: the rollout waits until an approver lets it go on without a replay.
+            await shown(page, page.get_by_role("heading", name="kiosk paused"))
+            await confirm(page, "Accept", "Reason", "there are no records yet")
             await shown(page, page.get_by_role("heading", name="kiosk stage"))
             await confirm(page, "Pause", "Reason", "watching store 12")
             await shown(page, page.get_by_role("heading", name="kiosk paused"))
