@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import resource
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -33,6 +34,8 @@ from .polls import IDLE_S
 from .request import make_request
 
 _BACKLOG = 4096
+# What versions of the control plane have in the data folder.
+_OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
 _DRAIN_S = 5.0
 _log = logging.getLogger("causeway.fleet.server")
 
@@ -75,7 +78,13 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     fleet = read_fleet_folder(settings.folder)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses one that others could read
-    close_to_others(settings.data)
+    try:
+        close_to_others(settings.data, _OWN_FILES)
+    except OSError as error:
+        raise ConfigError(
+            f"{settings.data} cannot be kept from other accounts: {error.strerror}. Name a folder of its own.",
+            where="--data",
+        ) from error
     if not settings.database:  # SQLite gives the files beside it the same rights.
         os.close(os.open(settings.data / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -51,20 +52,29 @@ def copy_atomically(source: Path, path: Path) -> None:
         _partial(path, 0o644, lambda target: shutil.copyfileobj(file, target, _CHUNK_BYTES)).replace(path)
 
 
-def close_to_others(folder: Path) -> None:
-    """Take the rights of other accounts from a folder and all in it: earlier versions left some files readable.
+def close_to_others(folder: Path, own: re.Pattern[str]) -> None:
+    """Take the rights of other accounts from a folder and the files in it that are ours.
 
-    What another account owns stays as it is; links are not followed.
+    Earlier versions left some files readable. What another account owns stays as it is; links are not followed.
+
+    Args:
+        folder: A folder of data.
+        own: Names of our files. Others keep their rights: the folder may be a home folder.
 
     Raises:
-        OSError: A file cannot be changed.
+        OSError: A file cannot be changed, or the folder is one of all accounts, such as /tmp.
     """
-    for _, folders, files, at in os.fwalk(folder, follow_symlinks=False):
-        for name in (".", *folders, *files):
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.fstat(at).st_mode & stat.S_ISVTX:
+            raise OSError(errno.EPERM, "a folder of all accounts", str(folder))
+        for name in (".", *filter(own.fullmatch, os.listdir(at))):  # noqa: PTH208 - of the open folder
             found = os.lstat(name, dir_fd=at)
             is_content = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
             if is_content and found.st_mode & 0o077 and found.st_uid == os.geteuid():
                 _close_file(name, at)
+    finally:
+        os.close(at)
 
 
 def _close_file(name: str, folder: int) -> None:

@@ -21,7 +21,7 @@ import pytest
 from fleet.server.serving import ServeSettings, running, serve
 from fleet.store.generations import CohortPace
 from fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
-from router.errors import CausewayError
+from router.errors import CausewayError, ConfigError
 from tests.check.sources import ROOT
 from tests.ports import free_port
 
@@ -134,6 +134,28 @@ async def test_rows_that_cannot_be_read_stop_nothing_else(fleet_folder: Path) ->
             assert (await working_rollouts(connection))[1][0].startswith("The cohort kiosk pauses: ")
             with pytest.raises(RolloutUnreadable):
                 await list_rollouts(connection, "kiosk")
+
+
+async def test_files_of_others_in_the_data_folder_keep_their_rights(fleet_folder: Path) -> None:
+    """The folder may be a home folder."""
+    data = fleet_folder / "data"
+    data.mkdir()
+    (data / "notes.txt").touch(mode=0o644)
+    (data / "folder").mkdir(mode=0o755)
+    (data / "folder" / "fleet.db").touch(mode=0o644)
+    async with running(ServeSettings(fleet_folder, fleet_folder / "keys", data, port=0)):
+        names = ("notes.txt", "folder", "folder/fleet.db")
+        assert [stat.S_IMODE((data / name).stat().st_mode) & 0o077 for name in names] == [0o044, 0o055, 0o044]
+
+
+async def test_a_folder_of_all_accounts_is_no_data_folder(fleet_folder: Path) -> None:
+    data = fleet_folder / "data"
+    data.mkdir()
+    data.chmod(0o1777)
+    with pytest.raises(ConfigError, match="Name a folder of its own"):
+        async with running(ServeSettings(fleet_folder, fleet_folder / "keys", data, port=0)):
+            pass
+    assert stat.S_IMODE(data.stat().st_mode) == 0o1777
 
 
 async def test_no_other_account_can_read_the_data(fleet_folder: Path) -> None:
