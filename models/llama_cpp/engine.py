@@ -2,8 +2,9 @@
 
     submit ─▶ inbox ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ emissions, once per step
 
-The caller's thread tokenises prompts; a thread of its own compiles grammars, so that a large schema delays nobody else;
-the engine's thread does everything that touches the context. A cancel or a deadline takes effect between two steps.
+The caller's thread tokenises prompts; a thread of its own compiles grammars, so that a large schema delays no other
+request; the engine's thread does everything that touches the context. A cancel or a deadline takes effect between two
+steps.
 """
 
 from __future__ import annotations

@@ -498,7 +498,7 @@ UNREADABLE_STREAMS = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("status", REFUSALS)
 async def test_a_refusal_has_its_status_and_runs_once(box: Box, status: str, stream: bool, error: str) -> None:
-    """The vendor's reason reaches the client where it is about the request, and nobody where it is about a key."""
+    """The vendor's reason reaches the client where it is about the request, and stays out where it is about a key."""
     expected_status, code, has_reason = REFUSALS[status]
     upstream = document(ERRORS[error], status=status)
     answer = await ask(box, upstream, stream=stream, headers=ONLY_CLOUD)

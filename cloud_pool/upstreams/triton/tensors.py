@@ -46,7 +46,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str = ""
     traceparent: str = ""
     trace: Trace | None = None  # of the client's request
-    meter: SequenceMeter | None = None  # counts what it costs; None: nobody is billed
+    meter: SequenceMeter | None = None  # counts what it costs; None: the call is not billed
 
     @property
     def estimated_tokens(self) -> int:

@@ -60,7 +60,7 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
         if matcher is None:
             matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
-            if keep:  # the first mask builds most of the lexer; here it delays nobody's step
+            if keep:  # the first mask builds most of the lexer; here it delays no step
                 matcher.compute_bitmask()
                 matcher.compute_ff_tokens()
             if matcher.is_error():
