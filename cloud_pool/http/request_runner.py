@@ -13,7 +13,16 @@ from typing import Protocol, TypeVar, cast
 import msgspec
 from aiohttp import web
 
-from router.errors import CausewayError, ClientGone, Draining
+from router.errors import (
+    CausewayError,
+    ClientGone,
+    ContextLengthExceeded,
+    Draining,
+    InvalidGrammar,
+    InvalidRequest,
+    ModelNotFound,
+    UnsupportedFeature,
+)
 from router.types import Chunk, Usage
 
 from ..accounts.identity.principal import Principal
@@ -29,6 +38,10 @@ from .request_metrics import RequestMetrics
 from .responses import BrokenStream, OnChunk, embedding_response
 
 _log = logging.getLogger("causeway.cloud.server")
+# A request that the model's server refused is free, whatever was read before it knew.
+_REFUSED = frozenset(
+    kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)
+)
 Delivered = TypeVar("Delivered", covariant=True)
 Respond = Callable[[OnChunk], Awaitable[Delivered]]
 """Answers a client; calls `OnChunk` with each chunk before it is sent."""
@@ -212,7 +225,7 @@ class RequestRunner:
                 self._ledger.close(entry)
 
         def on_usage(usage: Usage) -> None:
-            if usage.prompt_tokens or not reply.billable:
+            if usage.prompt_tokens or not reply.billable or outcome in _REFUSED:
                 close(Consumption(usage))
                 return
             # The answer did not come to its end: count what the model generates until it has stopped.

@@ -115,12 +115,14 @@ class StateFolderLock:
 
 
 def _is_shared(folder: Path) -> bool:
-    """Whether every account writes its own files there, as in /tmp."""
+    """Whether every account writes its own files there, as in /tmp. A new volume has such rights, too, and is empty."""
     try:
         mode = folder.stat().st_mode
+        if not (mode & stat.S_ISVTX and mode & stat.S_IWOTH):
+            return False
+        return any(not _OURS.fullmatch(name) for name in os.listdir(folder))  # noqa: PTH208 - names alone
     except OSError:
         return False
-    return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
 
 
 def close_to_others(folder: Path) -> None:

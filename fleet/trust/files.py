@@ -66,9 +66,12 @@ def close_to_others(folder: Path, own: re.Pattern[str]) -> None:
     """
     at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if os.fstat(at).st_mode & stat.S_ISVTX:
+        names = os.listdir(at)  # noqa: PTH208 - of the open folder
+        ours = list(filter(own.fullmatch, names))
+        # A new volume of a container is sticky, too, and empty.
+        if os.fstat(at).st_mode & stat.S_ISVTX and len(ours) < len(names):
             raise OSError(errno.EPERM, "a folder of all accounts", str(folder))
-        for name in (".", *filter(own.fullmatch, os.listdir(at))):  # noqa: PTH208 - of the open folder
+        for name in (".", *ours):
             found = os.lstat(name, dir_fd=at)
             is_content = stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)
             if is_content and found.st_mode & 0o077 and found.st_uid == os.geteuid():

@@ -163,11 +163,22 @@ async def test_a_folder_of_all_accounts_is_no_state_folder(tmp_path: Path) -> No
     """As /tmp: to close it would stop the others."""
     state = tmp_path / "state"
     state.mkdir()
+    (state / "notes.txt").touch()
     state.chmod(0o1777)
     app = build(config(tmp_path), make_engine=lambda _: ScriptedEngine(), environ={})
     with pytest.raises(ConfigError, match="a folder of all accounts"):
         await app.start()
-    assert (stat.S_IMODE(state.stat().st_mode), list(state.iterdir())) == (0o1777, [])
+    assert (stat.S_IMODE(state.stat().st_mode), list(state.iterdir())) == (0o1777, [state / "notes.txt"])
+
+
+async def test_a_new_volume_is_a_state_folder(tmp_path: Path) -> None:
+    """A container's tmpfs lets all accounts write until the daemon closes it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o1777)
+    async with running(tmp_path) as box:
+        assert (await box.ask()).status == 200
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
 
 
 async def test_the_lock_is_not_written_through_a_link(tmp_path: Path) -> None:

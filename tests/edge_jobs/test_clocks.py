@@ -218,7 +218,7 @@ async def test_a_month_offline_with_a_full_outbox_is_told_and_loses_nothing_else
     """What gave way, was refused or expired is told; what expired leaves room; the rest arrives once."""
     passed_s = 0.0
     clock = Clock(lambda: time.monotonic() + passed_s, lambda: time.time() + passed_s, "one")
-    small = msgspec.structs.replace(PROMPT, max_jobs=8, bulk_share=0.5)
+    small = msgspec.structs.replace(PROMPT, max_jobs=10, bulk_share=0.5)
     month: dict[str, Any] = {"tags": "cloud", "deadline_ms": int(45 * DAY_S * 1000)}
     cloud = away()
     async with running(tmp_path, cloud=cloud, jobs=small, clock=clock, probe_interval_s=0.02) as box:

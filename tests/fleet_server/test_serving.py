@@ -151,6 +151,7 @@ async def test_files_of_others_in_the_data_folder_keep_their_rights(fleet_folder
 async def test_a_folder_of_all_accounts_is_no_data_folder(fleet_folder: Path) -> None:
     data = fleet_folder / "data"
     data.mkdir()
+    (data / "notes.txt").touch()
     data.chmod(0o1777)
     with pytest.raises(ConfigError, match="Name a folder of its own"):
         async with running(ServeSettings(fleet_folder, fleet_folder / "keys", data, port=0)):
