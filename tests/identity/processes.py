@@ -76,7 +76,15 @@ class Site:
             "server": {"port": self.gateway_port},
             "operator": {"port": 0},
             "audit_file": "audit.jsonl",
-            "identity": {"fleet": {"url": self.plane_url, "refresh_s": 0.5, "copy_file": "fleet.json", **fleet}},
+            "identity": {
+                "fleet": {
+                    "url": self.plane_url,
+                    "refresh_s": 0.5,
+                    "copy_file": "fleet.json",
+                    "tenants": ["acme"],
+                    **fleet,
+                }
+            },
             "tiers": [
                 {
                     "name": "assistant-large",

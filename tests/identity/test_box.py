@@ -214,13 +214,6 @@ async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: P
     assert open_key(tmp_path / "fleet").public != key
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-async def test_what_root_joins_belongs_to_the_daemon(plane: ScriptedPlane, tmp_path: Path) -> None:
-    os.chown(tmp_path, 12345, 12345)
-    folder = await joined(plane, tmp_path)
-    assert {path.stat().st_uid for path in (folder, folder / "identity.json", folder / "device.key")} == {12345}
-
-
 @pytest.mark.parametrize("url", ["http://fleet.example", "fleet.example", "ftp://127.0.0.1"])
 async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="fleet URL"):

@@ -114,7 +114,7 @@ async def test_a_join_may_be_repeated_with_the_same_key_only(server: Server, tmp
 async def test_one_token_opens_both_until_the_box_is_revoked(server: Server, tmp_path: Path) -> None:
     """The gateway's copy is at most `refresh_s` old, which is within a minute."""
     box = await server.joined(tmp_path / "box")
-    gateway = Gateway(IdentityConfig(fleet=FleetConfig(url=server.url, tenants=("default",))))
+    gateway = Gateway(IdentityConfig(fleet=FleetConfig(url=server.url, tenants=("acme",))))
     await gateway.trust.refresh()
     async with box.running():
         await eventually(lambda: box.link.tokens.token)
