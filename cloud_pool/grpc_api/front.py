@@ -31,11 +31,18 @@ class _Side(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
 
     def join(self, other: _Side) -> None:
-        """Relay from now on, beginning with what came before."""
+        """Relay from now on, beginning with what came before on either side: gRPC's server speaks first."""
         self.other, other.other = other, self
+        self._begin()
+        other._begin()
+
+    def _begin(self) -> None:
         if self._early:
             self.data_received(bytes(self._early))
             self._early.clear()
+        if self.transport is not None:
+            with suppress(RuntimeError):  # it was not paused
+                self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         if self.other is None or self.other.transport is None:
@@ -176,8 +183,6 @@ class GrpcFront:
             return
         self._by_inner[client.inner] = client
         client.join(inner)
-        with suppress(RuntimeError):
-            client.transport.resume_reading()
 
     def _make_room(self, peer: str) -> bool:
         most = self._shares.held_by(peer)
