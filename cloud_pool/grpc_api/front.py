@@ -19,7 +19,7 @@ _BACKLOG = 512
 
 
 class _Side(asyncio.Protocol):
-    """One end of a relayed connection. What it receives goes to the other end, which it waits for."""
+    """Relays the bytes of one end of a connection to the other end, and keeps them until that end is there."""
 
     def __init__(self, on_lost: Callable[[], None] = lambda: None) -> None:
         self.transport: asyncio.Transport | None = None

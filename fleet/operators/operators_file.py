@@ -14,7 +14,7 @@ from router.errors import ConfigError
 OPERATORS_FILE = "operators.yaml"
 Role = Literal["viewer", "operator", "approver"]
 RESERVED_NAMES = ("bootstrap", "controller")
-"""Of the audit log's own actors: no person and no token has one."""
+"""Names of the audit log's own actors, which no person and no token may have."""
 MAX_NAME = 256
 ROLES: tuple[Role, ...] = ("viewer", "operator", "approver")  # each may do what the one before may
 
