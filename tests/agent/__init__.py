@@ -24,9 +24,9 @@ the controller is killed at each transition; control plane and database are rest
     tests/fleet_operators/test_controller_crashes.py::test_a_database_that_goes_away_pauses_the_controller
     tests/fleet_server/test_database_away.py::test_postgres_is_away_and_returns
 10,000 boxes reconnect at once; with 5,000 over real sockets `python -m tests.bed.fleet`
-    tests/fleet/simulation/test_simulation.py::test_ten_thousand_boxes_that_reconnect_come_evenly
+    tests/bench/simulation/test_simulation.py::test_ten_thousand_boxes_that_reconnect_come_evenly
 a policy that passes lint and breaks 5 % of the answers: `errors_rose`
-    tests/fleet/simulation/test_simulation.py::test_five_percent_of_errors_stop_at_the_first_stage
+    tests/bench/simulation/test_simulation.py::test_five_percent_of_errors_stop_at_the_first_stage
     tests/agent/test_trial.py::test_five_percent_errors_are_found_within_a_few_hundred_requests
     tests/agent/test_daemon.py::test_a_policy_that_breaks_answers_is_undone_by_itself
 a model that answers nonsense: `golden_answer_differs`; one too large for half of the cohort: `model_too_large`

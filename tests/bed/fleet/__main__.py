@@ -5,7 +5,7 @@ python -m tests.bed.fleet --boxes 5000
 1. A first bundle, to all boxes at once.
 2. A bundle under which 5 % more answers fail: it has to stop at its first stage and undo itself.
 3. A good bundle, to all boxes at once; then an operator aborts it: every box returns. What this costs the control
-   plane calibrates `fleet.simulation.polls`, whose own figure is printed beside it.
+   plane calibrates `tests.bench.simulation.polls`, whose own figure is printed beside it.
 4. The control plane is killed and started again: all boxes reconnect.
 """
 

@@ -1,4 +1,4 @@
-"""The constants of `fleet.simulation.polls`, measured on a control plane; the simulation beside the measurement."""
+"""Measure the constants of `tests.bench.simulation.polls` on a control plane, and print the simulation beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import psutil
 
-from fleet.simulation.polls import PollModel, revert_times
+from tests.bench.simulation.polls import PollModel, revert_times
 
 from ..figures import quantile
 from .boxes import SimulatedBox

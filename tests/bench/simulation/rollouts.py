@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.rollout.life import RolloutEvent, RolloutState
+from fleet.rollout.membership import stage_share
+from fleet.rollout.rollout import Rollout, apply, look, next_look
+from fleet.rollout.settings import RolloutSettings, RolloutStage
+from fleet.rollout.verdict import Observations
 from router.bundle.rollout import WHOLE
 
-from ..rollout.life import RolloutEvent, RolloutState
-from ..rollout.membership import stage_share
-from ..rollout.rollout import Rollout, apply, look, next_look
-from ..rollout.settings import RolloutSettings, RolloutStage
-from ..rollout.verdict import Observations
 from .boxes import Effect, SimulatedBoxes, draw_boxes, draw_weather, observe
 from .polls import PollModel, revert_times, told_times
 

@@ -1,4 +1,4 @@
-"""`python -m fleet.simulation`: error rates of the verdict, times of reverts, and loads, for a fleet of some size."""
+"""`python -m tests.bench.simulation`: error rates of the verdict, times of reverts, and loads for a fleet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import click
 import numpy as np
 
-from ..rollout.life import RolloutState
+from fleet.rollout.life import RolloutState
+
 from .boxes import Effect
 from .polls import PollModel, polls_after_wake, reconnect_storm, revert_times
 from .rollouts import RolloutRun, simulate_rollout

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from fleet.rollout.life import RolloutState
-from fleet.simulation.__main__ import main
-from fleet.simulation.boxes import Effect, draw_boxes, draw_weather, observe
-from fleet.simulation.polls import PollModel, polls_after_wake, reconnect_storm, revert_times, served, told_times
-from fleet.simulation.rollouts import simulate_rollout
+from tests.bench.simulation.__main__ import main
+from tests.bench.simulation.boxes import Effect, draw_boxes, draw_weather, observe
+from tests.bench.simulation.polls import PollModel, polls_after_wake, reconnect_storm, revert_times, served, told_times
+from tests.bench.simulation.rollouts import simulate_rollout
 
 BOXES = 5_000
 

@@ -1,1 +1,0 @@
-"""The simulated fleet: error rates of whole rollouts, reverts, storms."""
