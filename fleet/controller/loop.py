@@ -25,9 +25,8 @@ from ..rollout.boxes import MaintenanceWindow
 from ..rollout.life import RolloutState
 from ..rollout.rollout import Rollout
 from ..store.audit import append_audit
-from ..store.database import Store, StoreUnavailable
+from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import Device, cohort_devices
-from ..store.leadership import Still
 from ..store.rollouts import (
     RolloutChanged,
     RolloutRecord,

@@ -2,7 +2,7 @@
 
     tables.py       every table
     migrations/     Alembic's revisions, applied when the store opens
-    database.py     `Store`: connections, transactions, errors of a lost database
+    database.py     `Store`: connections, transactions, migrations, errors of a lost database, the controller's lock
     grouped.py      many small writes in one transaction
     enrolment.py    join tokens, new devices
     devices.py      devices as rows: what they reported, what operators decided
@@ -12,7 +12,6 @@
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did
     operators.py    sessions
-    leadership.py   which process runs the controller
 
 Functions take the connection of the caller's transaction, so that several of them are one change.
 """

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
+from alembic import command
+from alembic.config import Config
 from anyio import to_thread
 from asyncpg import InterfaceError as AsyncpgInterfaceError
 from asyncpg import PostgresError
-from sqlalchemy import URL, Column, ColumnElement, Dialect, Text, bindparam, event, func, make_url, select, text
+from sqlalchemy import (
+    URL,
+    Column,
+    ColumnElement,
+    Connection,
+    Dialect,
+    Text,
+    bindparam,
+    event,
+    func,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -20,8 +38,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from router.errors import CausewayError, ConfigError
 
-from .leadership import Still, file_lock, try_lock
-from .migrate import migrate
+from .tables import metadata
 
 _WRITES = "causeway_writes"
 _DRIVERS = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
@@ -29,6 +46,11 @@ _CONNECT_S, _BUSY_S = 5.0, 5.0
 STATEMENT_S = 10.0
 _POOL = 8
 _RETRY_S = 5.0
+# Advisory locks of PostgreSQL: of several processes that start at once, one migrates; one runs the controller.
+_MIGRATION_LOCK, _LEADERSHIP_LOCK = 0x63617573, 0x63747264
+
+Still = Callable[[], Awaitable[None]]
+"""Raises StoreUnavailable if the lock was lost with its connection."""
 
 
 class StoreUnavailable(CausewayError):
@@ -74,7 +96,7 @@ class Store:
                     await to_thread.run_sync(_try_sqlite, engine.url.database or "")
                 async with engine.connect() as plain:
                     connection = await plain.execution_options(**{_WRITES: True})
-                    await connection.run_sync(migrate)
+                    await connection.run_sync(_migrate)
         except BaseException:
             await engine.dispose()
             raise
@@ -111,7 +133,10 @@ class Store:
 
     @asynccontextmanager
     async def leadership(self) -> AsyncIterator[Still | None]:
-        """Try to become the process that runs the controller, for the block.
+        """Try to become the process that runs the controller, for the block; its lock ends with the process.
+
+        The lock of SQLite is one on a file beside the database. It only saves work and double publications: two
+        controllers could not both change a rollout, see `change_rollout`.
 
         Yields:
             None if another process is. Else a function that raises StoreUnavailable once the lock is lost.
@@ -120,7 +145,7 @@ class Store:
             StoreUnavailable: The database is away.
         """
         if self.is_sqlite:
-            async with file_lock(f"{self._engine.url.database}.controller") as leads:
+            async with _file_lock(f"{self._engine.url.database}.controller") as leads:
                 yield _nothing_lost if leads else None
             return
         with _translated():
@@ -132,7 +157,7 @@ class Store:
 
                 try:
                     await connection.execution_options(isolation_level="AUTOCOMMIT")
-                    yield still if await try_lock(connection) else None
+                    yield still if await _try_lock(connection) else None
                 finally:
                     with anyio.CancelScope(shield=True):
                         await connection.invalidate()  # closing the connection releases the lock
@@ -223,3 +248,45 @@ class _translated:  # noqa: N801
             reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or silent
             message = f"the control plane's database does not answer: {reason}"
             raise StoreUnavailable(message, retry_after_s=_RETRY_S) from error
+
+
+def _migrate(connection: Connection) -> None:
+    """Apply the revisions of `migrations` that the database lacks, in one transaction.
+
+    Args:
+        connection: Without a transaction.
+    """
+    with connection.begin():
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATION_LOCK})
+        command.upgrade(_alembic_config(connection), "head")
+
+
+def _alembic_config(connection: Connection) -> Config:
+    """Return Alembic's configuration for this connection."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    config.attributes["metadata"] = metadata
+    return config
+
+
+async def _try_lock(connection: AsyncConnection) -> bool:
+    """Take the lock of a PostgreSQL connection; it is held until the connection closes."""
+    return bool(await connection.scalar(text("SELECT pg_try_advisory_lock(:lock)"), {"lock": _LEADERSHIP_LOCK}))
+
+
+@asynccontextmanager
+async def _file_lock(path: str) -> AsyncIterator[bool]:
+    """Yield whether this process now holds the lock of a file."""
+    handle = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)

@@ -17,10 +17,9 @@ from fleet.controller.loop import Controller
 from fleet.operators.audit_chain import first_fault
 from fleet.rollout.life import RolloutEvent
 from fleet.store.audit import read_audit
-from fleet.store.database import Store, StoreUnavailable
+from fleet.store.database import Still, Store, StoreUnavailable
 from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
-from fleet.store.leadership import Still
 from fleet.store.rollouts import change_rollout, read_looks
 from router.bundle.rollout import WHOLE
 from router.types import Outcome

@@ -1,4 +1,4 @@
-"""Run by Alembic: apply revisions on the connection that `fleet.store.migrate` hands over."""
+"""Run by Alembic: apply revisions on the connection that `fleet.store.database` hands over."""
 
 from alembic import context
 
