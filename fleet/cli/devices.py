@@ -13,8 +13,8 @@ import msgspec
 
 from router.documents.quantities import seconds_of
 
-from ..operators.audit_chain import AuditRow, first_fault
 from ..repository.wording import boxes, bundle_name, counted, table
+from ..store.audit_chain import AuditRow, first_fault
 from .asking import ask, yes_option
 from .client import FleetClient, connected
 

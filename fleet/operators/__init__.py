@@ -1,1 +1,1 @@
-"""Operators: sign-in, roles, their HTTP interface, and the audit log's hash chain."""
+"""Operators: sign-in, roles, and their HTTP interface."""

@@ -11,6 +11,7 @@
     revocations.py  devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did
+    audit_chain.py  its hash chain, also for the command that verifies it
     operators.py    sessions
 
 Functions take the connection of the caller's transaction, so that several of them are one change.

@@ -14,9 +14,9 @@ import pytest
 
 from fleet.controller.checks import lint_bundle
 from fleet.controller.loop import Controller
-from fleet.operators.audit_chain import first_fault
 from fleet.rollout.life import RolloutEvent
 from fleet.store.audit import read_audit
+from fleet.store.audit_chain import first_fault
 from fleet.store.database import Still, Store, StoreUnavailable
 from fleet.store.devices import set_operator_columns
 from fleet.store.generations import read_generations
