@@ -36,8 +36,8 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
 
     Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
     """
-    from ..server.serving import ServeSettings
-    from ..server.serving import serve as run
+    from ..app import ServeSettings
+    from ..app import serve as run
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -1,7 +1,6 @@
 """The control plane over HTTP, for boxes, gateways and operators.
 
 app.py       one aiohttp application of all routes
-serving.py   `causeway-fleet serve`: reads the folder, opens the store, listens, drains
 plane.py     the parts that routes share, and the tasks beside them
 routes.py    what a route is; errors as JSON
 openapi.py   the OpenAPI document, from the routes and their structs

@@ -18,8 +18,8 @@ from typing import cast
 import psutil
 import uvloop
 
+from fleet.app import allow_many_files
 from fleet.server.boxes.tokens import TokenKey, load_token_key
-from fleet.server.serving import allow_many_files
 from fleet.store.database import Store
 from fleet.store.generations import advance
 from tests.bench.fleet import plane

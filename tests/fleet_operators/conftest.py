@@ -12,9 +12,9 @@ import aiohttp
 import msgspec
 import pytest
 
+from fleet.app import ServeSettings, running
 from fleet.operators.assembly import BOOTSTRAP_FILE
 from fleet.server.plane import ControlPlane
-from fleet.server.serving import ServeSettings, running
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet
 from tests.fleet_server.box import Answered, Box

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.server.serving import ServeSettings, running
+from fleet.app import ServeSettings, running
 from fleet.store.audit_chain import AuditRow, first_fault
 from fleet.trust.offline import signed_manifests
 from router.bundle.manifest import bundle_id

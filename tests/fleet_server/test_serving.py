@@ -18,7 +18,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from fleet.server.serving import ServeSettings, running, serve
+from fleet.app import ServeSettings, running, serve
 from fleet.store.generations import CohortPace
 from fleet.store.rollouts import RolloutUnreadable, list_rollouts, working_rollouts
 from router.errors import CausewayError, ConfigError

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.app import read_fleet_folder
 from fleet.server.boxes.tokens import load_token_key
 from fleet.server.plane import ControlPlane
-from fleet.server.serving import read_fleet_folder
 from fleet.store.database import Store
 from fleet.store.devices import DeviceEvent, device_history, write_reports
 

@@ -17,8 +17,8 @@ from edge_node.agent.link import enrolment
 from edge_node.agent.link.control_plane import FleetRefused
 from edge_node.agent.link.identity import IDENTITY, open_key, read_identity
 from edge_node.agent.link.reporter import AgentReport
+from fleet.app import ServeSettings, running
 from fleet.server.plane import ControlPlane
-from fleet.server.serving import ServeSettings, running
 from fleet.store.enrolment import new_join_token
 from fleet.store.generations import advance
 from fleet.store.revocations import revoke

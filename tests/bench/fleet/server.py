@@ -19,8 +19,8 @@ from aiohttp import web
 from jwt.algorithms import OKPAlgorithm
 from sqlalchemy import insert
 
+from fleet.app import ServeSettings, allow_many_files, running
 from fleet.repository.template import new_fleet
-from fleet.server.serving import ServeSettings, allow_many_files, running
 from fleet.store.database import Store
 from fleet.store.enrolment import NEVER_SEEN
 from fleet.store.tables import devices

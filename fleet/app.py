@@ -19,19 +19,19 @@ from aiohttp import web
 
 from router.errors import CausewayError, ConfigError
 
-from ..controller.loop import SURVEY_S
-from ..operators.assembly import build_operators, operator_routes
-from ..operators.metrics import ControllerCollector
-from ..repository.fleet_file import FleetDoc
-from ..repository.folder import check_fleet
-from ..store.database import STATEMENT_S, Store
-from ..trust.files import close_to_others
-from .app import all_routes, build_app
-from .boxes.tokens import load_token_key
-from .connections import MOST_FILES, Connections, HttpConnection, files_of_connections
-from .plane import ControlPlane
-from .polls import IDLE_S
-from .request import make_request
+from .controller.loop import SURVEY_S
+from .operators.assembly import build_operators, operator_routes
+from .operators.metrics import ControllerCollector
+from .repository.fleet_file import FleetDoc
+from .repository.folder import check_fleet
+from .server.app import all_routes, build_app
+from .server.boxes.tokens import load_token_key
+from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections
+from .server.plane import ControlPlane
+from .server.polls import IDLE_S
+from .server.request import make_request
+from .store.database import STATEMENT_S, Store
+from .trust.files import close_to_others
 
 _BACKLOG = 4096
 # What versions of the control plane have in the data folder.
