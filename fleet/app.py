@@ -9,34 +9,52 @@ import os
 import re
 import resource
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
+from importlib.metadata import version
 from pathlib import Path
 
 import anyio
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
+from prometheus_client.registry import Collector
 
+from router.api import OPENAPI_PATH
+from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import CausewayError, ConfigError
 
-from .controller.loop import SURVEY_S
-from .operators.assembly import build_operators, operator_routes
+from .console.routes import console_routes
+from .controller.loop import SURVEY_S, Controller
+from .controller.publisher import Publisher
+from .operators.device_routes import device_routes as operated_devices
 from .operators.metrics import ControllerCollector
+from .operators.oidc import OidcClient
+from .operators.operators_file import read_operators
+from .operators.parts import OperatorParts
+from .operators.rollout_routes import rollout_routes
+from .operators.session_routes import session_routes
+from .operators.sign_in import SignIn, load_bootstrap_token
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
-from .server.app import all_routes, build_app
+from .server.boxes.api import device_routes
 from .server.boxes.tokens import load_token_key
 from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections
+from .server.files import file_routes
+from .server.health import health_routes
+from .server.openapi import fleet_document
 from .server.plane import ControlPlane
 from .server.polls import IDLE_S
 from .server.request import make_request
+from .server.routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 from .store.database import STATEMENT_S, Store
 from .trust.files import close_to_others
+from .trust.trust_file import TRUST_FILE
 
+BOOTSTRAP_FILE = "bootstrap-token"
 _BACKLOG = 4096
 # What versions of the control plane have in the data folder.
 _OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
-_DRAIN_S = 5.0
+_DRAIN_S = 5.0  # that handlers get to finish when the server stops
 _log = logging.getLogger("causeway.fleet.server")
 
 
@@ -93,18 +111,9 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         connections = Connections(files_of_connections(settings.most_files))
         plane = ControlPlane(settings.folder, fleet, store, key, connections=connections)
         await plane.wakes.refresh()
-        operators = build_operators(
-            settings.folder,
-            settings.keys,
-            settings.data,
-            fleet,
-            store,
-            plane.clock,
-            plane.wakes.refresh,
-            settings.survey_s,
-        )
+        operators = _build_operators(settings, plane)
         runner = web.AppRunner(
-            build_app(all_routes(plane, operator_routes(operators), (ControllerCollector(operators.controller),))),
+            build_app(all_routes(plane, _operator_routes(operators), (ControllerCollector(operators.controller),))),
             handler_cancellation=True,  # a poll ends when its box leaves
             shutdown_timeout=_DRAIN_S,
         )
@@ -189,3 +198,73 @@ async def _listen(
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}", where="--listen") from error
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return listening, f"http://{host}:{listening.sockets[0].getsockname()[1]}"
+
+
+def all_routes(
+    plane: ControlPlane, more: Sequence[ApiRoute] = (), collectors: Sequence[Collector] = ()
+) -> list[ApiRoute]:
+    """Return every route of the control plane with `/openapi.json`; `more`, `collectors`: the operators' side."""
+    files = [*file_routes(plane.folder / "published"), *console_routes()]
+    routes = [*device_routes(plane), *files, *health_routes(plane, collectors), *more]
+    return [*routes, _openapi(routes)]
+
+
+def build_app(routes: Sequence[ApiRoute]) -> web.Application:
+    """Return the application with these routes. Bodies have at most MAX_MESSAGE_BYTES, errors are JSON."""
+    app = web.Application(client_max_size=MAX_MESSAGE_BYTES)
+    unfinished = Unfinished()
+    for route in routes:
+        handler = route.handler if route.parks else unfinished.finished(route.handler)
+        app.router.add_route(route.method, route.path, errors_as_json(handler))
+        if route.method == hdrs.METH_GET:
+            app.router.add_route(hdrs.METH_HEAD, route.path, errors_as_json(handler))
+    app.router.add_route("*", "/{path:.*}", nothing_here)
+
+    async def drain(_app: web.Application) -> None:
+        await unfinished.wait(_DRAIN_S)
+
+    app.on_cleanup.append(drain)
+    return app
+
+
+def _openapi(routes: Sequence[ApiRoute]) -> ApiRoute:
+    async def send(_http: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, content_type="application/json")
+
+    route = ApiRoute("GET", OPENAPI_PATH, send, "This document.", response=dict)
+    body = msgspec.json.encode(fleet_document([*routes, route], version("causeway")))
+    return route
+
+
+def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorParts:
+    """Wire the operators' side: sign-in, controller, routes. The bootstrap token is made at the first start.
+
+    Raises:
+        ConfigError: `operators.yaml` or `trust.yaml` has errors, or an online role has no key in `keys`.
+    """
+    folder, store, clock = settings.folder, plane.store, plane.clock
+    doc = read_operators(folder)
+    file = settings.data / BOOTSTRAP_FILE
+    if not file.exists():
+        _log.info("operators sign in with the token in %s", file)
+    publisher = Publisher(folder, settings.keys)
+    if (folder / TRUST_FILE).exists():  # without it nothing is signed, and there is nothing to renew
+        publisher.check()
+    # Boxes whose polls wait in this process are woken after a plan was published.
+    controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)
+    return OperatorParts(
+        name=plane.fleet.name,
+        folder=folder,
+        cohorts=tuple(plane.fleet.cohorts),
+        store=store,
+        publisher=publisher,
+        controller=controller,
+        sign_in=SignIn(store, doc, load_bootstrap_token(file), clock),
+        clock=clock,
+        oidc=None if doc.oidc is None else OidcClient(folder, doc, doc.oidc),
+    )
+
+
+def _operator_routes(parts: OperatorParts) -> list[ApiRoute]:
+    """Return every route for operators."""
+    return [*rollout_routes(parts), *operated_devices(parts), *session_routes(parts)]

@@ -1,6 +1,5 @@
-"""The control plane over HTTP, for boxes, gateways and operators.
+"""The control plane over HTTP, for boxes, gateways and operators; `fleet/app.py` makes one application of all routes.
 
-app.py       one aiohttp application of all routes
 plane.py     the parts that routes share, and the tasks beside them
 routes.py    what a route is; errors as JSON
 openapi.py   the OpenAPI document, from the routes and their structs

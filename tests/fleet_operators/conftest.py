@@ -12,8 +12,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from fleet.app import ServeSettings, running
-from fleet.operators.assembly import BOOTSTRAP_FILE
+from fleet.app import BOOTSTRAP_FILE, ServeSettings, running
 from fleet.server.plane import ControlPlane
 from tests.fleet.repository.fleets import edit
 from tests.fleet.trust.signed_fleet import SignedFleet

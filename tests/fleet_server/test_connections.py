@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.operators.assembly import BOOTSTRAP_FILE
+from fleet.app import BOOTSTRAP_FILE
 from tests.check.sources import ROOT
 from tests.ports import free_port
 

@@ -12,7 +12,7 @@ import jsonschema
 import msgspec
 import pytest
 
-from fleet.server.app import all_routes, build_app
+from fleet.app import all_routes, build_app
 from fleet.server.openapi import fleet_document
 
 from .conftest import Plane
