@@ -1,8 +1,11 @@
-"""The commands' connection to a control plane: its address, an operator's token, and its errors as messages."""
+"""The way of the commands to a control plane: its address, an operator's token, its errors as messages, and the
+question before what cannot be undone.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -98,3 +101,29 @@ def _token(file: Path | None) -> str:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"--token-file {file}: {error}") from error
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class _NobodyToAsk(click.ClickException):
+    exit_code = 2
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Ask at the terminal; return if the answer is yes, or was given before (`--yes`).
+
+    Raises:
+        ClickException: The answer is no (exit code 1), or standard input is not a terminal (2). Nothing was changed.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        why = "there is no terminal to ask at; --yes answers the question"
+        raise _NobodyToAsk(f"{question} Nothing was changed: {why}")
+    try:
+        agreed = click.confirm(question)
+    except click.Abort as error:
+        raise click.ClickException("no answer, so nothing was changed") from error
+    if not agreed:
+        raise click.ClickException("nothing was changed")

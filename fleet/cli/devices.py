@@ -15,8 +15,7 @@ from router.documents.quantities import seconds_of
 
 from ..repository.wording import boxes, bundle_name, counted, table
 from ..store.audit_chain import AuditRow, first_fault
-from .asking import ask, yes_option
-from .client import FleetClient, connected
+from .client import FleetClient, ask, connected, yes_option
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")

@@ -20,8 +20,7 @@ from ..repository.wording import bundle_name, counted
 from ..rollout.advice import small_fleet_advice, stage_boxes
 from ..rollout.life import LIFE, OPEN, RolloutEvent, RolloutState
 from ..rollout.settings import RolloutSettings
-from .asking import ask, yes_option
-from .client import FleetClient, connected
+from .client import FleetClient, ask, connected, yes_option
 from .rollout_output import (
     FleetStatus,
     RolloutStatus,
