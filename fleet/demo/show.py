@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import time
 from collections import Counter
@@ -13,10 +14,16 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from .applications import REQUESTS_PER_S, use_box
 from .folder import COHORT, OFFLINE, ONLINE, Pace, write_folder, write_policy
 from .programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, Program, ProgramFailed, run_command
 
+_SHORT = ("turn on the light", "what time is it", "play some jazz", "stop the music")
+_LONG = (
+    "set an alarm for seven tomorrow morning and another one for half past eight on saturday",
+    "remind me to call the dentist on monday at ten and to buy milk on the way home from work",
+)
+_REQUESTS_PER_S = 0.7  # of the application on one box
+_LONG_SHARE = 0.3
 _POLL_S = 1.0
 _STARTING = 4  # boxes that start at once
 _BOXES_OF_A_SITE = 4
@@ -59,7 +66,7 @@ class Show:
         *,
         pace: Pace | None = None,
         box: Mapping[str, object] | None = None,
-        requests_per_s: float = REQUESTS_PER_S,
+        requests_per_s: float = _REQUESTS_PER_S,
     ) -> None:
         self._folder = folder
         self._fleet = folder / "stores"
@@ -96,7 +103,7 @@ class Show:
             async with httpx.AsyncClient(base_url=url, headers=bearer, timeout=30.0) as self._http:
                 addresses = await self._start_boxes(url)
                 applications = [
-                    asyncio.create_task(use_box(address, seed, self._answers, self._requests_per_s))
+                    asyncio.create_task(_use_box(address, seed, self._answers, self._requests_per_s))
                     for seed, address in enumerate(addresses)
                 ]
                 await self._tell(rollouts)
@@ -238,3 +245,26 @@ def _json(answer: httpx.Response) -> Any:
     if answer.is_error:
         raise ProgramFailed(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text}")
     return answer.json()
+
+
+async def _use_box(url: str, seed: int, answers: Counter[int], requests_per_s: float) -> None:
+    """Send short and long commands, as an application on a box does, until cancelled.
+
+    `answers` counts HTTP statuses, 0 for none.
+    """
+    rng = random.Random(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=20.0) as http:
+        while True:
+            await asyncio.sleep(rng.expovariate(requests_per_s))
+            text = rng.choice(_LONG if rng.random() < _LONG_SHARE else _SHORT)
+            body = {
+                "model": "auto",
+                "messages": [{"role": "user", "content": text}],
+                "temperature": 0,
+                "max_tokens": 16,
+            }
+            try:
+                answer = await http.post("/v1/chat/completions", json=body)
+                answers[answer.status_code] += 1
+            except httpx.HTTPError:
+                answers[0] += 1
