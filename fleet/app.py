@@ -17,7 +17,6 @@ from pathlib import Path
 import anyio
 import msgspec
 from aiohttp import hdrs, web
-from prometheus_client.registry import Collector
 
 from router.api import OPENAPI_PATH
 from router.bundle.protocol import MAX_MESSAGE_BYTES
@@ -27,7 +26,6 @@ from .console.routes import console_routes
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
 from .operators.device_routes import device_routes as operated_devices
-from .operators.metrics import ControllerCollector
 from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
 from .operators.parts import OperatorParts
@@ -113,7 +111,7 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
         await plane.wakes.refresh()
         operators = _build_operators(settings, plane)
         runner = web.AppRunner(
-            build_app(all_routes(plane, _operator_routes(operators), (ControllerCollector(operators.controller),))),
+            build_app(all_routes(plane, operators)),
             handler_cancellation=True,  # a poll ends when its box leaves
             shutdown_timeout=_DRAIN_S,
         )
@@ -200,12 +198,12 @@ async def _listen(
     return listening, f"http://{host}:{listening.sockets[0].getsockname()[1]}"
 
 
-def all_routes(
-    plane: ControlPlane, more: Sequence[ApiRoute] = (), collectors: Sequence[Collector] = ()
-) -> list[ApiRoute]:
-    """Return every route of the control plane with `/openapi.json`; `more`, `collectors`: the operators' side."""
-    files = [*file_routes(plane.folder / "published"), *console_routes()]
-    routes = [*device_routes(plane), *files, *health_routes(plane, collectors), *more]
+def all_routes(plane: ControlPlane, operators: OperatorParts | None = None) -> list[ApiRoute]:
+    """Return every route of the control plane with `/openapi.json`; `operators` None: only those for boxes."""
+    routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
+    routes += health_routes(plane, None if operators is None else operators.controller)
+    if operators is not None:
+        routes += [*rollout_routes(operators), *operated_devices(operators), *session_routes(operators)]
     return [*routes, _openapi(routes)]
 
 
@@ -263,8 +261,3 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorPa
         clock=clock,
         oidc=None if doc.oidc is None else OidcClient(folder, doc, doc.oidc),
     )
-
-
-def _operator_routes(parts: OperatorParts) -> list[ApiRoute]:
-    """Return every route for operators."""
-    return [*rollout_routes(parts), *operated_devices(parts), *session_routes(parts)]
