@@ -34,7 +34,6 @@ from .daemon.manifests import cache_scope, model_adapters, model_temperatures, w
 from .daemon.optional_parts import (
     boot_bundle,
     connect_fleet,
-    describe_api,
     make_agent,
     make_audio,
     make_engine_factory,
@@ -314,7 +313,7 @@ def build(
         metrics=metrics,
         clock=clock,
         readiness=parts.readiness,
-        describe=describe_api,
+        describe=_describe,
     )
     api = Api(
         service=service,
@@ -349,3 +348,10 @@ def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Lo
 
 def _cloud_timeouts(config: Config) -> Timeouts:
     return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
+
+
+def _describe() -> object:
+    """Return the OpenAPI document; it names what is imported on demand elsewhere."""
+    from .openapi import edge_document
+
+    return edge_document()

@@ -283,10 +283,3 @@ def make_tracer(config: Config) -> RequestTracer | None:
     from ..observability.tracing import RequestTracer
 
     return RequestTracer(config.tracing)
-
-
-def describe_api() -> object:
-    """Return the OpenAPI document; it names what is imported on demand elsewhere."""
-    from ..openapi import edge_document
-
-    return edge_document()
