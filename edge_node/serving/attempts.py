@@ -26,11 +26,13 @@ from router.decision.failure import final_error
 from router.decision.no_route import no_route
 from router.errors import (
     BackendError,
+    BreakerOpen,
     CausewayError,
     ClientGone,
     CloudTimeout,
     DeadlineExceeded,
     EngineTimeout,
+    EngineUnavailable,
     NoRoute,
     TargetNotConfigured,
 )
@@ -40,7 +42,6 @@ from router.types import Chunk, Location, Request, Target
 from ..backends.backend import Backend, BackendRequest
 from ..observability.logs import redacted
 from .generation import Generation, policy_label
-from .refused_answers import refuse_degraded, refuse_skipped
 from .reply import Piece, Sink
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class AttemptRunner:
         assert generation.sequence is not None
         assert generation.decision is not None
         if generation.semantic_check is not None:
-            refuse_skipped(generation)
+            _refuse_skipped(generation)
         while (attempt := generation.sequence.next_attempt()) is not None:
             try:
                 await self._run_attempt(generation, attempt, sink)
@@ -166,7 +167,7 @@ class AttemptRunner:
                     if first:
                         first = False
                         if generation.semantic_check is not None:
-                            refuse_degraded(generation)
+                            _refuse_degraded(generation)
                         timeout.reschedule(call.deadline + _GRACE_S)
                     if chunk.confidence is not None and self._calibrate is not None:
                         generation.raw_confidence = chunk.confidence
@@ -284,6 +285,22 @@ def _fail(attempt: Attempt, error: CausewayError) -> None:
     # The attempt may be done already: the client can disconnect while its last piece is being sent.
     if attempt.state is not AttemptState.DONE:
         attempt.fail(error, _now())
+
+
+def _refuse_skipped(generation: Generation) -> None:
+    """Raise BackendError if a check's first choice is down and was skipped: only a degraded answer could be made."""
+    decision = generation.decision
+    if decision is None or not decision.skipped_target:
+        return
+    target = next(plan.target for plan in decision.attempts if plan.target.name == decision.skipped_target)
+    down = EngineUnavailable if target.at == "edge" else BreakerOpen
+    raise down(f"{target.name} is down, and a degraded answer is no check", phase="connect")
+
+
+def _refuse_degraded(generation: Generation) -> None:
+    """Raise BackendError if a check's new answer, of which no byte was sent, is degraded, as the cached one is not."""
+    if generation.degraded:
+        raise BackendError("the answer is degraded, and the cached one is not")
 
 
 def _now() -> float:

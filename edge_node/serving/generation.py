@@ -42,6 +42,7 @@ from router.types import (
 
 from ..backends.backend import JobTerms, UpstreamInfo
 from ..observability.logs import redacted
+from ..storage.cache import CacheHit
 from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from models.semantic.judge import ComparedText
 
     from ..observability.tracing import RequestTrace
-    from .refused_answers import SemanticCheck
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,13 @@ _CHECK_SHARE = 0.9  # of a request's time; what is left is for the cached answer
 # Of every request at first; they never change.
 _NOT_ASKED = CachePlan(bypass="refused before the cache was asked")
 _NO_ESTIMATES, _NO_USAGE = Estimates(), Usage()
+
+
+class SemanticCheck(msgspec.Struct, frozen=True):
+    """A cached answer to a question that means the same, which waits for the new one."""
+
+    log_odds: float
+    hit: CacheHit
 
 
 class Generation:

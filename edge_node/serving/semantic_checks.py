@@ -22,8 +22,7 @@ from router.policy.signals import wants_tools
 from ..observability.metrics import Metrics
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import StoredAnswer
-from .generation import Generation
-from .refused_answers import SemanticCheck
+from .generation import Generation, SemanticCheck
 from .shadow_question import MOST_CHARACTERS
 
 if TYPE_CHECKING:

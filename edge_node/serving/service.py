@@ -50,8 +50,7 @@ from ..storage.spend import SpendStore
 from .admission import Admission
 from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
-from .generation import Generation, SharedGeneration, SharedGenerations, Subscriber
-from .refused_answers import SemanticCheck
+from .generation import Generation, SemanticCheck, SharedGeneration, SharedGenerations, Subscriber
 from .reply import Sink
 from .request_context import RequestContext
 from .semantic_checks import SemanticChecks
