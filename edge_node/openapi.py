@@ -40,7 +40,7 @@ from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded
 from .console.routes import WhatIfQuestion, media_type, page_files
-from .files.errors import FileStoreUnavailable, StorageFull
+from .files.store import FileStoreUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import MOST_LISTED, JobList

@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from router.api.files import FileView
-from router.errors import BodyTooLarge, NotFound, QueueFull, UnsupportedFeature
+from router.errors import BodyTooLarge, CausewayError, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
 from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
 from router.trackers.fair_share import FairShare, network_of, stored_share
@@ -30,17 +30,30 @@ from ..box_time import BoxTime
 from ..clock import Clock
 from ..config.schema import FilesConfig
 from ..observability.faults import Fault
-from .errors import FileStoreUnavailable, StorageFull
 from .folder import Draft, FileFolder, StoredFile
-from .writer import FileWriter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FOLDER = "files"  # in the state folder
 _MOST_UPLOADS = 32  # at the same time; each has about 2 MiB in memory
+_WRITE_BYTES = 1024 * 1024
 _MARK_S = 600.0  # between two notes of the time, while there are files
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class StorageFull(CausewayError):
+    """The disk is full, or the files of this box have as much room as they may."""
+
+    status = 507
+    code = "storage_full"
+
+
+class FileStoreUnavailable(CausewayError):
+    """The folder of files cannot be read or written, or a file in it is damaged."""
+
+    status = 503
+    code = "file_store_unavailable"
 
 
 class FileStats(msgspec.Struct, frozen=True):
@@ -326,3 +339,43 @@ class FileStore:
             raise FileStoreUnavailable(
                 f"the folder of uploaded files fails ({error.strerror}). Try again later"
             ) from error
+
+
+class FileWriter:
+    """Writes one file. Holds up to 1 MiB of it in memory."""
+
+    def __init__(self, store: FileStore, name: str, owner: str) -> None:
+        self.id = name
+        self.owner = owner
+        self.reserved = 0
+        self.written = 0
+        self.finished = False
+        self.draft = store.draft(name)
+        self._store = store
+        self._buffer = bytearray()
+
+    async def write(self, data: bytes) -> None:
+        """Append bytes. Raises as `FileStore.write` does."""
+        self._buffer += data
+        size = self.written + len(self._buffer)
+        if size > self.reserved:
+            await self._store.reserve(self, size)
+        if len(self._buffer) >= _WRITE_BYTES:
+            await self._flush()
+
+    async def finish(self, filename: str, terms: UploadTerms, hints: RoutingHints) -> StoredFile:
+        """Make the file visible and return it. Raises InvalidRequest if it is empty, and as `FileStore.write` does."""
+        await self._flush()
+        if not self.written:
+            raise InvalidRequest("`file` is empty. Send its bytes.", param="file")
+        file = await self._store.publish(self, filename, terms, hints)
+        self.finished = True
+        return file
+
+    async def _flush(self) -> None:
+        if not self._buffer:
+            return
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        self.written += len(data)
+        await self._store.append(self.draft, data)

@@ -17,8 +17,7 @@ import pytest
 
 from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import FilesConfig
-from edge_node.files.errors import StorageFull
-from edge_node.files.store import FileStore
+from edge_node.files.store import FileStore, StorageFull
 from router.parts.upload_terms import UploadTerms
 from router.types import RoutingHints
 
