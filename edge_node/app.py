@@ -51,7 +51,7 @@ from .http.api import Api, new_decision_id
 from .http.inspection import Inspection
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
-from .jobs.entry import FILE as JOBS_FILE
+from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry
 from .modalities.boxed import find_program
 from .modalities.entry import AudioEntry

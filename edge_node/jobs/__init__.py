@@ -9,3 +9,7 @@ running    runs jobs on the service
 feed       the text of answers while they are made
 events     a job's events as server-sent events
 """
+
+PATH = "/v1/jobs"
+FILE = "jobs-2.sqlite"
+"""The outbox, in the state folder."""

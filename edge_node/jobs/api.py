@@ -23,7 +23,7 @@ from router.trackers.fair_share import FairShare, network_of
 from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
-from .entry import PATH
+from . import PATH
 from .events import EventReader, Position, read_last_id
 from .intake import JobIntake, JobKey, priority_of
 from .record import EdgeJob, EdgeJobView, edge_job_view

@@ -17,6 +17,8 @@ from router.errors import JobStoreUnavailable, NotFound
 from router.jobs.respond_async import wait_of
 from router.jobs.submission import Endpoint
 
+from . import FILE, PATH
+
 if TYPE_CHECKING:
     from .api import JobApi
     from .intake import JobIntake
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
     from .store import JobStore
     from .tables.values import OutboxStats
 
-PATH = "/v1/jobs"
 SECRET_PATH = "/v1/webhooks/secret"
-FILE = "jobs-2.sqlite"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {
     "chat": "/v1/chat/completions",

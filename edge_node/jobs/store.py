@@ -18,7 +18,7 @@ from ..box_time import BoxTime
 from ..clock import Clock
 from ..config.schema import JobsConfig
 from ..storage.group_commit import GroupCommit
-from .entry import FILE
+from . import FILE
 from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance
 from .tables.bodies import PAGE_BYTES

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.clock import Clock, system_clock
-from edge_node.jobs.entry import FILE
+from edge_node.jobs import FILE
 from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.store import JobStore
 from edge_node.jobs.tables.bodies import PAGE_BYTES, OutboxBodies, body_of

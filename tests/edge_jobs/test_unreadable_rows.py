@@ -15,7 +15,7 @@ import pytest
 
 from edge_node.clock import Clock
 from edge_node.config.schema import JobsConfig
-from edge_node.jobs.entry import FILE
+from edge_node.jobs import FILE
 from edge_node.jobs.errors import RecordUnreadable
 from edge_node.jobs.store import JobStore
 from edge_node.jobs.tables.values import ReplyTo

@@ -20,7 +20,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from edge_node.clock import Clock
 from edge_node.config.schema import JobsConfig, WebhookConfig
-from edge_node.jobs.entry import FILE
+from edge_node.jobs import FILE
 from edge_node.jobs.errors import JobNotDead
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import EdgeJob, JobAnswer
