@@ -24,6 +24,7 @@ from router.api.generation import (
 from router.api.webhooks import job_ended_operation, secret_operations
 from router.jobs.view import JobView
 from router.jobs.webhooks.address import WebhookRefused
+from router.numbers import MAX_PAGE
 from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
@@ -31,7 +32,6 @@ from .jobs import errors as job_errors
 from .jobs.batches.views import BatchView
 from .jobs.http.batch_api import BatchList, BatchRequest, UploadPurpose
 from .jobs.http.job_api import JobList
-from .jobs.http.routing import MAX_PAGE
 from .jobs.submission import CloudJobFields
 
 _IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)

@@ -32,6 +32,7 @@ from router.api.generation import (
 from router.api.webhooks import job_ended_operation, secret_operations
 from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks.address import WebhookRefused
+from router.numbers import MAX_PAGE
 from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
@@ -43,7 +44,7 @@ from .console.routes import WhatIfQuestion, media_type, page_files
 from .files.store import FileStoreUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
-from .jobs.api import MOST_LISTED, JobList
+from .jobs.api import JobList
 from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull, ResultTooLarge
 from .jobs.record import EdgeJobView
 from .serving.request_context import Status
@@ -184,7 +185,7 @@ def _jobs() -> Iterator[Operation]:
         ),
     )
     page = (
-        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MOST_LISTED)]),
+        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
         Parameter("after", "The id of the last job of the page before."),
     )
     yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", JobList, parameters=page, errors=one)
@@ -209,7 +210,7 @@ def _jobs() -> Iterator[Operation]:
 
 def _files() -> Iterator[Operation]:
     page = (
-        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MOST_LISTED)]),
+        Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
         Parameter("after", "The id of the last file of the page before."),
     )
     common = (*ANY_REQUEST, *_AUTH, FileStoreUnavailable)

@@ -9,12 +9,12 @@ from aiohttp import web
 
 from router.api.files import DeletedFile, list_page
 from router.errors import InvalidRequest, UnsupportedFeature
+from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.request_headers import TAGS
 
 from ..http.request_reader import RequestReader, routing_hints, send_continue
 from ..http.responses import JSON, SERVER
-from ..jobs.api import read_page
 from .store import FileStore
 from .upload import check_upload, read_upload
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import CausewayError, ClientGone, InvalidRequest, QueueFull
+from router.errors import CausewayError, ClientGone, QueueFull
 from router.jobs.respond_async import JobFailed
 from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import WebhookSecrets
-from router.numbers import whole_number
+from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.request_headers import one_value
 from router.trackers.fair_share import FairShare, network_of
@@ -31,7 +31,6 @@ from .running.runner import JobRunner
 from .store import JobStore
 from .tables.values import Accepted
 
-MOST_LISTED = 100
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0
 _encoder = msgspec.json.Encoder()
@@ -193,15 +192,6 @@ class JobApi:
 
     def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
         return _json(self._view(job), status=status, headers=headers)
-
-
-def read_page(query: Mapping[str, str]) -> tuple[int, str]:
-    """Return `limit` and `after` of a list's query. Raises InvalidRequest."""
-    text = query.get("limit", "20")
-    limit = whole_number(text, most=MOST_LISTED)
-    if not limit:
-        raise InvalidRequest(f"`limit` must be a number from 1 to {MOST_LISTED}, not {text[:32]!r}", param="limit")
-    return limit, query.get("after", "")
 
 
 def _json(value: object, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:

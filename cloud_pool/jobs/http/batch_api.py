@@ -14,6 +14,7 @@ from msgspec import Meta
 from router.api.files import DeletedFile, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import ENDPOINTS, body_digest, key_digest
+from router.numbers import read_page
 from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
 
@@ -33,7 +34,7 @@ from ..errors import FileContentLost
 from ..off_peak import OffPeakHours, no_off_peak_hours
 from ..stores import JobStores
 from .multipart import check_upload, read_upload
-from .routing import Route, begin_response, enqueue_span, json_response, read_page, route, write_chunk
+from .routing import Route, begin_response, enqueue_span, json_response, route, write_chunk
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
@@ -121,7 +122,7 @@ class BatchApi:
         return json_response(file_view(file))
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        limit, after = read_page(request)
+        limit, after = read_page(request.query)
         purpose = request.query.get("purpose", "")[:80]
         files = await self._files.list_owned(principal.owner, after=after, limit=limit + 1, purpose=purpose)
         return json_response(list_page([file_view(file) for file in files], limit))
@@ -201,7 +202,7 @@ class BatchApi:
         return json_response(batch_view(await self._batches.get(name, principal.owner)))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        limit, after = read_page(request)
+        limit, after = read_page(request.query)
         batches = await self._batches.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [batch_view(batch) for batch in batches[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)

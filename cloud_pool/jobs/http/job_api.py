@@ -25,6 +25,7 @@ from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
 from router.jobs.submission import ENDPOINTS, Endpoint, key_digest
 from router.jobs.view import JobView, WebhookSecrets
+from router.numbers import read_page
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
 from router.request_line import allowed_methods, served_method
@@ -53,7 +54,6 @@ from .routing import (
     begin_response,
     enqueue_span,
     json_response,
-    read_page,
     route,
     write_chunk,
 )
@@ -253,7 +253,7 @@ class JobApi:
         return json_response(job_view(*await self._jobs.read_answer(job, principal.owner)))
 
     async def _list(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
-        limit, after = read_page(request)
+        limit, after = read_page(request.query)
         records = await self._jobs.list_owned(principal.owner, after=after, limit=limit + 1)
         rows = [job_view(record) for record in records[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)

@@ -10,8 +10,7 @@ import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import CausewayError, ClientGone, InvalidRequest
-from router.numbers import whole_number
+from router.errors import CausewayError, ClientGone
 
 from ...accounts.identity.principal import Principal, Scope
 from ...http.responses import JSON, STALLED_S
@@ -20,7 +19,6 @@ from ...observability.tracing import JobTrace
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
 """Gets the request, its principal and the id in its path."""
-MAX_PAGE = 100
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -47,14 +45,6 @@ def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: Own
 def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     """Return `body` as JSON."""
     return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON, headers=headers)
-
-
-def read_page(request: web.BaseRequest) -> tuple[int, str]:
-    """Return `limit` and `after` of the query. Raises InvalidRequest."""
-    limit = whole_number(request.query.get("limit", "20"), MAX_PAGE)
-    if not limit:
-        raise InvalidRequest(f"`limit` is 1 to {MAX_PAGE}", param="limit")
-    return limit, request.query.get("after", "")[:80]
 
 
 async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:
