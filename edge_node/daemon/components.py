@@ -33,9 +33,9 @@ from ..storage.state_folder import StateFolderLock
 if TYPE_CHECKING:
     from ..agent.agent import Agent
     from ..agent.link.connection import FleetConnection
-    from ..modalities.part_encoders import PartEncoders
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
+    from ..serving.part_encoders import PartEncoders
 
 
 @dataclass(frozen=True)

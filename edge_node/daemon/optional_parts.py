@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from ..backends.cloud.credentials import Credentials
     from ..modalities.api import AudioApi
     from ..modalities.audio import AudioService
-    from ..modalities.part_encoders import PartEncoders
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
+    from ..serving.part_encoders import PartEncoders
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
     from .components import Components
@@ -169,7 +169,7 @@ def make_part_encoders(
         return None
     from models.catalog.projector import find_projector
 
-    from ..modalities.part_encoders import PartEncoders
+    from ..serving.part_encoders import PartEncoders
 
     return PartEncoders(
         found,

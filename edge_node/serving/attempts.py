@@ -47,7 +47,7 @@ from .reply import Piece, Sink
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens
 
-    from ..modalities.part_encoders import PartEncoders
+    from .part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 

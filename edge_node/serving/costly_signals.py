@@ -22,7 +22,7 @@ from ..signals.estimators import QUALITY
 from .generation import Generation
 
 if TYPE_CHECKING:
-    from ..modalities.part_encoders import PartEncoders
+    from .part_encoders import PartEncoders
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from edge_node.app import build
 from edge_node.cli.doctor.encoders import check_encoders
 from edge_node.clock import system_clock
 from edge_node.config.schema import EngineConfig
-from edge_node.modalities.part_encoders import PartEncoders
 from edge_node.serving.generation import Generation
+from edge_node.serving.part_encoders import PartEncoders
 from models.catalog.artifact import Artifact, save_manifest
 from models.catalog.projector import Projector, find_projector
 from models.llama_cpp.native.vocabulary import Vocabulary

@@ -35,7 +35,7 @@ from ..observability.metrics import Gauge
 from .projectors import Projectors
 
 if TYPE_CHECKING:
-    from ..serving.generation import Generation
+    from .generation import Generation
 
 log = logging.getLogger(__name__)
 
