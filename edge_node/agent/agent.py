@@ -1,6 +1,6 @@
 """The agent: takes a box from the bundle that runs to the one that the fleet's plan assigns (states: `journal`).
 
-    agent = Agent(folder=…, booted=boot(…), member=…, source=…, host=…, clock=…)
+    agent = Agent(folder=…, booted=boot(…), link=…, host=…, clock=…)
     await agent.run()       # until it is cancelled; `wake` makes it look now
 
 `advance` takes one step and returns how long to wait before the next, so that tests need no time. Whatever fails leaves
@@ -27,12 +27,12 @@ from ..clock import Clock
 from ..observability.logs import redacted
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
-from .host import AgentSettings, FleetMember, Host, at_once
+from .host import FleetLink, Host
 from .inspection import BundleReport, ChildInspector, Inspector
 from .journal import TRANSITIONS, Event, JournalRow, event_of, quarantine
 from .lookout import Lookout
 from .preparation import Preparation
-from .source import Source, disk_refusal
+from .source import disk_refusal
 from .store import InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
 
@@ -49,14 +49,11 @@ class Agent:
     Args:
         folder: STATE_DIR/fleet.
         booted: The bundle, store and journal that the daemon started with.
-        member: Returns the box's membership; read at each look.
-        source: The source of updates.
+        link: The box's fleet.
         host: The daemon.
         clock: Wall and monotonic time.
         disk: The file operations.
         inspector: Verifies what the fleet publishes; by default in a child process.
-        may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
-        on_change: Called after each change of `state` or of `row`.
         chance: A random number from 0 to 1, which spreads retries.
     """
 
@@ -65,15 +62,11 @@ class Agent:
         *,
         folder: Path,
         booted: Booted,
-        member: Callable[[], FleetMember],
-        source: Source,
+        link: FleetLink,
         host: Host,
         clock: Clock,
-        settings: AgentSettings | None = None,
         disk: Disk | None = None,
         inspector: Inspector | None = None,
-        may_change: Callable[[str], Awaitable[float]] = at_once,
-        on_change: Callable[[], None] = lambda: None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._folder = folder
@@ -82,12 +75,12 @@ class Agent:
         self._row = booted.row
         self._host = host
         self._clock = clock
-        self._settings = settings or AgentSettings()
+        self._settings = link.settings
         inspector = inspector or ChildInspector()
         self._lookout = Lookout(
             folder=folder,
-            member=member,
-            source=source,
+            member=link.member,
+            source=link.source,
             host=host,
             inspector=inspector,
             clock=clock,
@@ -97,15 +90,15 @@ class Agent:
         self._preparation = Preparation(
             folder=folder,
             store=booted.store,
-            source=source,
+            source=link.source,
             host=host,
             inspector=inspector,
             clock=clock,
             disk=disk or Disk(),
             bounds=self._settings.download,
         )
-        self._may_change = may_change
-        self._on_change = on_change
+        self._may_change = link.may_change
+        self._on_change = link.on_change
         self._chance = chance
         self._woken = asyncio.Event()
         self._report: BundleReport | None = None

@@ -97,7 +97,14 @@ async def at_once(_: str) -> float:
 
 
 class FleetLink(msgspec.Struct, frozen=True):
-    """The parts that join a daemon to its fleet; explained at `Agent`."""
+    """The parts that join a daemon to its fleet.
+
+    Attributes:
+        member: Returns the box's membership; read at each look.
+        source: The source of updates.
+        may_change: Asked before a bundle is activated. Returns 0.0: now; otherwise when to ask again, in seconds.
+        on_change: Called after each change of the agent's `state` or of its `row`.
+    """
 
     member: Callable[[], FleetMember]
     source: Source

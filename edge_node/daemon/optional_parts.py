@@ -113,13 +113,9 @@ def make_agent(
     agent = Agent(
         folder=Path(factory.state_dir) / FLEET_FOLDER,
         booted=booted,
+        link=link,
         host=BundleHost(parts, factory, settings, model_dirs, restart),
         clock=clock,
-        member=link.member,
-        source=link.source,
-        settings=link.settings,
-        may_change=link.may_change,
-        on_change=link.on_change,
     )
     if connection is not None:
         follow(connection, agent)

@@ -15,7 +15,7 @@ from edge_node.agent.boot import Booted, boot
 from edge_node.agent.child.dry_run import examine
 from edge_node.agent.child.look import look
 from edge_node.agent.disk import Disk
-from edge_node.agent.host import AgentSettings, at_once
+from edge_node.agent.host import AgentSettings, FleetLink, at_once
 from edge_node.agent.inspection import BundleReport, BundleRequest, Looked, LookRequest
 from edge_node.agent.source import DownloadBounds, FolderSource, Source, generator
 from edge_node.agent.store import InstalledBundle
@@ -243,14 +243,11 @@ class TestBox:
         self.agent = Agent(
             folder=self.folder,
             booted=self.booted,
-            member=lambda: Member(self.publisher.root),
-            source=self.source,
+            link=FleetLink(lambda: Member(self.publisher.root), self.source, self.settings, self.may_change),
             host=self.host,
             clock=self.time.clock,
-            settings=self.settings,
             disk=self.disk,
             inspector=InProcess(),
-            may_change=self.may_change,
             chance=lambda: 0.5,
         )
         return self.agent
