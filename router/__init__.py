@@ -1,6 +1,7 @@
-"""The pure part of Causeway: requests, policies and decisions as values.
+"""The part that all of Causeway shares: requests, policies and decisions as values, and a room for sockets, `serving`.
 
-Nothing here opens a socket, reads a file or reads a clock: bytes, values and ``now`` come in, values go out.
+Nothing outside of that room opens a socket, reads a file or reads a clock: bytes, values and ``now`` come in, values go
+out.
 Reading order: types, errors, openai (bytes → Request, Chunk → bytes), policy, decision, checks. Beside them: trackers
 (breaker, spending), parts (sounds and pictures), tool_calls, reasoning, jobs, realtime (live sessions), bundle (what a
 fleet gives a box), api (OpenAPI documents), documents (strict YAML), sse (server-sent events), telemetry.

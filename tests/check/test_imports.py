@@ -24,12 +24,14 @@ MAY_IMPORT = {
 }
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
-    "router": (),
+    "router": (),  # `router/serving`: what each of SERVERS has
     "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),
 }
+# The extras of the processes that serve: `router/serving` may rely on what all of them have.
+SERVERS = ("edge", "cloud", "fleet")
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {
     *("asyncio", "socket", "ssl", "select", "selectors", "socketserver", "threading", "multiprocessing", "concurrent"),
@@ -95,11 +97,26 @@ def purity_breaches(tree: ast.Module) -> list[str]:
     return imports + calls + coroutines
 
 
+def serving_imports(folder: tuple[str, ...], tree: ast.Module) -> list[str]:
+    """Relative imports of `router.serving` in a module of this folder, at any place of the file."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = node.module.split(".") if node.module else []
+            base = (*folder[: len(folder) - node.level + 1], *module)
+            found += [f"line {node.lineno}" for alias in node.names if (*base, alias.name)[:2] == ("router", "serving")]
+    return found
+
+
 def declared(package: str) -> set[str]:
     """Distributions that a package may import: the project's dependencies, its role's extra, and the optional parts."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *(text for extra in EXTRAS[package] for text in extras[extra])]
+    extras = {name: _names(texts) for name, texts in project["optional-dependencies"].items()}
+    served = set.intersection(*(extras[extra] for extra in SERVERS)) if package == "router" else set()
+    return _names(project["dependencies"]).union(served, *(extras[extra] for extra in EXTRAS[package]))
+
+
+def _names(texts: list[str]) -> set[str]:
     return {re.split(r"[\[<>=!~; ]", text)[0].lower().replace("_", "-") for text in texts}
 
 
@@ -131,9 +148,37 @@ def test_relative_imports_stay_inside_their_package(package: str) -> None:
     assert by_file(package, climbs) == {}
 
 
+def is_impure_room(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[:2] == ("router", "serving")
+
+
 def test_router_is_pure() -> None:
-    """router has no sockets, files, clocks, threads, chance or event loop: values in, values out."""
-    assert by_file("router", lambda _path, tree: purity_breaches(tree)) == {}
+    """router has no sockets, files, clocks, threads, chance or event loop, but in its room `serving`."""
+    assert by_file("router", lambda path, tree: [] if is_impure_room(path) else purity_breaches(tree)) == {}
+
+
+def test_nothing_pure_imports_the_impure_room() -> None:
+    """An import of `router.serving` from another room of router would let the outside in by a detour."""
+
+    def breaches(path: Path, tree: ast.Module) -> list[str]:
+        found = serving_imports(path.relative_to(ROOT).parts[:-1], tree)
+        return [] if is_impure_room(path) else found
+
+    assert by_file("router", breaches) == {}
+
+
+@pytest.mark.parametrize(
+    ("folder", "source"),
+    [
+        ("router", "from .serving import request"),
+        ("router", "from . import serving"),
+        ("router/openai", "from ..serving.request import members"),
+        ("router/openai/audio", "def late():\n    from ...serving import request"),
+    ],
+)
+def test_an_import_of_the_impure_room_is_seen(folder: str, source: str) -> None:
+    assert len(serving_imports(tuple(folder.split("/")), ast.parse(source))) == 1
+    assert serving_imports(("router", "jobs"), ast.parse("from .serving import x\nfrom ..types import Request")) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
