@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_header_names, check_media_type
 from router.openai.audio.form import check_form
-from router.request_headers import DEADLINE, TAGS, combined, members, read_deadline_ms, read_tags
+from router.serving.request import DEADLINE, TAGS, combined, members, read_deadline_ms, read_tags
 from router.types import folded_tags
 
 from ..admission import RANK, Priority

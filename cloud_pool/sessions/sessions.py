@@ -33,7 +33,7 @@ from router.errors import (
     QueueFull,
 )
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
-from router.request_headers import members
+from router.serving.request import members
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 

@@ -13,7 +13,7 @@ import msgspec
 from router.errors import CausewayError, DeadlineExceeded, InvalidRequest, RateLimited
 from router.jobs.cloud_event import CloudEvent
 from router.jobs.states import JobState
-from router.request_headers import read_tags
+from router.serving.request import read_tags
 
 from ..accounts.identity.principal import Grants, Principal
 from ..accounts.tenants.config import TenantLimits

@@ -22,7 +22,7 @@ from router.jobs.cloud_event import (
     parse_event,
 )
 from router.jobs.view import encode_job_error
-from router.request_headers import OURS
+from router.serving.request import OURS
 
 from ..brokers.port import IncomingMessage, OutgoingMessage
 

@@ -11,7 +11,7 @@ from router.api.files import DeletedFile, list_page
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.request_headers import TAGS
+from router.serving.request import TAGS
 
 from ..http.request_reader import RequestReader, routing_hints, send_continue
 from ..http.responses import JSON, SERVER

@@ -40,7 +40,7 @@ from router.openai import (
 )
 from router.openai.request_body import BOM
 from router.parts.uploads import FILE_MARK
-from router.request_headers import DEADLINE, OURS, TAGS, combined, one_value, read_deadline_ms, read_tags
+from router.serving.request import DEADLINE, OURS, TAGS, combined, one_value, read_deadline_ms, read_tags
 from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 

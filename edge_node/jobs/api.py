@@ -17,7 +17,7 @@ from router.jobs.submission import Endpoint, key_digest
 from router.jobs.view import WebhookSecrets
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
-from router.request_headers import one_value
+from router.serving.request import one_value
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints

@@ -6,7 +6,7 @@ from paho.mqtt.client import MQTTMessage
 from paho.mqtt.properties import Properties
 
 from router.errors import InvalidRequest
-from router.request_headers import combined
+from router.serving.request import combined
 
 from .envelope import Message
 

@@ -39,7 +39,7 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
-from router.request_headers import members
+from router.serving.request import members
 from router.trackers.fair_share import FairShare, network_of
 from router.types import AUTO, RoutingHints
 

@@ -15,7 +15,7 @@ from router.errors import CausewayError, InvalidRequest
 from router.realtime import EventsLost, encode_refusal
 from router.realtime.close_codes import MEANING, CloseCode
 from router.realtime.frames import text_frame
-from router.request_headers import members
+from router.serving.request import members
 
 PROTOCOL = "realtime"
 """The subprotocol that OpenAI's browser clients offer."""

@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import AuthenticationFailed, ConfigError, PermissionDenied
-from router.request_headers import one_value
+from router.serving.request import one_value
 
 from ..store.database import Store
 from ..store.operators import PREFIX, end_session, find_session, new_session

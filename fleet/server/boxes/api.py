@@ -23,7 +23,7 @@ from router.bundle.protocol import (
     Wake,
 )
 from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
-from router.request_headers import one_value
+from router.serving.request import one_value
 
 from ...store.database import StoreUnavailable
 from ...store.devices import Device

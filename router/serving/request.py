@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .errors import InvalidRequest
-from .openai.wire import MAX_TAGS, TAG
-from .types import folded_tags
+from ..errors import InvalidRequest
+from ..openai.wire import MAX_TAGS, TAG
+from ..types import folded_tags
 
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.errors import InvalidRequest
-from router.request_headers import combined, members, one_value, read_deadline_ms, read_tags
+from router.serving.request import combined, members, one_value, read_deadline_ms, read_tags
 from router.types import RoutingHints
 
 
