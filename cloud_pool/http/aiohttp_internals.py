@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from router.request_line import plain_path
+from router.serving.request import plain_path
 
 SERVER = "causeway"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

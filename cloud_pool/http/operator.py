@@ -21,7 +21,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
-from router.request_line import allowed_methods, served_method
+from router.serving.request import allowed_methods, served_method
 
 from ..accounts.identity.authenticator import Authenticator
 from ..config.schema import Config

@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
-from router.request_line import allowed_methods, served_method
+from router.serving.request import allowed_methods, served_method
 
 from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted

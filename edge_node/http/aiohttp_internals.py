@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from router.request_line import plain_path
+from router.serving.request import plain_path
 
 
 def is_between_requests(connection: RequestHandler) -> bool:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
-from router.request_line import allowed_methods, served_method
+from router.serving.request import allowed_methods, served_method
 from router.types import Request
 
 from ..clock import Clock

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import hdrs, web
 
 from router.bundle.protocol import MAX_MESSAGE_BYTES
-from router.request_line import plain_path
+from router.serving.request import plain_path
 
 from .connections import HttpConnection
 

@@ -1,4 +1,7 @@
-"""The headers of a request: which are lists, which have one value, and the values of the tags and the deadline.
+"""The head of a request: path, method and headers: which are lists, which have one value, and values that all take.
+
+Clients join a base URL and a path with a slash too many. The handler of the plain path answers: many clients turn a
+redirected POST into a GET.
 
 Edge, gateway and control plane read HTTP headers by this table, gRPC metadata and the user properties of MQTT as well.
 A list that comes on several lines is one list (RFC 9110, 5.3): a tag on the second line may be the one that protects
@@ -9,7 +12,7 @@ so are credentials and an `Idempotency-Key`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Final
 
 from ..errors import InvalidRequest
@@ -23,8 +26,29 @@ LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-
 """The headers that are lists, and the attribute of a CloudEvent that is one. Names are in lower case."""
 # The headers that have one value: two may be of two callers, or of two requests.
 _ONE_VALUE: Final = (OURS, "causeway", "authorization", "idempotency-key")
+_SLASHES: Final = re.compile("/{2,}")
 _TAG: Final = re.compile(TAG)
 _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+
+def plain_path(path: str) -> str:
+    """Return a path, still percent-encoded, without empty segments: `//v1/models/` is `/v1/models`."""
+    if "//" in path:
+        path = _SLASHES.sub("/", path)
+    return path[:-1] if len(path) > 1 and path.endswith("/") else path
+
+
+def served_method(method: str, headers: Container[str]) -> str:
+    """Return the method whose handler answers: GET also answers HEAD, and the HTTP server leaves the body out.
+
+    GET alone opens a WebSocket (RFC 6455, 4.1).
+    """
+    return "GET" if method == "HEAD" and "Upgrade" not in headers else method
+
+
+def allowed_methods(methods: str) -> str:
+    """Return the value of `Allow` for methods that have a handler: HEAD goes with GET."""
+    return methods.replace("GET", "GET, HEAD")
 
 
 def combined(lines: Iterable[tuple[str, str]]) -> dict[str, str]:

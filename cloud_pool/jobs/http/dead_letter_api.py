@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import InvalidRequest, MethodNotAllowed, NotFound
-from router.request_line import allowed_methods, served_method
+from router.serving.request import allowed_methods, served_method
 
 from ..store.job_store import JobStore
 from ..store.replies import DeadLetter

@@ -28,7 +28,7 @@ from router.jobs.view import JobView, WebhookSecrets
 from router.numbers import read_page
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
-from router.request_line import allowed_methods, served_method
+from router.serving.request import allowed_methods, served_method
 from router.trackers.fair_share import FairShare
 
 from ...accounts.identity.principal import Principal, Scope

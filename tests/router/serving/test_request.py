@@ -1,11 +1,20 @@
-"""The table of request headers: lists are joined, tags have no case, and a header of ours has one value."""
+"""The head of a request: plain paths, lists that are joined, tags without case, and one value for a header of ours."""
 
 from __future__ import annotations
 
 import pytest
 
 from router.errors import InvalidRequest
-from router.serving.request import combined, members, one_value, read_deadline_ms, read_tags
+from router.serving.request import (
+    allowed_methods,
+    combined,
+    members,
+    one_value,
+    plain_path,
+    read_deadline_ms,
+    read_tags,
+    served_method,
+)
 from router.types import RoutingHints
 
 
@@ -54,3 +63,38 @@ def test_a_deadline_is_a_positive_number_of_milliseconds(text: str) -> None:
         read_deadline_ms(text)
     assert refused.value.param == "x-causeway-deadline-ms"
     assert (read_deadline_ms(None), read_deadline_ms("250")) == (None, 250)
+
+
+@pytest.mark.parametrize(
+    ("sent", "plain"),
+    [
+        ("/", "/"),
+        ("//", "/"),
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/", "/v1/models"),
+        ("//v1///models//", "/v1/models"),
+        ("/v1/models/a%2F%2Fb%2F", "/v1/models/a%2F%2Fb%2F"),
+        ("*", "*"),
+        ("", ""),
+    ],
+)
+def test_a_path_has_no_empty_segments(sent: str, plain: str) -> None:
+    assert plain_path(sent) == plain
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "served"),
+    [
+        ("GET", (), "GET"),
+        ("HEAD", (), "GET"),
+        ("HEAD", ("Upgrade",), "HEAD"),
+        ("POST", (), "POST"),
+        ("head", (), "head"),
+    ],
+)
+def test_get_answers_head_unless_it_opens_a_websocket(method: str, headers: tuple[str, ...], served: str) -> None:
+    assert served_method(method, headers) == served
+
+
+def test_allow_names_head_beside_get() -> None:
+    assert (allowed_methods("GET, POST"), allowed_methods("POST")) == ("GET, HEAD, POST", "POST")
