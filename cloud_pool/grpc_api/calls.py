@@ -19,6 +19,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
@@ -26,7 +27,7 @@ from ..accounts.identity.principal import Principal
 from ..accounts.ledger import LedgerEntry
 from ..http.body_memory import FREE_BYTES, BodyMemory
 from ..http.request_admission import RequestAdmission
-from ..http.request_reader import RequestHeaders, read_headers, read_request_id
+from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import STALLED_S
 from ..observability.logs import REQUEST, redacted

@@ -25,13 +25,13 @@ import anyio
 from aiohttp import web
 
 from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
+from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import Request, has_response_begun, is_between_requests, make_request
-from .request_reader import read_request_id
 from .responses import STOPPED, error_response
 
 _MAX_HEADERS = 64

@@ -5,9 +5,7 @@ A malformed header of ours is a 400; a malformed `traceparent` is ignored, as it
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import anyio
 import msgspec
@@ -16,7 +14,18 @@ from aiohttp import hdrs, web
 from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_header_names, check_media_type
 from router.openai.audio.form import check_form
-from router.serving.request import DEADLINE, TAGS, combined, members, read_deadline_ms, read_tags
+from router.serving.request import (
+    DEADLINE,
+    PRIORITY,
+    TAGS,
+    combined,
+    members,
+    read_choice,
+    read_deadline_ms,
+    read_request_id,
+    read_tags,
+    read_traceparent,
+)
 from router.types import folded_tags
 
 from ..admission import RANK, Priority
@@ -28,9 +37,7 @@ _HEADERS = frozenset(
     f"x-causeway-{name}"
     for name in ("deadline-ms", "priority", "critical", "tags", "policy")  # policy: for the ledger
 )
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CACHE_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestHeaders(msgspec.Struct, frozen=True):
@@ -40,12 +47,6 @@ class RequestHeaders(msgspec.Struct, frozen=True):
     traceparent: str
     critical: bool  # only the requested tier's full answer will do
     tags: tuple[str, ...] = ()  # as `folded_tags`
-
-
-def read_request_id(headers: Mapping[str, str]) -> str:
-    """The client's `x-request-id`; a random one if it sent none, or an invalid one."""
-    request_id = headers.get("x-request-id", "")
-    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
 
 
 def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> RequestHeaders:
@@ -60,13 +61,12 @@ def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> Requ
     """
     headers = combined(lines)
     check_header_names(headers, _HEADERS)
-    traceparent = headers.get("traceparent", "")
     return RequestHeaders(
         id=request_id or read_request_id(headers),
         deadline_ms=read_deadline_ms(headers.get(DEADLINE)),
-        priority=_priority(headers.get("x-causeway-priority", "standard")),
-        traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
-        critical=_critical(headers.get("x-causeway-critical", "false")),
+        priority=read_choice(headers, PRIORITY, RANK) or "standard",
+        traceparent=read_traceparent(headers),
+        critical=read_choice(headers, "x-causeway-critical", ("true", "false")) == "true",
         tags=folded_tags((*read_tags(headers.get(TAGS, "")), *_cache_tags(headers.get("cache-control", "")))),
     )
 
@@ -118,19 +118,6 @@ async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, me
             if len(body) > length:  # its size was not known
                 memory.hold(http, caller, len(body))
     return bytes(body)
-
-
-def _critical(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise InvalidRequest("`x-causeway-critical` is true or false", param="x-causeway-critical")
-    return text == "true"
-
-
-def _priority(text: str) -> Priority:
-    for name in RANK:
-        if text == name:
-            return name
-    raise InvalidRequest(f"`x-causeway-priority` is one of {', '.join(RANK)}", param="x-causeway-priority")
 
 
 def _cache_tags(cache_control: str) -> list[str]:

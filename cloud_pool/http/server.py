@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
-from router.serving.request import allowed_methods, served_method
+from router.serving.request import allowed_methods, read_request_id, served_method
 
 from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted
@@ -21,7 +21,6 @@ from .body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission
-from .request_reader import read_request_id
 from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.server")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
-from router.serving.request import allowed_methods, served_method
+from router.serving.request import allowed_methods, read_traceparent, served_method
 from router.types import Request
 
 from ..clock import Clock
@@ -33,7 +33,7 @@ from ..serving.generation import policy_label
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
-from .request_reader import Endpoint, RequestReader, traceparent_of
+from .request_reader import Endpoint, RequestReader
 from .responses import HttpReplyWriter, error_response, json_response
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Api:
             return await reply.fail(error, policy=policy_label(self._policies.active))
 
     def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, RequestTrace | None]:
-        traceparent = traceparent_of(http.headers)
+        traceparent = read_traceparent(http.headers)
         if self._tracing is None:
             return traceparent, None
         return traceparent, self._tracing.begin(request, traceparent, self._clock.unix())

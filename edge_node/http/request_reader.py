@@ -40,7 +40,7 @@ from router.openai import (
 )
 from router.openai.request_body import BOM
 from router.parts.uploads import FILE_MARK
-from router.serving.request import DEADLINE, OURS, TAGS, combined, one_value, read_deadline_ms, read_tags
+from router.serving.request import DEADLINE, OURS, TAGS, combined, one_value, read_choice, read_deadline_ms, read_tags
 from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
@@ -59,11 +59,10 @@ _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "embedding": parse_embedding,
 }
 _MAX_LARGE_BODIES = 8  # bodies of the largest size that may be in transit at the same time
-_PREFERENCES: frozenset[str] = frozenset(get_args(Prefer))
+_PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -271,28 +270,11 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
     else:
         return RoutingHints(client=caller.name, tags=caller.tags)
     return RoutingHints(
-        prefer=_prefer(lines.get("x-causeway-prefer")),
+        prefer=read_choice(lines, "x-causeway-prefer", _PREFERENCES),
         tags=(*caller.tags, *read_tags(lines.get(TAGS, ""))),
         client=caller.name,
         deadline_ms=read_deadline_ms(lines.get(DEADLINE)),
     )
-
-
-def traceparent_of(headers: Mapping[str, str]) -> str:
-    """W3C trace context, version 00; a malformed one is dropped, as its specification requires."""
-    traceparent = headers.get("traceparent")
-    return traceparent if traceparent is not None and _TRACEPARENT.fullmatch(traceparent) else ""
-
-
-def _prefer(text: str | None) -> Prefer | None:
-    if not text:
-        return None
-    for name in get_args(Prefer):
-        if text == name:
-            preference: Prefer = name
-            return preference
-    names = ", ".join(sorted(_PREFERENCES))
-    raise InvalidRequest(f"`x-causeway-prefer` must be one of {names}, not {text[:64]!r}", param="x-causeway-prefer")
 
 
 def _endpoint_of(body: bytes) -> Endpoint:

@@ -13,11 +13,11 @@ from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone, QueueFull
 from router.jobs.respond_async import JobFailed
-from router.jobs.submission import Endpoint, key_digest
+from router.jobs.submission import RANK, Endpoint, key_digest
 from router.jobs.view import WebhookSecrets
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
-from router.serving.request import one_value
+from router.serving.request import PRIORITY, one_value, read_choice
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -25,7 +25,7 @@ from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from . import PATH
 from .events import EventReader, Position, read_last_id
-from .intake import JobIntake, JobKey, priority_of
+from .intake import JobIntake, JobKey
 from .record import EdgeJob, EdgeJobView, edge_job_view
 from .running.runner import JobRunner
 from .store import JobStore
@@ -104,7 +104,7 @@ class JobApi:
         key = JobKey(key_digest(one_value("idempotency-key", headers.getall("idempotency-key", ()))))
         self._service.admit(hints.client)
         body = await self._reader.body(http)
-        return await self._intake.accept(body, hints, priority_of(headers), key, endpoint)
+        return await self._intake.accept(body, hints, read_choice(headers, PRIORITY, RANK), key, endpoint)
 
     def _accepted(self, accepted: Accepted, headers: Mapping[str, str] = {}) -> web.Response:
         replayed = {"Idempotent-Replayed": "true"} if accepted.known else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -25,7 +25,6 @@ from .tables.values import Accepted, ReplyTo
 
 WithFiles = Callable[[bytes, str], Awaitable[bytes]]
 """A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""
-_PRIORITIES: Mapping[str, Priority] = {"interactive": "interactive", "standard": "standard", "bulk": "bulk"}
 
 
 class JobKey(msgspec.Struct, frozen=True):
@@ -166,17 +165,6 @@ class JobIntake:
             revise_within_s=min(fields.revise_within_ms / 1000.0, self._config.max_revise_s),
         )
         return job, plain
-
-
-def priority_of(headers: Mapping[str, str]) -> Priority | None:
-    """The priority that ``x-causeway-priority`` names. Raises InvalidRequest."""
-    text = headers.get("x-causeway-priority")
-    if text is None:
-        return None
-    if text not in _PRIORITIES:
-        known = ", ".join(_PRIORITIES)
-        raise InvalidRequest(f"`x-causeway-priority` must be one of {known}, not {text[:32]!r}")
-    return _PRIORITIES[text]
 
 
 def _digest(body: bytes, hints: RoutingHints, priority: Priority) -> str:

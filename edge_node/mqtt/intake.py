@@ -21,13 +21,14 @@ import anyio.abc
 import msgspec
 
 from router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited
-from router.jobs.submission import Priority
+from router.jobs.submission import RANK, Priority
+from router.serving.request import PRIORITY, read_choice
 from router.types import RoutingHints
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
 from ..jobs.errors import OutboxFull
-from ..jobs.intake import JobIntake, priority_of
+from ..jobs.intake import JobIntake
 from ..jobs.tables.values import ReplyTo
 from ..observability.faults import Fault
 from ..observability.logs import redacted
@@ -157,7 +158,7 @@ class MessageIntake:
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
-            priority = priority_of(submission.headers) or config.priority
+            priority = read_choice(submission.headers, PRIORITY, RANK) or config.priority
             return await self._accept(message, submission, address, hints, priority)
         except CausewayError as error:
             await self._refuse(connection, config, address, error)

@@ -39,14 +39,14 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
-from router.serving.request import members
+from router.serving.request import members, read_traceparent
 from router.trackers.fair_share import FairShare, network_of
 from router.types import AUTO, RoutingHints
 
 from ..clock import Clock
 from ..config.schema import RealtimeConfig
 from ..http.api import Handler
-from ..http.request_reader import Caller, RequestReader, routing_hints, traceparent_of
+from ..http.request_reader import Caller, RequestReader, routing_hints
 from ..modalities.boxed import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
@@ -204,7 +204,7 @@ class Sessions:
         )
         resumed = http.query.get("session_id")
         if resumed is None:
-            live = self._open(http.query.get("model", AUTO), hints, traceparent_of(http.headers))
+            live = self._open(http.query.get("model", AUTO), hints, read_traceparent(http.headers))
             try:
                 await socket.open()
             except BaseException:

@@ -12,8 +12,9 @@ so are credentials and an `Idempotency-Key`.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Sequence
-from typing import Final
+import secrets
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from ..errors import InvalidRequest
 from ..openai.wire import MAX_TAGS, TAG
@@ -22,6 +23,7 @@ from ..types import folded_tags
 OURS: Final = "x-causeway-"
 TAGS: Final = "x-causeway-tags"
 DEADLINE: Final = "x-causeway-deadline-ms"
+PRIORITY: Final = "x-causeway-priority"
 LISTS: Final = frozenset({TAGS, "causewaytags", "cache-control", "prefer", "sec-websocket-protocol"})
 """The headers that are lists, and the attribute of a CloudEvent that is one. Names are in lower case."""
 # The headers that have one value: two may be of two callers, or of two requests.
@@ -29,6 +31,9 @@ _ONE_VALUE: Final = (OURS, "causeway", "authorization", "idempotency-key")
 _SLASHES: Final = re.compile("/{2,}")
 _TAG: Final = re.compile(TAG)
 _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+Choice = TypeVar("Choice", bound=str)
 
 
 def plain_path(path: str) -> str:
@@ -106,3 +111,26 @@ def read_deadline_ms(text: str | None) -> int | None:
             param=DEADLINE,
         )
     return int(text)
+
+
+def read_choice(headers: Mapping[str, str], name: str, choices: Collection[Choice]) -> Choice | None:
+    """Return which of `choices` a header names; None without the header. Raises InvalidRequest."""
+    text = headers.get(name)
+    if text is None:
+        return None
+    for choice in choices:
+        if text == choice:
+            return choice
+    raise InvalidRequest(f"`{name}` must be one of {', '.join(choices)}, not {text[:64]!r}.", param=name)
+
+
+def read_traceparent(headers: Mapping[str, str]) -> str:
+    """Return the W3C trace context, version 00; "" without one or for a malformed one, as its specification asks."""
+    traceparent = headers.get("traceparent", "")
+    return traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
+
+
+def read_request_id(headers: Mapping[str, str]) -> str:
+    """Return the client's `x-request-id`; a random one if it sent none, or an invalid one."""
+    request_id = headers.get("x-request-id", "")
+    return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)

@@ -11,8 +11,11 @@ from router.serving.request import (
     members,
     one_value,
     plain_path,
+    read_choice,
     read_deadline_ms,
+    read_request_id,
     read_tags,
+    read_traceparent,
     served_method,
 )
 from router.types import RoutingHints
@@ -63,6 +66,24 @@ def test_a_deadline_is_a_positive_number_of_milliseconds(text: str) -> None:
         read_deadline_ms(text)
     assert refused.value.param == "x-causeway-deadline-ms"
     assert (read_deadline_ms(None), read_deadline_ms("250")) == (None, 250)
+
+
+def test_a_choice_is_one_of_its_words() -> None:
+    assert read_choice({}, "x-causeway-priority", ("a", "b")) is None
+    assert read_choice({"x-causeway-priority": "b"}, "x-causeway-priority", ("a", "b")) == "b"
+    for value in ("", "c", "B"):
+        with pytest.raises(InvalidRequest, match="must be one of a, b") as refused:
+            read_choice({"x-causeway-priority": value}, "x-causeway-priority", ("a", "b"))
+        assert refused.value.param == "x-causeway-priority"
+
+
+def test_a_malformed_trace_context_is_ignored_and_a_malformed_id_replaced() -> None:
+    context = f"00-{'a' * 32}-{'b' * 16}-01"
+    assert read_traceparent({"traceparent": context}) == context
+    assert [read_traceparent(headers) for headers in ({"traceparent": "x"}, {})] == ["", ""]
+    assert read_request_id({"x-request-id": "my.id-1"}) == "my.id-1"
+    made = [read_request_id(headers) for headers in ({}, {"x-request-id": "a b"}, {"x-request-id": "x" * 65})]
+    assert len({*made, "a b", "x" * 65}) == 5
 
 
 @pytest.mark.parametrize(
