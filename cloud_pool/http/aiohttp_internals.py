@@ -14,7 +14,6 @@ from aiohttp import hdrs, web
 from router.serving.request import plain_path
 
 SERVER = "causeway"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def is_between_requests(connection: web.RequestHandler) -> bool:
@@ -66,11 +65,3 @@ def has_response_begun(request: web.BaseRequest) -> bool:
     """Return whether bytes of the response were written. `output_size`: undocumented attribute of the stream writer,
     which aiohttp's own `handle_error` reads for the same purpose."""
     return bool(request.writer.output_size)
-
-
-async def send_continue(request: web.BaseRequest) -> None:
-    """Send `100 Continue` to a client that waits for it, and reset `output_size`: the response itself has not begun.
-    The low-level server leaves this to its handler; aiohttp's web application does the same in its default one."""
-    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        await request.writer.write(_CONTINUE)
-        request.writer.output_size = 0

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import anyio
 import msgspec
 from aiohttp import hdrs, web
 
-from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from router.openai import check_header_names, check_media_type
 from router.openai.audio.form import check_form
 from router.serving.request import (
     DEADLINE,
     PRIORITY,
     TAGS,
+    arrived_body,
     combined,
     members,
     read_choice,
@@ -25,12 +24,12 @@ from router.serving.request import (
     read_request_id,
     read_tags,
     read_traceparent,
+    receive_body,
 )
 from router.types import folded_tags
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
-from .aiohttp_internals import send_continue
 from .body_memory import FREE_BYTES, BodyMemory
 
 _HEADERS = frozenset(
@@ -90,34 +89,16 @@ async def read_body(
     """
     check = check_form if form else check_media_type
     check(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
-    length = http.content_length or 0
-    if length > max_bytes:
-        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
-    if length > FREE_BYTES or http.content_length is None:
-        memory.hold(http, caller, length or FREE_BYTES)  # of an unknown size, it counts from the beginning
-    await send_continue(http)
-    try:
-        # A small body arrives together with its head; only one that does not needs a timer.
-        whole = http.content.is_eof()
-        body = http.content.read_nowait() if whole else await _read_rest(http, max_bytes, timeout_s, memory, caller)
-    except TimeoutError:
-        raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
-    except web.RequestPayloadError:
-        raise InvalidRequest("The body's transfer encoding is malformed.") from None
-    if len(body) > max_bytes:
-        raise BodyTooLarge(f"The body is larger than {max_bytes} bytes. Send a smaller one.")
+
+    def hold(size: int) -> None:
+        if size > FREE_BYTES or http.content_length is None:  # of an unknown size, it counts from the beginning
+            memory.hold(http, caller, max(size, FREE_BYTES))
+
+    body = arrived_body(http, max_bytes)
+    if body is None:
+        return await receive_body(http, max_bytes, timeout_s, hold)
+    hold(len(body))
     return body
-
-
-async def _read_rest(http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str) -> bytes:
-    """Read as it comes; of a body that is too long, only enough to show that. Raises as `read_body` does."""
-    body, length = bytearray(), http.content_length or FREE_BYTES
-    with anyio.fail_after(timeout_s):
-        while len(body) <= max_bytes and (data := await http.content.readany()):
-            body += data
-            if len(body) > length:  # its size was not known
-                memory.hold(http, caller, len(body))
-    return bytes(body)
 
 
 def _cache_tags(cache_control: str) -> list[str]:

@@ -11,9 +11,9 @@ from router.api.files import DeletedFile, list_page
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.serving.request import TAGS
+from router.serving.request import TAGS, send_continue
 
-from ..http.request_reader import RequestReader, routing_hints, send_continue
+from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import JSON, SERVER
 from .store import FileStore
 from .upload import check_upload, read_upload

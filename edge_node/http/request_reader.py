@@ -15,19 +15,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
-import anyio
 import msgspec
 from aiohttp import hdrs, web
-from aiohttp.web_protocol import RequestPayloadError
 
 from router.decision.decide import RequestMemo
-from router.errors import (
-    AuthenticationFailed,
-    BodyTooLarge,
-    InvalidRequest,
-    QueueFull,
-    RequestTimeout,
-)
+from router.errors import AuthenticationFailed, QueueFull
 from router.openai import (
     RESPONSE_ONLY,
     ResponseEcho,
@@ -40,7 +32,18 @@ from router.openai import (
 )
 from router.openai.request_body import BOM
 from router.parts.uploads import FILE_MARK
-from router.serving.request import DEADLINE, OURS, TAGS, combined, one_value, read_choice, read_deadline_ms, read_tags
+from router.serving.request import (
+    DEADLINE,
+    OURS,
+    TAGS,
+    arrived_body,
+    combined,
+    one_value,
+    read_choice,
+    read_deadline_ms,
+    read_tags,
+    receive_body,
+)
 from router.trackers.fair_share import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
@@ -63,7 +66,6 @@ _PREFERENCES: tuple[Prefer, ...] = get_args(Prefer)
 _HEADERS = frozenset(name for name in REQUEST_HEADERS if name.startswith(OURS))
 _MAX_REMEMBERED = 2048  # parsed requests in memory, for bodies of at most:
 _SHORT_BYTES = 4096
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -172,57 +174,29 @@ class RequestReader:
 
     async def body(self, request: web.BaseRequest) -> bytes:
         """The complete body. Raises InvalidRequest, BodyTooLarge, RequestTimeout or QueueFull."""
-        content = request.content
-        if content.is_eof():
-            try:
-                body = content.read_nowait(-1)
-            except RequestPayloadError as error:
-                raise _malformed_transfer() from error
-            if len(body) > self._max_body_bytes:
-                raise self._too_large()
+        body = arrived_body(request, self._max_body_bytes)
+        if body is not None:
             return body
-        declared = request.content_length
-        if declared is not None and declared > self._max_body_bytes:
-            raise self._too_large()
         caller = network_of(self.caller(request).name)
         if not self._arriving.hold(id(request), caller):
             raise self._crowded(self._arriving, caller, "requests")
         try:
-            return await self._receive(request, caller, declared or 0)
+            with self._room(caller) as hold:
+                return await receive_body(request, self._max_body_bytes, self._timeout_s, hold)
         finally:
             self._arriving.release(id(request))
 
-    async def _receive(self, request: web.BaseRequest, caller: str, declared: int) -> bytes:
-        body = bytearray()
-        with anyio.CancelScope(deadline=anyio.current_time() + self._timeout_s) as timeout, self._room(caller) as take:
-            try:
-                take(declared)
-                send_continue(request)
-                while data := await request.content.readany():
-                    body += data
-                    if len(body) > self._max_body_bytes:
-                        raise self._too_large()
-                    if len(body) > declared:  # its size was not known
-                        take(len(data))
-            except RequestPayloadError as error:
-                raise _malformed_transfer() from error
-        if timeout.cancelled_caught:
-            raise RequestTimeout(f"the body did not arrive within {self._timeout_s:g} s")
-        return bytes(body)
-
     @contextmanager
     def _room(self, caller: str) -> Iterator[Callable[[int], None]]:
-        """Bound the memory of all partly received bodies together; yields the function that reserves bytes."""
-        taken, holder = 0, object()
+        """Bound the memory of all partly received bodies together; yields what counts a body's bytes."""
+        caller, holder = network_of(caller), object()
 
-        def take(size: int) -> None:
-            nonlocal taken
-            if not self._arriving_bytes.hold(holder, network_of(caller), taken + size):
-                raise self._crowded(self._arriving_bytes, network_of(caller), "bytes of requests")
-            taken += size
+        def hold(size: int) -> None:
+            if not self._arriving_bytes.hold(holder, caller, size):
+                raise self._crowded(self._arriving_bytes, caller, "bytes of requests")
 
         try:
-            yield take
+            yield hold
         finally:
             self._arriving_bytes.release(holder)
 
@@ -233,19 +207,6 @@ class RequestReader:
             "Send fewer at the same time.",
             retry_after_s=1.0,
         )
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"the body is larger than {self._max_body_bytes} bytes (`server.max_body_bytes`). Send a smaller one."
-        )
-
-
-def send_continue(request: web.BaseRequest) -> None:
-    """Tell a client that waits for it to send the body."""
-    if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
-        transport = request.transport
-        if transport is not None:
-            transport.write(_CONTINUE)
 
 
 def _parsed(kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
@@ -290,7 +251,3 @@ def _endpoint_of(body: bytes) -> Endpoint:
         return "completion" if "prompt" in fields else "chat"
     has_items = re.match(rb"\s*\[\s*\{", fields["input"]) is not None
     return "response" if has_items or not RESPONSE_ONLY.isdisjoint(fields) else "embedding"
-
-
-def _malformed_transfer() -> InvalidRequest:
-    return InvalidRequest("the body's transfer encoding is malformed")

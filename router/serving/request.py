@@ -1,4 +1,4 @@
-"""The head of a request: path, method and headers: which are lists, which have one value, and values that all take.
+"""A request as every listener reads it: path, method, the table of headers, and the body, bounded in bytes and time.
 
 Clients join a base URL and a path with a slash too many. The handler of the plain path answers: many clients turn a
 redirected POST into a GET.
@@ -7,16 +7,21 @@ Edge, gateway and control plane read HTTP headers by this table, gRPC metadata a
 A list that comes on several lines is one list (RFC 9110, 5.3): a tag on the second line may be the one that protects
 privacy. Any other header of ours that comes twice with different values is refused, because either may be meant, and
 so are credentials and an `Idempotency-Key`.
+
+A body that arrives together with its head, as nearly every one does, needs no wait and no timer.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from ..errors import InvalidRequest
+import anyio
+from aiohttp import hdrs, web
+
+from ..errors import BodyTooLarge, InvalidRequest, RequestTimeout
 from ..openai.wire import MAX_TAGS, TAG
 from ..types import folded_tags
 
@@ -34,6 +39,7 @@ _DEADLINE_MS: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Choice = TypeVar("Choice", bound=str)
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def plain_path(path: str) -> str:
@@ -134,3 +140,65 @@ def read_request_id(headers: Mapping[str, str]) -> str:
     """Return the client's `x-request-id`; a random one if it sent none, or an invalid one."""
     request_id = headers.get("x-request-id", "")
     return request_id if _REQUEST_ID.fullmatch(request_id) else secrets.token_hex(8)
+
+
+# --- the body --------------------------------------------------------------------------------------------------------
+
+
+def send_continue(http: web.BaseRequest) -> None:
+    """Tell a client that waits for it to send the body. The low-level server of aiohttp leaves this to its handler."""
+    if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and http.transport is not None:
+        http.transport.write(_CONTINUE)
+
+
+def arrived_body(http: web.BaseRequest, max_bytes: int) -> bytes | None:
+    """Return the body if all of it is here; None: it still arrives. Raises InvalidRequest or BodyTooLarge."""
+    if not http.content.is_eof():
+        if (http.content_length or 0) > max_bytes:
+            raise _too_large(max_bytes)
+        return None
+    try:
+        body = http.content.read_nowait()
+    except web.RequestPayloadError:
+        raise _malformed() from None
+    if len(body) > max_bytes:
+        raise _too_large(max_bytes)
+    return body
+
+
+async def receive_body(http: web.BaseRequest, max_bytes: int, timeout_s: float, hold: Callable[[int], None]) -> bytes:
+    """Receive a body that still arrives; of one that is too long, only enough to show that.
+
+    Args:
+        hold: Counts so many bytes in memory, in place of those that it counted before; raises where there is no room.
+
+    Raises:
+        BodyTooLarge: It has more than `max_bytes`.
+        RequestTimeout: It did not arrive within `timeout_s`.
+        InvalidRequest: Its transfer encoding is malformed.
+        CausewayError: What `hold` raises.
+    """
+    body, held = bytearray(), http.content_length or 0
+    hold(held)
+    send_continue(http)
+    try:
+        with anyio.fail_after(timeout_s):
+            while data := await http.content.readany():
+                body += data
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+                if len(body) > held:  # its size was not known
+                    hold(len(body))
+    except TimeoutError:
+        raise RequestTimeout(f"The body did not arrive within {timeout_s:g} s.") from None
+    except web.RequestPayloadError:
+        raise _malformed() from None
+    return bytes(body)
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The body is larger than {max_bytes} bytes (`max_body_bytes`). Send a smaller one.")
+
+
+def _malformed() -> InvalidRequest:
+    return InvalidRequest("The body's transfer encoding is malformed.")

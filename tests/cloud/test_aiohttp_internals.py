@@ -9,12 +9,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from cloud_pool.http.aiohttp_internals import (
-    BufferedHeadResponse,
-    has_response_begun,
-    is_between_requests,
-    send_continue,
-)
+from cloud_pool.http.aiohttp_internals import BufferedHeadResponse, has_response_begun, is_between_requests
+from router.serving.request import send_continue
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 HEAD = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
@@ -72,7 +68,7 @@ async def test_output_size_shows_whether_a_response_has_begun() -> None:
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         begun.append(has_response_begun(request))
-        await send_continue(request)
+        send_continue(request)
         begun.append(has_response_begun(request))
         response = web.StreamResponse()
         await response.prepare(request)

@@ -239,7 +239,7 @@ async def test_what_is_wrong_with_a_form_is_named_and_the_next_good_one_is_answe
         (form(more={"timestamp_granularities[]": "letter"}), 400, "`segment` or `word`"),
         (form(more={f"field{at}": "1" for at in range(20)}), 400, "too many fields"),
         (b"{}", 415, "multipart/form-data"),
-        (form(bytes(MAX_BODY_BYTES)), 413, "(`server.max_body_bytes`). Send a smaller one."),
+        (form(bytes(MAX_BODY_BYTES)), 413, "(`max_body_bytes`). Send a smaller one."),
     ]
     async with talking(tmp_path) as box:
         for data, status, words in cases:

@@ -17,10 +17,10 @@ from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
 from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
+from router.serving.request import send_continue
 
 from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
-from ...http.aiohttp_internals import send_continue
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...observability.logs import REQUEST
@@ -108,7 +108,7 @@ class BatchApi:
         expected_bytes = check_upload(request)
         self._bodies.hold(request, principal.caller, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
-            await send_continue(request)
+            send_continue(request)
             upload = await read_upload(request, writer.write)
             terms = parse_upload_terms(upload.fields, PURPOSES, self._file_ttl_s)
             purpose, filename = msgspec.convert(terms.purpose, UploadPurpose), upload.filename
