@@ -12,11 +12,11 @@ from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.request import TAGS, send_continue
+from router.serving.upload import check_upload, read_upload
 
 from ..http.request_reader import RequestReader, routing_hints
 from ..http.responses import JSON, SERVER
 from .store import FileStore
-from .upload import check_upload, read_upload
 
 PATH = "/v1/files"
 _MAX_TAG_BYTES = 1024  # they are in the file's header

@@ -10,9 +10,9 @@ from aiohttp import BodyPartReader, hdrs, web
 from aiohttp.http import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
-from router.errors import BodyTooLarge, InvalidRequest, RequestTimeout
-from router.openai.audio.form import check_form
-from router.parts.upload_terms import clean_filename
+from ..errors import BodyTooLarge, InvalidRequest, RequestTimeout
+from ..openai.audio.form import check_form
+from ..parts.upload_terms import clean_filename
 
 _WHOLE_S = 900.0
 _PIECE_BYTES = 64 * 1024
