@@ -25,10 +25,11 @@ WriteFile = Callable[[bytes], Awaitable[None]]
 
 
 class UploadForm(msgspec.Struct, frozen=True):
-    """The fields of an upload. `filename`: cleaned, for people."""
+    """The fields of an upload. `filename`: cleaned, for people; `is_empty`: the file has no bytes."""
 
     filename: str
     fields: dict[str, str]
+    is_empty: bool
 
 
 def check_upload(http: web.BaseRequest) -> int:
@@ -51,7 +52,7 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
         with anyio.fail_after(_WHOLE_S):
             return await _read(http, write, piece_s)
     except TimeoutError:
-        raise RequestTimeout(f"the file did not arrive within {_WHOLE_S:g} s, or {piece_s:g} s passed idly") from None
+        raise RequestTimeout(f"The file did not arrive within {_WHOLE_S:g} s, or {piece_s:g} s passed idly.") from None
     except (ValueError, AssertionError, HttpProcessingError, RequestPayloadError):
         raise InvalidRequest("The body is not valid multipart/form-data.") from None
 
@@ -59,7 +60,7 @@ async def read_upload(http: web.BaseRequest, write: WriteFile, piece_s: float) -
 async def _read(http: web.BaseRequest, write: WriteFile, piece_s: float) -> UploadForm:
     filename: str | None = None
     fields: dict[str, str] = {}
-    count = 0
+    count, is_empty = 0, True
     with anyio.fail_after(piece_s):
         reader = await http.multipart()
     while True:
@@ -75,12 +76,13 @@ async def _read(http: web.BaseRequest, write: WriteFile, piece_s: float) -> Uplo
                 raise InvalidRequest("`file` is there twice. Send one file for each request.", param="file")
             filename = clean_filename(part.filename or "")
             async for piece in _pieces(part, piece_s):
+                is_empty = False
                 await write(piece)
         else:
             fields[part.name or ""] = await _field(part, piece_s)
     if filename is None:
         raise InvalidRequest("`file` is missing. Send the file as the form's field `file`.", param="file")
-    return UploadForm(filename, fields)
+    return UploadForm(filename, fields, is_empty)
 
 
 async def _field(part: BodyPartReader, piece_s: float) -> str:
@@ -88,7 +90,7 @@ async def _field(part: BodyPartReader, piece_s: float) -> str:
     async for piece in _pieces(part, piece_s):
         value += piece
         if len(value) > _MAX_FIELD_BYTES:
-            raise BodyTooLarge(f"a field of the form has more than {_MAX_FIELD_BYTES} bytes")
+            raise BodyTooLarge(f"A field of the form has more than {_MAX_FIELD_BYTES} bytes.")
     return value.decode("utf-8", "replace")
 
 

@@ -16,8 +16,9 @@ from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, Model
 from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
 from router.openai.request_body import BOM
-from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, clean_filename, parse_upload_terms
+from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.request import send_continue
+from router.serving.upload import check_upload, read_upload
 
 from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
@@ -33,7 +34,6 @@ from ..config import JobsConfig
 from ..errors import FileContentLost
 from ..off_peak import OffPeakHours, no_off_peak_hours
 from ..stores import JobStores
-from .multipart import check_upload, read_upload
 from .routing import Route, begin_response, enqueue_span, json_response, route, write_chunk
 
 _READ_S = 20.0
@@ -109,16 +109,14 @@ class BatchApi:
         self._bodies.hold(request, principal.caller, _UPLOAD_BYTES)
         async with self._files.write(principal.owner, expected_bytes) as writer:
             send_continue(request)
-            upload = await read_upload(request, writer.write)
+            upload = await read_upload(request, writer.write, _READ_S)
             terms = parse_upload_terms(upload.fields, PURPOSES, self._file_ttl_s)
-            purpose, filename = msgspec.convert(terms.purpose, UploadPurpose), upload.filename
+            purpose = msgspec.convert(terms.purpose, UploadPurpose)
             if purpose == "batch":
                 principal.require("jobs")
             elif upload.is_empty:
                 raise InvalidRequest("`file` is empty. Send its bytes.", param="file")
-            else:
-                filename = clean_filename(filename)
-            file = await writer.finish(filename, purpose, terms.ttl_s, tags)
+            file = await writer.finish(upload.filename, purpose, terms.ttl_s, tags)
         return json_response(file_view(file))
 
     async def _list_files(self, request: web.BaseRequest, principal: Principal, _: str) -> web.StreamResponse:
