@@ -31,9 +31,9 @@ from router.openai import (
     error_event,
     error_headers,
 )
+from router.serving.reply import AnswerHead, Piece
 from router.types import Embeddings, Request
 
-from ..serving.reply import AnswerHead, Piece
 
 SERVER = "causeway"
 JSON = "application/json"

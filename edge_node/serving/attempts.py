@@ -37,12 +37,12 @@ from router.errors import (
     TargetNotConfigured,
 )
 from router.policy.signals import modalities
+from router.serving.reply import Piece, Sink
 from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
 from ..observability.logs import redacted
 from .generation import Generation, policy_label
-from .reply import Piece, Sink
 
 if TYPE_CHECKING:
     from models.llama_cpp.protocol import SoftTokens

@@ -23,6 +23,7 @@ from router.decision.attempts import AttemptSequence
 from router.errors import CausewayError, CloudFailed, CloudRefused, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
+from router.serving.reply import AnswerHead, Piece
 from router.types import (
     AttemptRecord,
     AudioPart,
@@ -43,7 +44,6 @@ from router.types import (
 from ..backends.backend import JobTerms, UpstreamInfo
 from ..observability.logs import redacted
 from ..storage.cache import CacheHit
-from .reply import AnswerHead, Piece
 
 if TYPE_CHECKING:
     from models.constraints.checks import HeldRequest

@@ -15,13 +15,13 @@ from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.policy.signals import concerned
+from router.serving.reply import AnswerHead, Piece, Reply
 from router.tool_calls.ids import with_own_ids
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
 from ..storage.cache import CacheHit
 from .generation import Generation, policy_label
-from .reply import AnswerHead, Piece, Reply
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace

@@ -35,6 +35,7 @@ from router.errors import (
 from router.openai import CachedAnswer, is_keepable
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
+from router.serving.reply import Sink
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..backends.backend import JobTerms
@@ -51,7 +52,6 @@ from .admission import Admission
 from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
 from .generation import Generation, SemanticCheck, SharedGeneration, SharedGenerations, Subscriber
-from .reply import Sink
 from .request_context import RequestContext
 from .semantic_checks import SemanticChecks
 

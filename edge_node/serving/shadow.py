@@ -28,6 +28,7 @@ from models.catalog.artifact import ArtifactError
 from router.decision.shadow import other_target
 from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
+from router.serving.reply import Sink
 from router.types import Location, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -40,7 +41,6 @@ from ..storage.spend import SpendStore
 from .admission import Admission
 from .attempts import close_chunks
 from .generation import Generation, policy_label
-from .reply import Sink
 from .semantic_checks import SemanticChecks
 from .shadow_question import MOST_CHARACTERS, ShadowQuestion, ShadowTap, ShadowText
 

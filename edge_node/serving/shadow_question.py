@@ -6,12 +6,12 @@ from collections.abc import Awaitable
 
 import msgspec
 
+from router.serving.reply import AnswerHead, Piece, Sink
 from router.types import Chunk, Confidence, Request, RoutingHints, Target
 
 from ..backends.backend import UpstreamInfo
 from .attempts import with_temperature
 from .generation import Generation
-from .reply import AnswerHead, Piece, Sink
 
 _CONFIDENCE_TOKENS = 24  # where the route has no handoff
 MOST_CHARACTERS = 32_768  # of a prompt or an answer that is compared

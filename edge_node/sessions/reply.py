@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from router.openai import CachedAnswer
 from router.realtime import ResponseStream
+from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings
-
-from ..serving.reply import AnswerHead, Piece
 
 Speak = Callable[[str], Awaitable[bytes]]
 _PIECE_BYTES = 9600  # a fifth of a second

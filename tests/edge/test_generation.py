@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_node.serving.generation import BUFFER_BYTES, Generation, SharedGeneration, SharedGenerations, Subscriber
-from edge_node.serving.reply import AnswerHead
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded
 from router.policy.compiled import parse_policy
+from router.serving.reply import AnswerHead
 from router.types import Chunk, Embeddings, Request, Snapshot
 from tests.waiting import until
 

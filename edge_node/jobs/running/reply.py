@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from router.openai import AnswerEncoder, CachedAnswer, ResponseEncoder, coalesce, encode_embeddings
+from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request
 
-from ...serving.reply import AnswerHead, Piece
 from ..feed import RunningText
 
 MakeEncoder = Callable[[Request, str, str, int], AnswerEncoder | ResponseEncoder]

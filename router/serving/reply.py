@@ -7,8 +7,8 @@ from typing import Protocol
 
 import msgspec
 
-from router.openai import CachedAnswer
-from router.types import CacheStatus, Chunk, Embeddings, Route
+from ..openai import CachedAnswer
+from ..types import CacheStatus, Chunk, Embeddings, Route
 
 Piece = Chunk | Embeddings
 
