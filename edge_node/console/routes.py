@@ -23,10 +23,10 @@ from aiohttp import hdrs, web
 from router.checks.what_if import what_if
 from router.errors import InvalidJSON, InvalidRequest, NotFound
 from router.openai import check_media_type
+from router.serving.responses import JSON, SERVER
 
 from ..http.api import Handler
 from ..http.request_reader import RequestReader
-from ..http.responses import JSON, SERVER
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 from .state import ConsoleState

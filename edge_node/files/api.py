@@ -12,10 +12,10 @@ from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.request import TAGS, send_continue
+from router.serving.responses import JSON, SERVER
 from router.serving.upload import check_upload, read_upload
 
 from ..http.request_reader import RequestReader, routing_hints
-from ..http.responses import JSON, SERVER
 from .store import FileStore
 
 PATH = "/v1/files"

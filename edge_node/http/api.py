@@ -24,6 +24,7 @@ from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
 from router.serving.request import allowed_methods, read_traceparent, served_method
+from router.serving.responses import HttpReplyWriter, error_response, json_response
 from router.types import Request
 
 from ..clock import Clock
@@ -34,7 +35,6 @@ from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 from .request_reader import Endpoint, RequestReader
-from .responses import HttpReplyWriter, error_response, json_response
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTrace, RequestTracer

@@ -21,6 +21,7 @@ from aiohttp import web
 from router.api.document import OPENAPI_PATH
 from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from router.openai import ModelObject, encode_model, encode_models
+from router.serving.responses import SERVER, body_response, json_response
 from router.types import AUTO, Route
 
 from ..clock import Clock
@@ -30,7 +31,6 @@ from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
 from .request_reader import Caller, RequestReader
-from .responses import SERVER, body_response, json_response
 
 if TYPE_CHECKING:
     from .api import Handler

@@ -29,13 +29,13 @@ from aiohttp.web_protocol import RequestHandler
 
 from router.errors import CausewayError, InvalidRequest, QueueFull
 from router.openai import encode_error
+from router.serving.responses import CORS, SERVER, error_response
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import is_between_requests, make_request
-from .responses import CORS, SERVER, error_response
 from .unix_socket import bind_failure, bind_unix_socket
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from router.jobs.view import WebhookSecrets
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.serving.request import PRIORITY, one_value, read_choice
+from router.serving.responses import EVENTS, JSON, SERVER, EventStream
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
-from ..http.responses import EVENTS, JSON, SERVER, EventStream
 from ..serving.service import Service
 from . import PATH
 from .events import EventReader, Position, read_last_id

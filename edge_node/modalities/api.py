@@ -23,10 +23,10 @@ from router.openai.audio import (
 )
 from router.openai.audio.form import check_form, parse_form
 from router.policy.compiled import Policy
+from router.serving.responses import EVENTS, JSON, SERVER, EventStream, error_response
 
 from ..clock import Clock
 from ..http.request_reader import RequestReader, routing_hints
-from ..http.responses import EVENTS, JSON, SERVER, EventStream, error_response
 from ..serving.generation import policy_label
 from .audio import AudioCall, AudioService
 from .sound import PCM_HZ, SpokenText

@@ -21,7 +21,8 @@ import msgspec
 from aiohttp import web
 
 from edge_node.daemon import lifecycle
-from edge_node.http import request_reader, responses
+from edge_node.http import request_reader
+from router.serving import responses
 from tests.bed.figures import table
 from tests.tool import run_tool
 

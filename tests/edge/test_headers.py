@@ -14,7 +14,7 @@ from .box import running
 
 ROOMS = [Path(__file__).parents[2] / "edge_node" / room for room in ("http", "jobs")]
 SOURCES = [path for room in ROOMS for path in room.glob("*.py") if path.stem != "headers"]
-SOURCES.append(Path(__file__).parents[2] / "router" / "serving" / "request.py")
+SOURCES += (Path(__file__).parents[2] / "router" / "serving").glob("*.py")
 
 
 def test_every_causeway_header_in_the_code_has_a_meaning() -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from edge_node.http.responses import EventStream
+from router.serving.responses import EventStream
 
 LINES = "Content-Type: text/event-stream\r\n"
 Script = Callable[[EventStream], Awaitable[None]]

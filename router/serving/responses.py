@@ -19,8 +19,8 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.client_exceptions import ClientConnectionResetError
 
-from router.errors import CausewayError, ClientGone
-from router.openai import (
+from ..errors import CausewayError, ClientGone
+from ..openai import (
     AnswerEncoder,
     CachedAnswer,
     ResponseEcho,
@@ -31,9 +31,8 @@ from router.openai import (
     error_event,
     error_headers,
 )
-from router.serving.reply import AnswerHead, Piece
-from router.types import Embeddings, Request
-
+from ..types import Embeddings, Request
+from .reply import AnswerHead, Piece
 
 SERVER = "causeway"
 JSON = "application/json"
