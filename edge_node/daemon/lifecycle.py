@@ -17,9 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
-from ..config.schema import Config
+from router.web_origins import WebOrigins, listener_hosts
+
+from ..config.schema import Config, ServerConfig
 from ..http.api import Api
-from ..http.listener import HttpListener
+from ..http.listener import Address, ConnectionTable, Listener
 from ..observability.logs import redacted
 from ..storage.state_folder import StateFolderLock
 from .components import Components
@@ -45,7 +47,9 @@ class App:
         self._parts = parts
         self._notifier = notifier
         self._api = api
-        self._listener = HttpListener(config.server, api.handle, tcp=parts.connections[0], unix=parts.connections[1])
+        self._listener = Listener(
+            api.handle, _addresses(config.server, *parts.connections), config.server.read_timeout_s
+        )
         self._state_folder = state_folder
         self._stop = asyncio.Event()
         self._stop_requested = asyncio.Event()  # by a signal, or by `restart`
@@ -295,6 +299,19 @@ class App:
         """Ping the watchdog only after a trial routing decision succeeds."""
         self._parts.service.self_check()
         self._notifier.watchdog()
+
+
+def _addresses(config: ServerConfig, tcp: ConnectionTable, unix: ConnectionTable) -> list[Address]:
+    """Return the addresses that the daemon is configured to listen on."""
+    addresses = []
+    if config.host:
+        hosts = listener_hosts(config.host, config.hosts, needs_key=bool(config.keys))
+        origins = WebOrigins(config.origins, hosts, "server.origins")
+        addresses.append(Address(tcp, origins, "server.port", config.host, config.port))
+    if config.socket:
+        origins = WebOrigins(config.origins, key="server.origins")
+        addresses.append(Address(unix, origins, "server.socket", socket=config.socket))
+    return addresses
 
 
 def _first_cause(error: BaseException) -> BaseException:

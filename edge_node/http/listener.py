@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -31,9 +32,8 @@ from router.errors import CausewayError, InvalidRequest, QueueFull
 from router.openai import encode_error
 from router.serving.responses import CORS, SERVER, error_response
 from router.trackers.fair_share import FairShare, network_of
-from router.web_origins import WebOrigins, listener_hosts
+from router.web_origins import WebOrigins
 
-from ..config.schema import ServerConfig
 from ..observability.logs import redacted
 from .aiohttp_internals import is_between_requests, make_request
 from .unix_socket import bind_failure, bind_unix_socket
@@ -41,7 +41,7 @@ from .unix_socket import bind_failure, bind_unix_socket
 log = logging.getLogger(__name__)
 
 _HEADERS = 64  # fields of a head, each of at most 8190 bytes
-_BACKLOG = 512
+_BACKLOG = 4096
 _LINGER_S = 2.0  # to read the rest of a refused request's body
 _FLUSH_S = 0.25  # on close: for answers that are complete but not yet sent
 _CANCEL_S = 2.0  # on close: for cancelled handlers to end
@@ -145,29 +145,43 @@ class ConnectionTable:
         self._reported, self._report_at = self._refused, now + _LOG_INTERVAL_S
 
 
-class HttpListener:
-    """Listens as configured and counts the requests in progress.
+class Address(msgspec.Struct, frozen=True):
+    """An address of a listener.
 
-    Args:
-        handle: answers one request; may raise CancelledError only.
-        tcp: holds the connections over TCP.
-        unix: holds the connections over the Unix socket.
+    Attributes:
+        connections: Holds the connections over it.
+        origins: Which web pages may send requests there.
+        key: The configuration key of the address, for errors.
+        host: Where to listen on TCP, with `port`; 0: any free port.
+        socket: The path of a Unix socket, in place of host and port.
     """
 
-    def __init__(self, config: ServerConfig, handle: Handle, *, tcp: ConnectionTable, unix: ConnectionTable) -> None:
-        self._config = config
+    connections: ConnectionTable
+    origins: WebOrigins
+    key: str
+    host: str = ""
+    port: int = 0
+    socket: str = ""
+
+
+class Listener:
+    """Listens on its addresses and counts the requests in progress.
+
+    Args:
+        handle: Answers one request; may raise CancelledError only.
+        read_timeout_s: The longest time in which a head arrives, and between two requests.
+    """
+
+    def __init__(self, handle: Handle, addresses: Sequence[Address], read_timeout_s: float) -> None:
         self._handle = handle
-        self._tcp = tcp
-        self._unix = unix
-        hosts = listener_hosts(config.host, config.hosts, needs_key=bool(config.keys))
-        self._tcp_origins = WebOrigins(config.origins, hosts, "server.origins")
-        self._unix_origins = WebOrigins(config.origins, key="server.origins")
+        self._addresses = addresses
+        self._read_timeout_s = read_timeout_s
         self._idle = asyncio.Event()
         self._idle.set()
         self._requests: set[asyncio.Task[object]] = set()  # each answers one request
         self._http: web.Server | None = None
         self._sockets: list[asyncio.AbstractServer] = []
-        self._socket_path: Path | None = None
+        self._paths: list[Path] = []  # of Unix sockets that are bound
         self._port: int | None = None
 
     @property
@@ -185,28 +199,17 @@ class HttpListener:
         # handler_cancellation: a client that disconnects cancels its request.
         self._http = web.Server(self._serve, request_factory=make_request, handler_cancellation=True)
         loop = asyncio.get_running_loop()
-        if self._config.host:
-            try:
-                listening = await loop.create_server(
-                    lambda: self._new_connection(self._tcp),
-                    self._config.host,
-                    self._config.port,
-                    backlog=_BACKLOG,
-                    reuse_address=True,
-                )
-            except OSError as error:
-                address = f"{self._config.host}:{self._config.port}"
-                raise bind_failure(address, error, where="server.port") from error
-            self._sockets.append(listening)
-            self._port = listening.sockets[0].getsockname()[1]
-        if self._config.socket:
-            path = Path(self._config.socket)
-            self._sockets.append(
-                await loop.create_unix_server(
-                    lambda: self._new_connection(self._unix), sock=bind_unix_socket(path), backlog=_BACKLOG
-                )
-            )
-            self._socket_path = path
+        for address in self._addresses:
+            new_connection = partial(_Connection, self._http, address, self._read_timeout_s)
+            if address.socket:
+                path = Path(address.socket)
+                bound = bind_unix_socket(path, address.key)
+                self._sockets.append(await loop.create_unix_server(new_connection, sock=bound, backlog=_BACKLOG))
+                self._paths.append(path)
+            else:
+                listening = await bind_tcp(new_connection, address.host, address.port, address.key)
+                self._sockets.append(listening)
+                self._port = listening.sockets[0].getsockname()[1]
 
     def stop_accepting(self) -> None:
         """Accept no new connection; close idle ones now, busy ones after their answer."""
@@ -229,13 +232,8 @@ class HttpListener:
         await self.drain(_CANCEL_S)
         if self._http is not None:
             await self._http.shutdown(timeout=_FLUSH_S)
-        if self._socket_path is not None:
-            self._socket_path.unlink(missing_ok=True)
-
-    def _new_connection(self, table: ConnectionTable) -> _Connection:
-        """The protocol of a new connection."""
-        assert self._http is not None
-        return _Connection(self._http, table, keepalive_timeout=self._config.read_timeout_s)  # (2)
+        for path in self._paths:
+            path.unlink(missing_ok=True)
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         task = asyncio.current_task()
@@ -245,7 +243,7 @@ class HttpListener:
         self._idle.clear()
         connection.table.begin_request(connection)
         try:
-            return await self._answer(http, self._unix_origins if connection.table is self._unix else self._tcp_origins)
+            return await self._answer(http, connection.origins)
         finally:
             connection.table.end_request(connection)
             self._requests.discard(task)
@@ -270,20 +268,32 @@ class HttpListener:
         return response
 
 
+async def bind_tcp(
+    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str
+) -> asyncio.Server:
+    """Listen on TCP. Raises ConfigError, which names `key`, if the address cannot be bound."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(new_connection, host, port, backlog=_BACKLOG, reuse_address=True)
+    except OSError as error:
+        raise bind_failure(f"{host}:{port}", error, where=key) from error
+
+
 class _Connection(RequestHandler):
     """One client's connection."""
 
-    def __init__(self, server: web.Server, table: ConnectionTable, *, keepalive_timeout: float) -> None:
+    def __init__(self, server: web.Server, address: Address, read_timeout_s: float) -> None:
         super().__init__(
             server,
             loop=asyncio.get_running_loop(),
             access_log=None,  # type: ignore[arg-type]  # off: `self.access_log` is Optional
             auto_decompress=False,
-            keepalive_timeout=keepalive_timeout,
+            keepalive_timeout=read_timeout_s,  # (2)
             lingering_time=_LINGER_S,
             max_headers=_HEADERS,
         )
-        self.table = table
+        self.table = address.connections
+        self.origins = address.origins
         self.peer = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

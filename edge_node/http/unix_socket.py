@@ -10,8 +10,8 @@ from pathlib import Path
 from router.errors import ConfigError
 
 
-def bind_unix_socket(path: Path) -> socket.socket:
-    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError."""
+def bind_unix_socket(path: Path, key: str) -> socket.socket:
+    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError, which names `key`."""
     try:
         if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
             path.unlink()
@@ -26,7 +26,7 @@ def bind_unix_socket(path: Path) -> socket.socket:
             listening.close()
             raise
     except OSError as error:
-        raise bind_failure(str(path), error, where="server.socket") from error
+        raise bind_failure(str(path), error, where=key) from error
     return listening
 
 

@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from edge_node.config.schema import ServerConfig
-from edge_node.http.listener import ConnectionTable, HttpListener
+from edge_node.http.listener import Address, ConnectionTable, Listener
+from router.web_origins import WebOrigins
 from tests.waiting import until
 
 from .box import running
@@ -31,8 +32,9 @@ class Server:
         self.gate.set()
         self.tcp, self.unix = (ConnectionTable(name, 2, lambda: self.now) for name in ("tcp", "unix"))
         self.socket = socket
-        config = ServerConfig(port=0, socket=str(socket))
-        self.listener = HttpListener(config, self._handle, tcp=self.tcp, unix=self.unix)
+        origins = WebOrigins()
+        tcp, unix = Address(self.tcp, origins, "", "127.0.0.1"), Address(self.unix, origins, "", socket=str(socket))
+        self.listener = Listener(self._handle, (tcp, unix), read_timeout_s=20.0)
 
     @property
     def port(self) -> int | None:
