@@ -1,6 +1,5 @@
 """HTTP/1.1 in and out. Read in this order:
 
 `listener` (sockets, limits, which web pages may ask), `api` (paths and answers), `request_reader` (bytes → Request),
-`router.serving.responses` (pieces → bytes), `inspection` (models, past decisions, health, metrics), `aiohttp_internals` (what this
-package uses of aiohttp that is not its public API).
+`router.serving.responses` (pieces → bytes), `inspection` (models, past decisions, health, metrics).
 """

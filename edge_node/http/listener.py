@@ -16,27 +16,29 @@ How misbehaving clients are treated:
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
+import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import anyio
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
-from router.errors import CausewayError, InvalidRequest, QueueFull
+from router.errors import CausewayError, ConfigError, InvalidRequest, QueueFull
 from router.openai import encode_error
+from router.serving.request import plain_path
 from router.serving.responses import CORS, SERVER, error_response
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
 
 from ..observability.logs import redacted
-from .aiohttp_internals import is_between_requests, make_request
-from .unix_socket import bind_failure, bind_unix_socket
 
 log = logging.getLogger(__name__)
 
@@ -268,17 +270,6 @@ class Listener:
         return response
 
 
-async def bind_tcp(
-    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str
-) -> asyncio.Server:
-    """Listen on TCP. Raises ConfigError, which names `key`, if the address cannot be bound."""
-    loop = asyncio.get_running_loop()
-    try:
-        return await loop.create_server(new_connection, host, port, backlog=_BACKLOG, reuse_address=True)
-    except OSError as error:
-        raise bind_failure(f"{host}:{port}", error, where=key) from error
-
-
 class _Connection(RequestHandler):
     """One client's connection."""
 
@@ -339,3 +330,74 @@ def _refusal() -> bytes:
 
 
 _REFUSAL = _refusal()
+
+
+# --- addresses -------------------------------------------------------------------------------------------------------
+
+
+async def bind_tcp(
+    new_connection: Callable[[], asyncio.BaseProtocol], host: str, port: int, key: str
+) -> asyncio.Server:
+    """Listen on TCP. Raises ConfigError, which names `key`, if the address cannot be bound."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.create_server(new_connection, host, port, backlog=_BACKLOG, reuse_address=True)
+    except OSError as error:
+        raise bind_failure(f"{host}:{port}", error, where=key) from error
+
+
+def bind_unix_socket(path: Path, key: str) -> socket.socket:
+    """Bind `path`, replacing a socket that a dead process left there. Raises ConfigError, which names `key`."""
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _accepts_connections(path):
+            path.unlink()
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755)  # whatever the umask: the socket's own rights say who may connect
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listening.bind(str(path))
+            path.chmod(0o660)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        raise bind_failure(str(path), error, where=key) from error
+    return listening
+
+
+def bind_failure(address: str, error: OSError, *, where: str) -> ConfigError:
+    """The error for an address that cannot be bound. `where`: the configuration key."""
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        reason = "another program listens there: stop it, or choose another address"
+    return ConfigError(f"cannot listen on {address}: {reason}", where=where)
+
+
+def _accepts_connections(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+# --- aiohttp beyond its documented interface; tests/edge/test_aiohttp_internals.py names each part -------------------
+
+
+def is_between_requests(connection: RequestHandler) -> bool:
+    """Whether the connection waits for the head of a request, the first one or the next.
+
+    `RequestHandler._waiter`: the only place that tells an idle connection from one whose request has just arrived or
+    whose response is still being written; closing either of these would lose an answer.
+    """
+    waiter = connection._waiter  # noqa: SLF001
+    return waiter is not None and not waiter.done()
+
+
+def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
+    """Build a request with a plain path: what `web.Server` takes as `request_factory`.
+
+    The message is a named tuple, whose `url` is where `BaseRequest.path` comes from; `raw_path` stays as it was sent.
+    """
+    url = message.url
+    if (path := plain_path(url.raw_path)) != url.raw_path:
+        message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
+    return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())

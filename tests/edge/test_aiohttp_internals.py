@@ -1,4 +1,4 @@
-"""One test per private attribute of aiohttp that `edge_node.http` uses: a failure names what a new aiohttp changed."""
+"""One test per private attribute of aiohttp that the listener uses: a failure names what a new aiohttp changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from edge_node.http.aiohttp_internals import is_between_requests, make_request
+from edge_node.http.listener import is_between_requests, make_request
 
 
 async def test_waiter_tells_an_idle_connection_from_a_busy_one() -> None:
