@@ -14,6 +14,8 @@ from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from router.serving.live.live_session import Detect
+
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
 from .balancing.pools import Pools
@@ -39,7 +41,6 @@ from .observability.tracing import Tracing
 from .parts.assembly import build_speech_detection, build_transcription
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .serving.service import nothing_stale
-from .sessions.live import Detect
 from .sessions.requests import SessionServices
 from .sessions.sessions import Sessions
 

@@ -18,6 +18,7 @@ import msgspec
 from router.errors import CausewayError
 from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime import StartResponse, TranscribeSound
+from router.serving.live.live_session import Detect, LiveSession
 from router.types import Chunk, Request, Usage
 
 from ..accounts.identity.authenticator import Authenticator
@@ -32,7 +33,6 @@ from ..observability.logs import REQUEST, redacted
 from ..parts.config import NO_SOUND
 from ..serving.request_context import RequestContext
 from .delivery import SessionDelivery
-from .live import Detect, LiveSession
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts

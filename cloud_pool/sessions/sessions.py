@@ -33,6 +33,8 @@ from router.errors import (
     QueueFull,
 )
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse
+from router.serving.live.live_session import LiveSession
+from router.serving.live.socket import RealtimeSocket
 from router.serving.request import members
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
@@ -41,10 +43,8 @@ from ..accounts.identity.principal import Principal
 from ..config.schema import RealtimeConfig
 from ..http.request_reader import read_headers
 from ..observability.logs import REQUEST
-from .live import LiveSession
 from .metrics import SessionMetrics
 from .requests import SessionCaller, SessionRequests, SessionServices
-from .socket import RealtimeSocket
 
 STALLED_S = 30.0
 _KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a token

@@ -39,6 +39,8 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
+from router.serving.live.live_session import Detect, LiveSession
+from router.serving.live.socket import RealtimeSocket
 from router.serving.request import members, read_traceparent
 from router.trackers.fair_share import FairShare, network_of
 from router.types import AUTO, RoutingHints
@@ -51,9 +53,7 @@ from ..modalities.boxed import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
-from .live import Detect, LiveSession
 from .reply import SessionReply
-from .socket import RealtimeSocket
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTracer

@@ -8,10 +8,10 @@ from typing import cast
 
 import anyio
 
-from edge_node.sessions.live import LiveSession
-from edge_node.sessions.socket import RealtimeSocket
 from router.openai.audio import Transcript
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse, TranscribeSound
+from router.serving.live.live_session import LiveSession
+from router.serving.live.socket import RealtimeSocket
 from router.types import RoutingHints
 
 

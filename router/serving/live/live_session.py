@@ -2,8 +2,6 @@
 
 A cut connection leaves the session without one: the running answer goes on, until its events fill the bound, and waits
 there. Sends never wait for the peer: what it does not read stays in the session's log, and those that produce wait.
-
-`edge_node` and `cloud_pool` have this file each, as they have `socket`.
 """
 
 from __future__ import annotations
@@ -14,9 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 import anyio.abc
 
-from router.errors import CausewayError, ClientGone
-from router.openai.audio import Transcript
-from router.realtime import (
+from ...errors import CausewayError, ClientGone
+from ...openai.audio import Transcript
+from ...realtime import (
     CancelResponse,
     CloseCode,
     DetectSpeech,
@@ -26,7 +24,6 @@ from router.realtime import (
     TranscribePartial,
     TranscribeSound,
 )
-
 from .socket import RealtimeSocket
 
 Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]

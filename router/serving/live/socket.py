@@ -1,7 +1,6 @@
 """One WebSocket connection: the handshake, frames in and out, and what becomes of a peer that does not read.
 
-Frames are written straight to the transport: an event costs one write and no turn of the loop. `edge_node` and
-`cloud_pool` have this file each, because neither imports the other; a test compares the two.
+Frames are written straight to the transport: an event costs one write and no turn of the loop.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import asyncio
 import anyio.abc
 from aiohttp import WSMsgType, hdrs, web
 
-from router.errors import CausewayError, InvalidRequest
-from router.realtime import EventsLost, encode_refusal
-from router.realtime.close_codes import MEANING, CloseCode
-from router.realtime.frames import text_frame
-from router.serving.request import members
+from ...errors import CausewayError, InvalidRequest
+from ...realtime import EventsLost, encode_refusal
+from ...realtime.close_codes import MEANING, CloseCode
+from ...realtime.frames import text_frame
+from ..request import members
 
 PROTOCOL = "realtime"
 """The subprotocol that OpenAI's browser clients offer."""
