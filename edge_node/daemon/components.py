@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from router.serving.gauges import Gauge
 from router.types import CloudSignals
 
 from ..backends.cloud.backend import CloudBackend
@@ -16,7 +17,7 @@ from ..http.inspection import Reachability, Readiness
 from ..http.listener import ConnectionTable
 from ..jobs.entry import JobEntry
 from ..modalities.entry import AudioEntry
-from ..observability.metrics import Gauge, Metrics
+from ..observability.metrics import Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
 from ..serving.service import Service

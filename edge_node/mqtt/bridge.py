@@ -10,12 +10,13 @@ from collections.abc import Iterator
 import anyio
 
 from router.errors import JobStoreUnavailable
+from router.serving.gauges import Gauge
 
 from ..config.schema import MqttConfig
 from ..jobs.entry import JobEntry, JobParts
 from ..observability.faults import Fault
 from ..observability.logs import redacted
-from ..observability.metrics import Gauge, Metrics
+from ..observability.metrics import Metrics
 from ..serving.service import Service
 from .answers import AnswerPublisher
 from .connection import Connection

@@ -14,11 +14,12 @@ from math import inf
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from router.bundle.protocol import LATENCY_BOUNDS_S
+from router.serving.gauges import Gauge, GaugeCollector
 from router.types import AUTO, AttemptRecord, Kind, Outcome, Target, Usage
 
 from .traffic import Traffic
@@ -31,16 +32,6 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _OPERATIONS: dict[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
 _GEN_AI_ERROR = (*_GEN_AI, "error_type")
-
-
-class Gauge(msgspec.Struct, frozen=True):
-    """One number that is read at a scrape. `labels` is ``((name, value), …)``."""
-
-    name: str
-    help: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
-    is_counter: bool = False
 
 
 class FinishedGeneration(msgspec.Struct, frozen=True):
@@ -126,7 +117,7 @@ class Metrics:
         self._usage = make.histogram(
             "gen_ai_client_token_usage", "Tokens per request.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS
         )
-        self.registry.register(_GaugeCollector(read_gauges))
+        self.registry.register(GaugeCollector(read_gauges))
         self._models: frozenset[str] = frozenset({AUTO})
 
     def set_targets(self, names: Iterable[str]) -> None:
@@ -289,24 +280,3 @@ class _MetricFactory:
         histogram = _Histogram(name, help_text, labels, bounds)
         self._registry.register(histogram)
         return histogram
-
-
-class _GaugeCollector(Collector):
-    """Numbers that other components own, read at the scrape."""
-
-    def __init__(self, read: Callable[[], Iterable[Gauge]]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-        for gauge in self._read():
-            names, values = [name for name, _ in gauge.labels], [value for _, value in gauge.labels]
-            family = families.get(gauge.name)
-            if family is None:
-                kind = CounterMetricFamily if gauge.is_counter else GaugeMetricFamily
-                family = families[gauge.name] = kind(gauge.name, gauge.help, labels=names)
-            family.add_metric(values, gauge.value)
-        return families.values()

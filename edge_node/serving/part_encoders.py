@@ -27,11 +27,11 @@ from router.jobs.revisions import LateTerms
 from router.parts.fusion import fuse
 from router.parts.reading import find_parts, has_parts
 from router.policy.signals import AUDIO_S, AUDIO_SPEECH, IMAGE_PIXELS, LANGUAGE, PICTURES_TEXT
+from router.serving.gauges import Gauge
 from router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock
 from ..config.schema import ModalitiesConfig
-from ..observability.metrics import Gauge
 from .projectors import Projectors
 
 if TYPE_CHECKING:

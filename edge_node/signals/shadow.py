@@ -22,9 +22,9 @@ from models.evaluate.calibration import LEAST_ANSWERS, CalibrationDrift, measure
 from models.signals.encoder import SentenceEncoder
 from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, prompt_features
+from router.serving.gauges import Gauge
 from router.types import Confidence
 
-from ..observability.metrics import Gauge
 from .estimators import LearnedEstimators
 
 log = logging.getLogger(__name__)
