@@ -14,7 +14,9 @@ from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from router.serving.gauges import GaugeCollector
 from router.serving.live.live_session import Detect
+from router.serving.live.sessions import Sessions
 
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
@@ -41,8 +43,7 @@ from .observability.tracing import Tracing
 from .parts.assembly import build_speech_detection, build_transcription
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .serving.service import nothing_stale
-from .sessions.requests import SessionServices
-from .sessions.sessions import Sessions
+from .sessions.requests import GatewayClient, GatewaySessions
 
 if TYPE_CHECKING:
     from models.modalities.graph.speech_detection import SpeechDetection
@@ -100,7 +101,7 @@ class App:
         return self._server.paths
 
     @property
-    def sessions(self) -> Sessions:
+    def sessions(self) -> Sessions[GatewayClient]:
         return self._server.sessions
 
     @property
@@ -295,16 +296,18 @@ def build_server(
         detect: detects speech; None: live sessions detect no turns.
         on_drain: called when the gateway begins to drain.
     """
+    sessions = Sessions(
+        config.realtime,
+        GatewaySessions(config.realtime, accounts.authenticator, admission, runner, bodies, parts, detect),
+        runner.clock,
+    )
+    metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_cloud_")))
     return Server(
         admission,
         GenerationRoutes(admission, runner),
         InfoRoutes(tiers, readiness, created=int(time.time())),
         bodies,
-        Sessions(
-            config.realtime,
-            SessionServices(accounts.authenticator, admission, runner, bodies, parts, detect),
-            metrics.registry,
-        ),
+        sessions,
         transcription=build_transcription(admission, runner, parts),
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from models.calibrate import SHADOW_FILE
 from router.parts.uploads import largest_file
 from router.policy.compiled import Policy
+from router.serving.live.sessions import Sessions
 from router.types import Location, Modality
 
 from .backends.backend import Backend
@@ -47,7 +48,7 @@ from .daemon.systemd import SystemdNotifier
 from .files.api import FileApi
 from .files.inlining import NamedFileReader
 from .files.store import FileStore
-from .http.api import Api, new_decision_id
+from .http.api import Api
 from .http.inspection import Inspection
 from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
@@ -63,7 +64,7 @@ from .serving.generation import SharedGenerations
 from .serving.semantic_checks import SemanticChecks
 from .serving.service import Service
 from .serving.shadow import Shadows
-from .sessions.sessions import Sessions
+from .sessions.requests import DeviceSessions, SessionAudio
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators
 from .signals.probes.device import DeviceProbes
@@ -243,21 +244,25 @@ def build(
             policies=policies,
         )
     )
-    takes_sound = part_encoders is not None and "audio" in part_encoders.kinds
     sessions = Sessions(
         config.realtime,
-        service=service,
-        reader=reader,
-        policies=policies,
-        clock=clock,
-        new_id=new_decision_id,
-        transcribe=sound.transcribe_live if takes_sound else None,
-        transcribe_partial=sound.transcribe_partial if takes_sound else None,
-        detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
-        max_sounds=config.modalities.max_parts,
-        speak=None if find_program(environ) is None else sound.speak,
-        voice=config.modalities.voice,
-        tracing=tracing,
+        DeviceSessions(
+            config.realtime,
+            service,
+            reader,
+            policies,
+            clock,
+            SessionAudio(
+                sound,
+                transcribes=part_encoders is not None and "audio" in part_encoders.kinds,
+                detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
+                max_sounds=config.modalities.max_parts,
+                speaks=find_program(environ) is not None,
+                voice=config.modalities.voice,
+            ),
+            tracing,
+        ),
+        clock.monotonic,
     )
 
     def restart() -> None:
@@ -328,7 +333,7 @@ def build(
             **parts.jobs.paths(),
             **FileApi(files, reader, config.server.read_timeout_s).paths(),
             **sound.paths(),
-            **sessions.paths(),
+            "/v1/realtime": ("GET", sessions.connect),
         },
         heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,

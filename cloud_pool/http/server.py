@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from aiohttp import hdrs, web
@@ -11,12 +12,12 @@ from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
+from router.serving.live.sessions import Sessions
 from router.serving.request import allowed_methods, read_request_id, served_method
 
 from ..jobs.http.job_api import JobApi
 from ..observability.logs import REQUEST, redacted
 from ..parts.config import NO_SOUND
-from ..sessions.sessions import Sessions
 from .body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
@@ -47,7 +48,7 @@ class Server:
         generations: GenerationRoutes,
         info: InfoRoutes,
         bodies: BodyMemory,
-        sessions: Sessions,
+        sessions: Sessions[Any],
         *,
         transcription: Handler | None = None,
         jobs: JobApi | None = None,

@@ -1,8 +1,5 @@
-"""Live sessions over WebSocket: `GET /v1/realtime` with OpenAI's events. The events themselves are `router.realtime`.
+"""Live sessions as requests of the gateway; the sessions themselves are `router.serving.live`.
 
-    sessions   the table of sessions: who may open or resume one, how long they live, drain
-    requests   these as requests of the gateway
-    delivery   the answer of a response, as events
-
-A session lives in one gateway's memory only, and only its client can resume it there. No event of it is logged.
+requests   answers and transcripts, as requests of the tenant
+delivery   the answer of a response, as events
 """

@@ -10,23 +10,25 @@ import base64
 import logging
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
+from aiohttp import web
 
-from router.errors import CausewayError
+from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
 from router.openai.audio import Transcript, TranscriptionRequest
-from router.realtime import StartResponse, TranscribeSound
-from router.serving.live.live_session import Detect, LiveSession
-from router.types import Chunk, Request, Usage
+from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
+from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
+from router.serving.live.sessions import SessionBounds
+from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.identity.principal import Principal
 from ..accounts.ledger import LedgerEntry
 from ..http.body_memory import FREE_BYTES, BodyMemory
 from ..http.request_admission import RequestAdmission
-from ..http.request_reader import RequestHeaders
+from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import OnChunk
 from ..observability.logs import REQUEST, redacted
@@ -41,10 +43,20 @@ _PARAM = "audio"
 _log = logging.getLogger("causeway.cloud.sessions")
 
 
-class SessionServices(msgspec.Struct, frozen=True):
+class GatewayClient(SessionClient, frozen=True):
+    """The client of one connection. `headers`: of the connection, but for `policy`: `x-causeway-policy`."""
+
+    authorization: str
+    principal: Principal
+    headers: RequestHeaders
+    policy: str
+
+
+class GatewaySessions(msgspec.Struct, frozen=True):
     """The gateway as sessions use it.
 
     Args:
+        bounds: the bounds of a session.
         authenticator: authenticates clients.
         admission: admits requests.
         runner: answers them.
@@ -53,6 +65,7 @@ class SessionServices(msgspec.Struct, frozen=True):
         detect: detects speech; None: sessions detect no turns.
     """
 
+    bounds: SessionBounds
     authenticator: Authenticator
     admission: RequestAdmission
     runner: RequestRunner
@@ -60,57 +73,85 @@ class SessionServices(msgspec.Struct, frozen=True):
     parts: RequestParts | None = None
     detect: Detect | None = None
 
-    def no_sound(self, principal: Principal) -> str:
+    def client(self, http: web.BaseRequest, authorization: str) -> GatewayClient:
+        """Raises AuthenticationFailed, IdentityUnavailable, PermissionDenied or InvalidRequest."""
+        principal = self.authenticator.principal(authorization)
+        principal.require("chat")
+        self.bodies.enter(http, principal.caller)
+        headers = read_headers(http.headers.items(), REQUEST.get())
+        hints = RoutingHints(client=principal.device, deadline_ms=headers.deadline_ms, tags=headers.tags)
+        policy = http.headers.get("x-causeway-policy", "")
+        return GatewayClient(principal.owner, principal.caller, hints, authorization, principal, headers, policy)
+
+    def open(
+        self, session_id: str, model: str | None, client: GatewayClient
+    ) -> tuple[RealtimeSession, SessionRequests[GatewayClient]]:
+        """Raises MissingField, ModelNotFound or PermissionDenied."""
+        if not model:
+            raise MissingField("`model` is missing in the query. Name a tier.", param="model")
+        self.admission.check_model(model, client.principal)
+        bounds, no_sound = self.bounds, self._no_sound(client.principal)
+        limits = SessionLimits(
+            bounds.max_items,
+            bounds.max_bytes,
+            bounds.replay_bytes,
+            max_audio_s=0.0 if no_sound else bounds.max_audio_s,
+            max_sounds=0 if self.parts is None else self.parts.max_parts,
+            detects_turns=self.detect is not None,
+        )
+        requests = GatewaySessionRequests(self, model, client)
+        session = RealtimeSession(
+            session_id, model, client.hints, limits, lambda: secrets.token_hex(8), no_sound, requests.hold_sound
+        )
+        return session, requests
+
+    def _no_sound(self, principal: Principal) -> str:
         """Return why a caller's sessions take no sound, and what to do; "" if they take it."""
         granted = principal.grants.modalities
         if granted is not None and "audio" not in granted:
             return f"this token may not send audio: it allows {', '.join(granted)}."
         return "" if self.parts is not None and "audio" in self.parts.kinds else NO_SOUND
 
-    @property
-    def max_sounds(self) -> int:
-        """How many sounds a conversation may have."""
-        return 0 if self.parts is None else self.parts.max_parts
 
-
-class SessionCaller(msgspec.Struct, frozen=True):
-    """Who uses a session over one connection. `headers`: of the connection, but for `policy`: `x-causeway-policy`."""
-
-    authorization: str
-    principal: Principal
-    headers: RequestHeaders
-    policy: str
-
-
-class SessionRequests:
+class GatewaySessionRequests(SessionRequests[GatewayClient]):
     """The requests of one session.
 
     Args:
-        services: the gateway.
+        gateway: answers them.
         model: the tier's name or alias.
-        caller: its client; replaced when another connection resumes the session.
+        client: the client of its connection.
     """
 
-    def __init__(self, services: SessionServices, model: str, caller: SessionCaller) -> None:
-        self.caller = caller
-        self._services = services
+    def __init__(self, gateway: GatewaySessions, model: str, client: GatewayClient) -> None:
+        self.client = client
+        self.detect = gateway.detect
+        self._gateway = gateway
         self._model = model
         self._open = True
-        self._memory = None if services.parts is None else services.parts.session_memory()
+        self._memory = None if gateway.parts is None else gateway.parts.session_memory()
 
     def hold_sound(self, size_bytes: int) -> None:
         """Count the session's sounds. Raises RateLimited or Shed: there is no room for so much."""
         if self._open:
             self._hold(self, size_bytes)
 
+    def refusal(self) -> AuthenticationFailed | None:
+        """Return why the token of the connection is no longer accepted; None if it is."""
+        try:
+            with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
+                self._gateway.authenticator.principal(self.client.authorization)
+        except AuthenticationFailed as error:
+            return error
+        return None
+
     def close(self) -> None:
         """The session has ended: its sounds no longer count, and what still comes counts no more."""
         self._open = False
-        self._services.bodies.release(self)
+        self._gateway.bodies.release(self)
 
-    async def answer(self, live: LiveSession, start: StartResponse) -> None:
+    async def answer(self, live: LiveSession[GatewayClient], start: StartResponse) -> None:
         """Answer a response. Raises CausewayError."""
-        runner, arrived_at = self._services.runner, self._services.runner.clock()
+        runner, arrived_at = self._gateway.runner, self._gateway.runner.clock()
         await live.understood()
         with self._entry("realtime", start.id) as entry:
             try:
@@ -122,13 +163,13 @@ class SessionRequests:
             try:
                 await runner.run(entry, context, arrived_at, SessionDelivery(start.response, live.flush, start.id))
             finally:
-                self._services.bodies.release(start)
+                self._gateway.bodies.release(start)
 
-    async def transcribe(self, live: LiveSession, sound: TranscribeSound) -> Transcript:
+    async def transcribe(self, live: LiveSession[GatewayClient], sound: TranscribeSound) -> Transcript:
         """Return the words of a sound, by the tier that reads the sounds of messages. Raises CausewayError."""
         from ..parts.request_parts import sound_request  # imported where a tier understands sounds
 
-        runner, parts, arrived_at = self._services.runner, self._services.parts, self._services.runner.clock()
+        runner, parts, arrived_at = self._gateway.runner, self._gateway.parts, self._gateway.runner.clock()
         assert parts is not None
         with self._entry("transcription", secrets.token_hex(8)) as entry:
             try:
@@ -153,9 +194,9 @@ class SessionRequests:
     def _entry(self, route: str, request_id: str) -> Iterator[LedgerEntry]:
         """One request's entry in the ledger. Raises CausewayError, whatever fails."""
         REQUEST.set(request_id)
-        headers = {"x-causeway-policy": self.caller.policy}
+        headers = {"x-causeway-policy": self.client.policy}
         try:
-            with self._services.runner.ledger_entry(route, request_id, headers) as entry:
+            with self._gateway.runner.ledger_entry(route, request_id, headers) as entry:
                 yield entry
         except CausewayError:
             raise
@@ -165,10 +206,10 @@ class SessionRequests:
 
     async def _admit(self, entry: LedgerEntry, request: Request, size_bytes: int, arrived_at: float) -> RequestContext:
         """Raises CausewayError."""
-        principal = entry.principal = self._services.authenticator.principal(self.caller.authorization)
+        principal = entry.principal = self._gateway.authenticator.principal(self.client.authorization)
         principal.require("chat")
-        headers = msgspec.structs.replace(self.caller.headers, id=entry.id)
-        admitted = await self._services.admission.admit_parsed(
+        headers = msgspec.structs.replace(self.client.headers, id=entry.id)
+        admitted = await self._gateway.admission.admit_parsed(
             request, headers, size_bytes, principal, arrived_at, entry
         )
         return msgspec.structs.replace(admitted, memory=self._memory)
@@ -176,6 +217,6 @@ class SessionRequests:
     def _hold(self, owner: object, size_bytes: int) -> None:
         """Raises RateLimited or Shed."""
         if size_bytes > FREE_BYTES:
-            self._services.bodies.hold(owner, self.caller.principal.caller, size_bytes)
+            self._gateway.bodies.hold(owner, self.client.principal.caller, size_bytes)
         else:
-            self._services.bodies.release(owner)
+            self._gateway.bodies.release(owner)

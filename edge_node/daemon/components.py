@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.serving.gauges import Gauge
+from router.serving.live.sessions import Sessions
 from router.types import CloudSignals
 
 from ..backends.cloud.backend import CloudBackend
@@ -22,7 +23,7 @@ from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
-from ..sessions.sessions import Sessions
+from ..sessions.requests import DeviceClient
 from ..signals.collector import SignalCollector
 from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
@@ -59,7 +60,7 @@ class Components:
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     jobs: JobEntry
     files: FileStore
-    sessions: Sessions
+    sessions: Sessions[DeviceClient]
     sound: AudioEntry
     shadows: Shadows
     state_folder: StateFolderLock
@@ -137,7 +138,7 @@ def read_gauges(parts: Components) -> Iterator[Gauge]:
         yield from parts.encoders.gauges()
     if parts.mqtt is not None:
         yield from parts.mqtt.gauges()
-    yield from _session_gauges(parts.sessions)
+    yield from parts.sessions.gauges("causeway_edge_")
     yield from parts.shadows.gauges()
     if parts.fleet is not None:
         yield from _fleet_gauges(parts.fleet)
@@ -292,27 +293,6 @@ def _file_gauges(files: FileStore) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_files_expired", "Uploaded files that expired.", stats.expired, is_counter=True)
 
 
-def _session_gauges(sessions: Sessions) -> Iterator[Gauge]:
-    stats = sessions.stats
-    yield Gauge("causeway_edge_sessions", _SESSIONS, stats.connected, (("state", "connected"),))
-    yield Gauge("causeway_edge_sessions", _SESSIONS, stats.cut, (("state", "cut"),))
-    yield Gauge("causeway_edge_sessions_unsent_bytes", "Events that wait for their clients.", stats.unsent_bytes)
-    yield Gauge("causeway_edge_sessions_opened", "Live sessions that were opened.", stats.opened, is_counter=True)
-    yield Gauge("causeway_edge_sessions_resumed", "Times that a session was resumed.", stats.resumed, is_counter=True)
-    yield Gauge(
-        "causeway_edge_sessions_refused", "Live sessions refused for want of room.", stats.refused, is_counter=True
-    )
-    for reason, count in stats.ended.items():
-        labels = (("reason", reason),)
-        yield Gauge(
-            "causeway_edge_sessions_ended",
-            "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
-            count,
-            labels,
-            is_counter=True,
-        )
-
-
 def _fleet_gauges(fleet: FleetConnection) -> Iterator[Gauge]:
     yield Gauge("causeway_edge_fleet_reachable", "1: the fleet's control plane answered last.", float(fleet.reachable))
     yield Gauge(
@@ -348,4 +328,3 @@ def _connection_gauges(parts: Components) -> Iterator[Gauge]:
 
 
 _LOST = "Writes that were dropped because the disk was full, slow or failing."
-_SESSIONS = "Live sessions, by state (connected, cut: it can be resumed)."

@@ -246,7 +246,6 @@ class App:
         async with anyio.create_task_group() as tasks:
             parts.shared_generations.start(tasks)
             parts.sessions.start(tasks)
-            tasks.start_soon(_every, _SAMPLE_S, _sync(parts.sessions.sweep))
             if parts.engines is not None:
                 parts.engines.start(tasks)
             if parts.cloud is not None:

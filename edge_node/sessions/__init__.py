@@ -1,7 +1,5 @@
-"""Live sessions over WebSocket: `GET /v1/realtime` with OpenAI's events. The events themselves are `router.realtime`.
+"""Live sessions as requests of the daemon; the sessions themselves are `router.serving.live`.
 
-    sessions   the table of sessions: who may open or resume one, how long they live, drain
-    reply      the answer of a response, as a `Reply` of the service
-
-A session is in memory only, and only its client can resume it. No event of it is logged.
+requests   answers and transcripts, as requests of the service
+reply      the answer of a response, as a `Reply` of the service
 """

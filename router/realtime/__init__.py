@@ -12,7 +12,7 @@
                                         resumes by the number of the last event that it received
 
 The request is made by `router.openai.responses`, as for `POST /v1/responses`, so routing, cache and decision records
-are the same. Edge and gateway have sockets of their own; the events, the bounds and the close codes are these.
+are the same. `router.serving.live` has the sockets.
 """
 
 from .close_codes import CloseCode

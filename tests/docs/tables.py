@@ -34,6 +34,7 @@ from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
 from router.realtime.close_codes import MEANING as CLOSE_CODES
 from router.realtime.close_codes import CloseCode
+from router.serving.live.sessions import SESSION_METRICS
 
 ROOT = Path(__file__).parents[2]
 Rows = Iterable[Sequence[str]]
@@ -163,7 +164,7 @@ _METRIC = re.compile(r"(?:causeway_(?:edge|cloud|jobs)|gen_ai_(?:server|client))
 
 def _metrics(package: str) -> str:
     """Calls and tuples in the package that begin with a metric's name and its help text."""
-    found: dict[str, str] = {}
+    found = _shared_metrics(package)
     for path in sorted((ROOT / package).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         constants = {
@@ -181,6 +182,12 @@ def _metrics(package: str) -> str:
     return table(("metric", "meaning"), [(f"`{name}`", text) for name, text in sorted(found.items())])
 
 
+def _shared_metrics(package: str) -> dict[str, str]:
+    """Metrics of `router.serving`, by name in this package."""
+    prefix = {"edge_node": "causeway_edge_", "cloud_pool": "causeway_cloud_"}[package]
+    return {prefix + name: text for name, text in SESSION_METRICS.items()}
+
+
 def _text(node: ast.expr, constants: Mapping[str, object]) -> str | None:
     value = constants.get(node.id) if isinstance(node, ast.Name) else getattr(node, "value", None)
     return value if isinstance(value, str) else None
@@ -188,7 +195,7 @@ def _text(node: ast.expr, constants: Mapping[str, object]) -> str | None:
 
 def metric_names(package: str) -> set[str]:
     """Every metric's name that stands as a string in the package."""
-    names = set()
+    names = {*_shared_metrics(package)}
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and _METRIC.fullmatch(node.value):

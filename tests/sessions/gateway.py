@@ -48,6 +48,12 @@ class Gateway:
     def audit(self) -> list[Event]:
         return [json.loads(line) for line in self._audit.read_text().splitlines()]
 
+    @property
+    def open_sessions(self) -> tuple[int, int]:
+        """Sessions with a connection, and without."""
+        stats = self.app.sessions.stats
+        return stats.connected, stats.cut
+
     @asynccontextmanager
     async def peer(self, query: str = "model=large", **headers: str) -> AsyncIterator[Peer]:
         found = await Peer.connect(self.port, query, headers=headers)

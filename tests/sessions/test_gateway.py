@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_ends_its_answer(replica: Replica, tmp_path: 
         await client.until("response.output_text.delta")
         await client.close()
         await until(lambda: "cancelled" in replica.noted("left"))
-        assert gateway.app.sessions.open == (0, 0)
+        assert gateway.open_sessions == (0, 0)
 
 
 async def test_an_answer_that_breaks_is_told_and_the_session_goes_on(replica: Replica, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_a_cut_connection_resumes_and_of_two_the_second_takes_over(replica
         await say(first, "cut", {"say": "w0 "}, {"wait": 0.2}, *words(5)[1:])
         await first.until("response.output_text.delta")
         first.cut()
-        await until(lambda: gateway.app.sessions.open == (0, 1))
+        await until(lambda: gateway.open_sessions == (0, 1))
         resume = f"session_id={first.session_id}&after={first.last}"
         async with gateway.peer(resume) as second:
             await second.until("response.done")
@@ -146,7 +146,7 @@ async def test_what_cannot_become_a_session_is_refused_over_http(
     async with running(replica, tmp_path) as gateway:
         with pytest.raises(Refused) as refused:
             await Peer.connect(gateway.port, query, headers=headers)
-        assert (refused.value.code, gateway.app.sessions.open) == (code, (0, 0))
+        assert (refused.value.code, gateway.open_sessions) == (code, (0, 0))
 
 
 async def test_a_gateway_that_drains_ends_sessions_after_their_answers(replica: Replica, tmp_path: Path) -> None:
@@ -183,6 +183,6 @@ async def test_bad_frames_and_a_crowd(replica: Replica, tmp_path: Path) -> None:
         assert refused.value.status == 429
         await client.send_frame(BINARY, b"{}")
         assert (await client.closed()).code == 1003
-        await until(lambda: gateway.app.sessions.open == (0, 1))
+        await until(lambda: gateway.open_sessions == (0, 1))
         async with gateway.peer():  # the cut one gives way
-            assert gateway.app.sessions.open == (1, 0)
+            assert gateway.open_sessions == (1, 0)

@@ -89,7 +89,7 @@ async def test_a_spoken_turn_is_heard_once_told_and_answered(replica: Replica, t
             assert all(found in text_of(events) for found in ("What is this?", "TOTAL 42.00", WORDS))
             assert await held_bytes(gateway) > FREE_BYTES
             await client.close()
-            await until(lambda: gateway.app.sessions.open == (0, 0))
+            await until(lambda: gateway.open_sessions == (0, 0))
             assert await held_bytes(gateway) == 0
     records = [(record["route"], record["tier"], record["outcome"]) for record in gateway.audit]
     assert records == [("transcription", "speech", "ok"), *[("realtime", "large", "ok")] * 2]
@@ -182,7 +182,7 @@ async def test_what_a_tenants_sessions_hold_is_bounded_together(replica: Replica
         error = await error_of(third)
         assert (error["code"], "server.max_body_memory_bytes" in error["message"]) == ("rate_limit_exceeded", True)
         await first.close()
-        await until(lambda: gateway.app.sessions.open == (2, 0))
+        await until(lambda: gateway.open_sessions == (2, 0))
         await third.send("input_audio_buffer.append", audio=pcm(seconds(5.0)))
         await third.send("input_audio_buffer.clear")
         assert [event["type"] for event in await third.until("input_audio_buffer.cleared")][:-1] == []
@@ -244,7 +244,7 @@ async def test_a_sound_is_heard_while_its_client_is_away(replica: Replica, tmp_p
         await first.until("response.created")
         await until(lambda: replica.gauge("running", "speech") == 1)
         first.cut()
-        await until(lambda: gateway.app.sessions.open == (0, 1))
+        await until(lambda: gateway.open_sessions == (0, 1))
         replica.encode.touch()
         try:
             async with gateway.peer(f"session_id={first.session_id}&after={first.last}") as second:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from typing import cast
 
 import anyio
 
 from router.openai.audio import Transcript
 from router.realtime import CloseCode, RealtimeSession, SessionLimits, StartResponse, TranscribeSound
-from router.serving.live.live_session import LiveSession
+from router.serving.live.live_session import LiveSession, SessionClient, SessionRequests
 from router.serving.live.socket import RealtimeSocket
 from router.types import RoutingHints
 
@@ -45,18 +46,23 @@ def numbers(*sockets: StalledSocket) -> list[int]:
     return [json.loads(event)["sequence_number"] for socket in sockets for event in socket.events]
 
 
-async def no_answer(live: LiveSession, start: StartResponse) -> None:
-    """No response is started here."""
+class NoRequests(SessionRequests[SessionClient]):
+    """No response is started here, and no sound is sent."""
 
+    client = SessionClient("a", "a", RoutingHints())
+    detect = None
 
-async def no_words(live: LiveSession, sound: TranscribeSound) -> Transcript:
-    raise AssertionError("no sound is sent here")
+    async def answer(self, live: LiveSession[SessionClient], start: StartResponse) -> None:
+        raise AssertionError
+
+    async def transcribe(self, live: LiveSession[SessionClient], sound: TranscribeSound) -> Transcript:
+        raise AssertionError
 
 
 async def test_a_peer_that_reads_nothing_is_disconnected_and_can_resume() -> None:
     session = RealtimeSession("sess_1", "auto", RoutingHints(), SessionLimits(), lambda: "id")
     async with anyio.create_task_group() as tasks:
-        live = LiveSession(session, "a", tasks, no_answer, lambda _: None, no_words, stalled_s=30.0, now=time.monotonic)
+        live = LiveSession(session, NoRequests(), tasks, lambda _: nullcontext(), stalled_s=30.0, now=time.monotonic)
         stalled, patient = StalledSocket(room=2), StalledSocket(room=100)
         live.attach(cast("RealtimeSocket", stalled))
         for _ in range(5):

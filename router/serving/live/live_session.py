@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
 
 import anyio
 import anyio.abc
+import msgspec
 
 from ...errors import CausewayError, ClientGone
 from ...openai.audio import Transcript
@@ -24,30 +27,70 @@ from ...realtime import (
     TranscribePartial,
     TranscribeSound,
 )
+from ...types import RoutingHints
 from .socket import RealtimeSocket
 
-Answer = Callable[["LiveSession", StartResponse], Awaitable[None]]
-SoundTranscriber = Callable[["LiveSession", TranscribeSound], Awaitable[Transcript]]
-PartialTranscriber = Callable[["LiveSession", TranscribePartial], Awaitable[str]]
-"""Returns the transcript so far; "" if there is none, or if other requests would wait for it."""
 Detect = Callable[[bytes, bytes], Awaitable[tuple[Sequence[float], bytes]]]
 """Sound and state → the probability of speech in each window, and the next state. Raises CausewayError."""
 UNSENT_BYTES = 64 * 1024
 """Events that a session holds for a client that is behind, before what makes them waits."""
 
 
-class LiveSession:
+class SessionClient(msgspec.Struct, frozen=True):
+    """The client of one connection.
+
+    Attributes:
+        owner: the session's owner; no other one may resume it.
+        share: the caller whose share of the sessions it counts to.
+        hints: its routing hints.
+    """
+
+    owner: str
+    share: str
+    hints: RoutingHints
+
+
+Client = TypeVar("Client", bound=SessionClient)
+
+
+class SessionRequests(Protocol[Client]):
+    """The requests of one session, as its server answers them.
+
+    Attributes:
+        client: the client of its connection, or of the last one; replaced when another connection resumes the session.
+        detect: detects speech; None: the session detects no turns.
+    """
+
+    client: Client
+    detect: Detect | None
+
+    async def answer(self, live: LiveSession[Client], start: StartResponse) -> None:
+        """Answer a response as a request like any other. Raises CausewayError."""
+
+    async def transcribe(self, live: LiveSession[Client], sound: TranscribeSound) -> Transcript:
+        """Transcribe a sound, as a request of its own. Raises CausewayError."""
+
+    async def transcribe_partial(self, live: LiveSession[Client], partial: TranscribePartial) -> str:
+        """Return the transcript so far; "" if there is none, or if other requests would wait for it."""
+        return ""
+
+    def refusal(self) -> CausewayError | None:
+        """Return why the client may no longer use its connection; None if it may."""
+        return None
+
+    def close(self) -> None:
+        """The session has ended: release what its requests hold."""
+        return
+
+
+class LiveSession(Generic[Client]):
     """Couples a session with its connection and its running response.
 
     Args:
         session: the state, and the events for the client.
-        client: whose it is; no other client may resume it.
+        requests: its requests.
         tasks: the parent of its tasks, which outlive a connection.
-        answer: answers a response as a request like any other.
-        on_answered: called after each answer, however it ended.
-        transcribe: transcribes a sound, as a request of its own.
-        transcribe_partial: transcribes a sound that goes on; None: the session sends no partial transcripts.
-        detect: detects speech; None: sessions here detect no turns.
+        answering: entered for the time of each answer.
         stalled_s: a peer that reads nothing for so long is disconnected.
         now: monotonic seconds.
     """
@@ -55,27 +98,19 @@ class LiveSession:
     def __init__(
         self,
         session: RealtimeSession,
-        client: str,
+        requests: SessionRequests[Client],
         tasks: anyio.abc.TaskGroup,
-        answer: Answer,
-        on_answered: Callable[[LiveSession], None],
-        transcribe: SoundTranscriber,
-        transcribe_partial: PartialTranscriber | None = None,
-        detect: Detect | None = None,
+        answering: Callable[[LiveSession[Client]], AbstractContextManager[None]],
         *,
         stalled_s: float,
         now: Callable[[], float],
     ) -> None:
         self.session = session
-        self.client = client
+        self.requests = requests
         self.changed_at = now()
         """When the client last did something, an answer ended, or the connection was cut; monotonic seconds."""
         self._tasks = tasks
-        self._answer = answer
-        self._on_answered = on_answered
-        self._transcribe_sound = transcribe
-        self._transcribe_partial = transcribe_partial
-        self._detect = detect
+        self._answering = answering
         self._transcriptions: set[anyio.CancelScope] = set()
         self._understood = asyncio.Event()
         self._understood.set()
@@ -184,9 +219,9 @@ class LiveSession:
 
     async def _look_for_speech(self, sound: DetectSpeech) -> None:
         """Do what follows from the turns that start and end in a sound. The client's next event waits for it."""
-        assert self._detect is not None
+        assert self.requests.detect is not None
         try:
-            probabilities, state = await self._detect(sound.pcm, sound.state)
+            probabilities, state = await self.requests.detect(sound.pcm, sound.state)
         except CausewayError as error:
             self.session.report(error)  # the sound is kept, and looked through with the next one
             return
@@ -201,7 +236,7 @@ class LiveSession:
         try:
             with scope:
                 try:
-                    self.session.transcribed(sound, await self._transcribe_sound(self, sound))
+                    self.session.transcribed(sound, await self.requests.transcribe(self, sound))
                 except CausewayError as error:
                     self.session.not_transcribed(sound, error)
         finally:
@@ -212,9 +247,8 @@ class LiveSession:
 
     async def _send_partial(self, partial: TranscribePartial) -> None:
         """At most one at a time: what comes meanwhile waits for the next one."""
-        assert self._transcribe_partial is not None
         try:
-            self.session.partly_transcribed(partial, await self._transcribe_partial(self, partial))
+            self.session.partly_transcribed(partial, await self.requests.transcribe_partial(self, partial))
         finally:
             self._partial_runs = False
             self._send()
@@ -240,18 +274,18 @@ class LiveSession:
             self._socket = None
 
     async def _run(self, start: StartResponse, scope: anyio.CancelScope) -> None:
-        try:
-            with scope:
-                try:
-                    await self._answer(self, start)
-                except ClientGone:
-                    pass
-                except CausewayError as error:
-                    start.response.fail(error)
-        finally:
-            self._send()
-            if self._running is scope:
-                self._running = None
-            if self.connected:
-                self.changed_at = self._now()
-            self._on_answered(self)
+        with self._answering(self):
+            try:
+                with scope:
+                    try:
+                        await self.requests.answer(self, start)
+                    except ClientGone:
+                        pass
+                    except CausewayError as error:
+                        start.response.fail(error)
+            finally:
+                self._send()
+                if self._running is scope:
+                    self._running = None
+                if self.connected:
+                    self.changed_at = self._now()

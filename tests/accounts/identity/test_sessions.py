@@ -94,9 +94,9 @@ async def test_a_peer_that_floods_and_reads_nothing_takes_bounded_memory(issuer:
 
         flooding = asyncio.create_task(flood())
         live = gateway.server.sessions
-        await until(lambda: live.unsent_bytes > 64 * 1024)
+        await until(lambda: live.stats.unsent_bytes > 64 * 1024)
         assert (await gateway.post(token(issuer)))[0] == 200
-        assert live.unsent_bytes < 70 * 1024
+        assert live.stats.unsent_bytes < 70 * 1024
         flooding.cancel()
         peer.cut()
-        await until(lambda: live.open == (0, 1))
+        await until(lambda: live.stats.cut == 1)

@@ -1,0 +1,145 @@
+"""What sessions ask of the daemon: their answers, the transcripts of their sounds, and speech."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from router.errors import ModelNotFound
+from router.openai.audio import Transcript
+from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribePartial, TranscribeSound
+from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
+from router.serving.request import read_traceparent
+from router.trackers.fair_share import network_of
+from router.types import AUTO
+
+from ..clock import Clock
+from ..config.schema import RealtimeConfig
+from ..http.api import new_decision_id
+from ..http.request_reader import RequestReader, routing_hints
+from ..modalities.boxed import NO_SPEECH
+from ..modalities.entry import AudioEntry
+from ..serving.request_context import RequestContext
+from ..serving.service import Service
+from ..storage.policies import PolicyStore
+from .reply import SessionReply
+
+if TYPE_CHECKING:
+    from ..observability.tracing import RequestTracer
+
+
+class SessionAudio(msgspec.Struct, frozen=True):
+    """What the device's sessions do with audio.
+
+    Attributes:
+        service: transcribes and speaks.
+        transcribes: sessions take audio.
+        detect: detects speech; None: sessions detect no turns.
+        max_sounds: the most sounds of one conversation.
+        speaks: sessions answer with speech where it is asked for.
+        voice: the voice of sessions that name none.
+    """
+
+    service: AudioEntry
+    transcribes: bool
+    detect: Detect | None
+    max_sounds: int
+    speaks: bool
+    voice: str
+
+    def limits(self, config: RealtimeConfig) -> SessionLimits:
+        """Return the limits of one session."""
+        return SessionLimits(
+            config.max_items,
+            config.max_bytes,
+            config.replay_bytes,
+            config.max_audio_s if self.transcribes else 0.0,
+            self.max_sounds,
+            speaks=self.speaks,
+            voice=self.voice,
+            detects_turns=self.transcribes and self.detect is not None,
+            partial_s=config.partial_s if self.transcribes else 0.0,
+        )
+
+
+class DeviceClient(SessionClient, frozen=True):
+    """The client of one connection. `traceparent`: its trace context; "" for none."""
+
+    traceparent: str
+
+
+class DeviceSessions(msgspec.Struct, frozen=True):
+    """The daemon as sessions use it. `tracing`: traces their requests; None: tracing is off."""
+
+    config: RealtimeConfig
+    service: Service
+    reader: RequestReader
+    policies: PolicyStore
+    clock: Clock
+    audio: SessionAudio
+    tracing: RequestTracer | None
+
+    def client(self, http: web.BaseRequest, authorization: str) -> DeviceClient:
+        """Raises AuthenticationFailed or InvalidRequest."""
+        hints = routing_hints(http.headers, self.reader.identify(authorization, http))
+        return DeviceClient(hints.client, network_of(hints.client), hints, read_traceparent(http.headers))
+
+    def open(
+        self, session_id: str, model: str | None, client: DeviceClient
+    ) -> tuple[RealtimeSession, SessionRequests[DeviceClient]]:
+        """Raises ModelNotFound."""
+        name = AUTO if model is None else model
+        if name not in self.policies.active.model_names:
+            raise ModelNotFound(f"the model `{name[:100]}` does not exist here", param="model")
+        limits = self.audio.limits(self.config)
+        session = RealtimeSession(session_id, name, client.hints, limits, new_decision_id, NO_SPEECH)
+        return session, DeviceSessionRequests(self, client)
+
+
+class DeviceSessionRequests(SessionRequests[DeviceClient]):
+    """The requests of one session.
+
+    Args:
+        daemon: answers them.
+        client: the client that opened the session; its trace context is that of every response.
+    """
+
+    def __init__(self, daemon: DeviceSessions, client: DeviceClient) -> None:
+        self.client = client
+        self.detect = daemon.audio.detect
+        self._daemon = daemon
+        self._traceparent = client.traceparent
+
+    async def answer(self, live: LiveSession[DeviceClient], start: StartResponse) -> None:
+        """Answer a response as a request of the service. Raises CausewayError."""
+        daemon, tracing, traceparent = self._daemon, self._daemon.tracing, self._traceparent
+        arrived = daemon.clock.monotonic()
+        await live.understood()
+        await daemon.service.answer(
+            RequestContext(
+                start.request,
+                SessionReply(start.response, live.flush, self._voice(start)),
+                id=start.id,
+                arrived=arrived,
+                traceparent=traceparent,
+                trace=None if tracing is None else tracing.begin(start.request, traceparent, daemon.clock.unix()),
+            )
+        )
+
+    def _voice(self, start: StartResponse) -> Callable[[str], Awaitable[bytes]] | None:
+        if start.voice is None or not self._daemon.audio.speaks:
+            return None
+        return partial(self._daemon.audio.service.speak, voice=start.voice.name, speed=start.voice.speed)
+
+    async def transcribe(self, live: LiveSession[DeviceClient], sound: TranscribeSound) -> Transcript:
+        """Raises CausewayError."""
+        audio, hints = self._daemon.audio.service, live.session.request_hints
+        return await audio.transcribe_live(new_decision_id(), hints, base64.b64decode(sound.wav))
+
+    async def transcribe_partial(self, live: LiveSession[DeviceClient], partial: TranscribePartial) -> str:
+        return await self._daemon.audio.service.transcribe_partial(live.session.request_hints, partial.wav)

@@ -1,0 +1,302 @@
+"""The table of live sessions: who may open or resume one, how many there are, how long they live, and drain.
+
+1. A client opens a session by connecting to one server.
+2. A close frame of the client ends it, and stops its answer.
+3. A cut connection leaves it resumable for `resume_s`, by `?session_id=…&after=N`, for the same owner only. Where it
+   still has a connection, that one is closed: the second takes over.
+4. Without an event or an answer for `idle_s` it ends.
+5. While the server drains, sessions end as soon as they have no running answer.
+6. A connection whose token expires or is revoked is closed within seconds, its answer with it. With another token of
+   the owner the session can be resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Generic, Protocol
+
+import anyio
+import anyio.abc
+import msgspec
+from aiohttp import hdrs, web
+
+from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
+from ...realtime import CloseCode, RealtimeSession
+from ...trackers.fair_share import FairShare
+from ..gauges import Gauge
+from ..request import members, one_value
+from .live_session import Client, LiveSession, SessionRequests
+from .socket import RealtimeSocket
+
+STALLED_S = 30.0
+_KEY_PROTOCOL = "openai-insecure-api-key."  # how OpenAI's browser clients send a key
+_SWEEP_S = 1.0
+_STOP_S = 2.0  # for cancelled answers to end
+_RETRY_S = 5.0
+_DIGITS = 15
+
+SESSION_METRICS: Mapping[str, str] = {
+    "sessions": "Live sessions, by state (connected, cut: it can be resumed).",
+    "sessions_unsent_bytes": "Events that wait for their clients.",
+    "sessions_opened": "Live sessions that were opened.",
+    "sessions_resumed": "Times that a live session was resumed.",
+    "sessions_refused": "Live sessions refused for want of room.",
+    "sessions_ended": "Live sessions that ended, by reason (closed, not_resumed, idle, gave_way, drained).",
+}
+"""Names, without the server's prefix, and help texts of what `Sessions.gauges` returns."""
+
+
+class SessionUnknown(NotFound):
+    """The session to resume does not exist here, has ended, or is another client's."""
+
+    code = "session_not_found"
+
+
+class SessionBounds(Protocol):
+    """The bounds of live sessions: the section `realtime` of a configuration."""
+
+    @property
+    def max_sessions(self) -> int: ...
+    @property
+    def max_items(self) -> int: ...
+    @property
+    def max_bytes(self) -> int: ...
+    @property
+    def replay_bytes(self) -> int: ...
+    @property
+    def max_audio_s(self) -> float: ...
+    @property
+    def resume_s(self) -> float: ...
+    @property
+    def idle_s(self) -> float: ...
+    @property
+    def ping_s(self) -> float: ...
+
+
+class SessionHost(Protocol[Client]):
+    """The server whose sessions these are."""
+
+    def client(self, http: web.BaseRequest, authorization: str) -> Client:
+        """Return the client of a connection. Raises CausewayError: it may have no session, or a header is invalid."""
+
+    def open(
+        self, session_id: str, model: str | None, client: Client
+    ) -> tuple[RealtimeSession, SessionRequests[Client]]:
+        """Return a new session and its requests. `model`: as the client named it. Raises CausewayError."""
+
+
+class SessionStats(msgspec.Struct, frozen=True):
+    connected: int
+    cut: int  # without a connection; they can be resumed
+    opened: int
+    resumed: int
+    refused: int
+    unsent_bytes: int  # events that wait for their clients
+    ended: Mapping[str, int]  # by reason
+
+
+class Sessions(Generic[Client]):
+    """Owns the sessions.
+
+    Args:
+        host: authenticates clients, and answers the requests of sessions.
+        now: monotonic seconds.
+        stalled_s: a peer that reads nothing for so long is disconnected.
+    """
+
+    def __init__(
+        self,
+        bounds: SessionBounds,
+        host: SessionHost[Client],
+        now: Callable[[], float],
+        *,
+        stalled_s: float = STALLED_S,
+    ) -> None:
+        self._bounds = bounds
+        self._host = host
+        self._now = now
+        self._stalled_s = stalled_s
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._sessions: dict[str, LiveSession[Client]] = {}
+        self._shares = FairShare(bounds.max_sessions)
+        self._running = 0  # answers
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._opened = self._resumed = self._refused = 0
+        self._ended: dict[str, int] = {}
+
+    @property
+    def stats(self) -> SessionStats:
+        connected = sum(live.connected for live in self._sessions.values())
+        cut = len(self._sessions) - connected
+        unsent_bytes = sum(live.session.log.unsent_bytes for live in self._sessions.values())
+        return SessionStats(connected, cut, self._opened, self._resumed, self._refused, unsent_bytes, dict(self._ended))
+
+    def gauges(self, prefix: str) -> Iterator[Gauge]:
+        """Return the metrics of `SESSION_METRICS`. `prefix`: of their names, such as "causeway_edge_"."""
+        stats = self.stats
+
+        def gauge(name: str, value: int, *labels: tuple[str, str], is_counter: bool = False) -> Gauge:
+            return Gauge(prefix + name, SESSION_METRICS[name], value, labels, is_counter)
+
+        yield gauge("sessions", stats.connected, ("state", "connected"))
+        yield gauge("sessions", stats.cut, ("state", "cut"))
+        yield gauge("sessions_unsent_bytes", stats.unsent_bytes)
+        yield gauge("sessions_opened", stats.opened, is_counter=True)
+        yield gauge("sessions_resumed", stats.resumed, is_counter=True)
+        yield gauge("sessions_refused", stats.refused, is_counter=True)
+        for reason, count in stats.ended.items():
+            yield gauge("sessions_ended", count, ("reason", reason), is_counter=True)
+
+    def start(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Run answers, and end sessions whose time is over, as children of `tasks`."""
+        self._tasks = tasks
+        tasks.start_soon(self._sweep)
+
+    def drain(self) -> None:
+        """(5) Open no more sessions; end each one as soon as it has no running answer."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            if not live.running:
+                self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    async def close(self) -> None:
+        """Stop the running answers and end all sessions."""
+        self._draining = True
+        for live in [*self._sessions.values()]:
+            live.session.abandon(_shutting_down())
+            live.stop()
+        with anyio.move_on_after(_STOP_S):
+            await self._idle.wait()
+        self.drain()
+
+    async def connect(self, http: web.BaseRequest) -> web.StreamResponse:
+        """GET /v1/realtime. Raises CausewayError before the handshake; afterwards faults are events."""
+        client = self._host.client(http, _authorization(http))
+        if self._tasks is None or self._draining:
+            raise _shutting_down()
+        socket = RealtimeSocket(
+            http, self._tasks, max_frame_bytes=2 * self._bounds.max_bytes, ping_s=self._bounds.ping_s
+        )
+        resumed = http.query.get("session_id")
+        if resumed is None:
+            live = self._open(http.query.get("model"), client, self._tasks)
+            try:
+                await socket.open()
+            except BaseException:
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+                raise
+        else:
+            await socket.open()
+            try:
+                live = self._resume(resumed, http.query.get("after", "0"), client)
+            except InvalidRequest as error:
+                await socket.refuse(error)
+                return socket.response
+        await self._follow(live, socket)
+        return socket.response
+
+    async def _follow(self, live: LiveSession[Client], socket: RealtimeSocket) -> None:
+        """Take the client's events until the connection ends, by whatever."""
+        live.attach(socket)
+        try:
+            while (frame := await socket.frame()) is not None:
+                await live.receive(frame)
+        finally:
+            if live.detach(socket) and (socket.closed_by_peer or self._bounds.resume_s == 0.0):
+                self._end(live, "closed", CloseCode.GOING_AWAY)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    def _take_share(self, session_id: str, share: str) -> None:
+        """Raises QueueFull. Sessions without a connection give way, the caller's own first, the oldest cut first."""
+        while not self._shares.hold(session_id, share):
+            cut = [live for live in self._sessions.values() if not live.connected]
+            own = [live for live in cut if live.requests.client.share == share]
+            cut = own or (cut if not self._shares.held_by(share) else [])
+            if not cut:
+                self._refused += 1
+                raise QueueFull(
+                    f"{self._shares.held_by(share)} sessions are open, your share of {self._bounds.max_sessions} "
+                    "(realtime.max_sessions). End one, or connect again later.",
+                    retry_after_s=_RETRY_S,
+                )
+            self._end(min(cut, key=lambda live: live.changed_at), "gave_way", CloseCode.GOING_AWAY)
+
+    def _open(self, model: str | None, client: Client, tasks: anyio.abc.TaskGroup) -> LiveSession[Client]:
+        """Raises QueueFull, or what the host raises."""
+        session_id = f"sess_{secrets.token_hex(16)}"
+        session, requests = self._host.open(session_id, model, client)
+        self._take_share(session_id, client.share)
+        live = self._sessions[session_id] = LiveSession(
+            session, requests, tasks, self._answering, stalled_s=self._stalled_s, now=self._now
+        )
+        self._opened += 1
+        return live
+
+    def _resume(self, session_id: str, after: str, client: Client) -> LiveSession[Client]:
+        """(3) Raises SessionUnknown, EventsLost or InvalidRequest."""
+        live = self._sessions.get(session_id)
+        if live is None or live.requests.client.owner != client.owner:
+            raise SessionUnknown("There is no such session; it may have ended. Start a new one.", param="session_id")
+        if not after.isascii() or not after.isdigit() or len(after) > _DIGITS:
+            raise InvalidRequest("`after` must be the sequence number of the last event received.", param="after")
+        live.session.narrow(client.hints)
+        live.session.log.rewind(int(after))
+        live.requests.client = client
+        self._resumed += 1
+        return live
+
+    # --- answers and ends --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _answering(self, live: LiveSession[Client]) -> Iterator[None]:
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+            if self._draining and not live.running:
+                self._end(live, "drained", CloseCode.GOING_AWAY, _shutting_down())
+
+    def _end(self, live: LiveSession[Client], reason: str, code: CloseCode, error: CausewayError | None = None) -> None:
+        if self._sessions.pop(live.session.id, None) is not None:
+            self._ended[reason] = self._ended.get(reason, 0) + 1
+            self._shares.release(live.session.id)
+            live.end(code, error)
+            live.requests.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """(3) (4) (6) End the sessions whose time is over, and close connections whose tokens are refused."""
+        now = self._now()
+        for live in [*self._sessions.values()]:
+            if not live.connected and now - live.changed_at >= self._bounds.resume_s:
+                self._end(live, "not_resumed", CloseCode.GOING_AWAY)
+            elif live.connected and (refused := live.requests.refusal()) is not None:
+                live.disconnect(CloseCode.TOKEN_REFUSED, refused)  # (6)
+            elif live.connected and not live.running and now - live.changed_at >= self._bounds.idle_s:
+                self._end(live, "idle", CloseCode.IDLE)
+
+
+def _authorization(http: web.BaseRequest) -> str:
+    """The header `Authorization`, or what a browser sends instead: the key as a subprotocol. Raises InvalidRequest."""
+    sent = one_value("authorization", http.headers.getall(hdrs.AUTHORIZATION, ()))
+    offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
+    keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
+    return f"Bearer {keys[0]}" if keys and not sent else sent
+
+
+def _shutting_down() -> Draining:
+    return Draining("this server is shutting down; connect again", retry_after_s=1.0)
