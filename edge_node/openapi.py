@@ -37,10 +37,11 @@ from router.openai.audio.speech import WireSpeech
 from router.openai.responses.wire import WireResponse
 from router.openai.wire import WireChat, WireCompletion, WireEmbedding
 from router.parts.upload_terms import PartPurpose
+from router.serving.console.page_files import media_type, page_files
 from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded
-from .console.routes import WhatIfQuestion, media_type, page_files
+from .console.routes import PAGE, WhatIfQuestion
 from .files.store import FileStoreUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
@@ -237,7 +238,7 @@ def _audio() -> Iterator[Operation]:
 
 def _console() -> Iterator[Operation]:
     etag = Parameter("If-None-Match", "The ETag of the file that the browser has.", "header")
-    for path, file in page_files().items():
+    for path, file in page_files(PAGE).items():
         yield _open(
             path,
             "A file of the console, the same for everyone.",

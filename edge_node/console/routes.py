@@ -10,8 +10,6 @@ the page that this daemon served and no other origin: nothing sends CORS headers
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +21,8 @@ from aiohttp import hdrs, web
 from router.checks.what_if import what_if
 from router.errors import InvalidJSON, InvalidRequest, NotFound
 from router.openai import check_media_type
-from router.serving.responses import JSON, SERVER
+from router.serving.console.page_files import HEADERS, file_response, page_files
+from router.serving.responses import JSON
 
 from ..http.api import Handler
 from ..http.request_reader import RequestReader
@@ -31,23 +30,7 @@ from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 from .state import ConsoleState
 
-_PAGE: Final = Path(__file__).parent / "page"
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-HEADERS: Final = {
-    "Server": SERVER,
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+PAGE: Final = Path(__file__).parent / "page"
 
 
 class WhatIfQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +66,7 @@ class Console:
     def paths(self) -> Mapping[str, tuple[str, Handler]]:
         """Return the method and the handler of each path."""
         return {
-            **{name: ("GET", partial(_file, path)) for name, path in page_files().items()},
+            **{name: ("GET", partial(file_response, path)) for name, path in page_files(PAGE).items()},
             "/console/state": ("GET", self._read_state),
             "/console/what-if": ("POST", self._what_if),
         }
@@ -102,17 +85,6 @@ class Console:
         return _json(what_if(self._policies.active, record, question.signals))
 
 
-def page_files() -> dict[str, Path]:
-    """Return the file of each path of the page."""
-    files = sorted(path for path in _PAGE.iterdir() if path.suffix in _TYPES)
-    return {"/console" if path.name == "index.html" else f"/console/{path.name}": path for path in files}
-
-
-def media_type(file: Path) -> str:
-    """Return the content type of a file of the page."""
-    return _TYPES[file.suffix]
-
-
 def _parsed(body: bytes) -> WhatIfQuestion:
     """Raises InvalidRequest."""
     try:
@@ -121,18 +93,6 @@ def _parsed(body: bytes) -> WhatIfQuestion:
         raise InvalidRequest(f"the body must be {{id, signals}}: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidJSON("the body is not valid JSON") from None
-
-
-async def _file(path: Path, http: web.BaseRequest) -> web.StreamResponse:
-    if path.name == "index.html" and http.raw_path.partition("?")[0].endswith("/"):
-        # The page names its files relative to its plain path.
-        return web.Response(status=308, headers={**HEADERS, "Location": "../console"})
-    content = await asyncio.to_thread(path.read_bytes)
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {**HEADERS, "Cache-Control": "no-cache", "ETag": tag}
-    if http.headers.get(hdrs.IF_NONE_MATCH) == tag:
-        return web.Response(status=304, headers=headers)
-    return web.Response(body=content, headers={**headers, "Content-Type": media_type(path)})
 
 
 def _json(value: object) -> web.Response:

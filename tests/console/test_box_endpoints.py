@@ -11,11 +11,10 @@ from typing import Any, get_args
 import pytest
 
 from edge_node.config.schema import KeyConfig, ServerConfig
+from edge_node.console.routes import PAGE
+from router.serving.console.page_files import page_files
 from router.types import ReasonCode
-from tests.check.sources import ROOT
 from tests.edge.box import Box, running
-
-PAGE = ROOT / "edge_node" / "console" / "page"
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ async def what_if(box: Box, decision: str, signals: object, **more: object) -> t
 
 
 async def test_files_come_with_a_strict_policy_and_an_etag(box: Box) -> None:
-    for path in ("/console", *(f"/console/{file.name}" for file in PAGE.iterdir() if file.name != "index.html")):
+    for path in page_files(PAGE):
         answer = await box.get(path)
         assert answer.status == 200, path
         policy = answer.headers["Content-Security-Policy"]

@@ -1,4 +1,4 @@
-"""The files that both consoles share."""
+"""The files of both consoles."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import re
 
 import pytest
 
+from router.serving.console.page_files import SHARED
 from tests.check.sources import ROOT
 
 BOX, FLEET = ROOT / "edge_node" / "console" / "page", ROOT / "fleet" / "console" / "page"
-FILES = sorted([*BOX.iterdir(), *FLEET.iterdir()])
-
-
-@pytest.mark.parametrize("name", ["theme.css", "elements.js", "format.js", "icon.svg"])
-def test_the_copies_are_equal(name: str) -> None:
-    """Neither package imports the other, so each has its copy; `cp` after a change."""
-    assert (BOX / name).read_bytes() == (FLEET / name).read_bytes()
+FILES = sorted([*BOX.iterdir(), *FLEET.iterdir(), *SHARED.iterdir()])
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parts[-4]}/{path.name}")
