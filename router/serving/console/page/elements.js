@@ -1,4 +1,4 @@
-// Nodes from data, never from markup. The box's and the fleet's copy of this file are equal.
+// Nodes from data, never from markup. The pages of device and fleet load this file.
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -1,4 +1,4 @@
-// Numbers and times for people. The box's and the fleet's copy of this file are equal.
+// Numbers and times for people. The pages of device and fleet load this file.
 
 const plain = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const clock = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
