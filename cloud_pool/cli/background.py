@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import click
 
 from router.errors import ConfigError
+from router.serving.logs import log_crashes, start_log
 
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
-from ..observability.logs import log_crashes, start_log
 from .process import LogLevel, keep_files_private, refuse
 
 _PATH = click.Path(path_type=Path)

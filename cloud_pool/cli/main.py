@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from router.errors import ConfigError
+from router.serving.logs import log_crashes, start_log
 
 from ..config.loader import Flags, load_config
-from ..observability.logs import log_crashes, start_log
 from .process import LogLevel, keep_files_private, poll_grpc_in_one_thread, refuse, run_fast, until_stopped
 from .triton import triton
 

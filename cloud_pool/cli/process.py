@@ -13,9 +13,9 @@ from typing import Literal, NoReturn, ParamSpec, TypeVar
 import click
 
 from router.errors import CausewayError
+from router.serving.logs import log_loop_errors
 
 from ..accounts.identity.principal import DEFAULT_TENANT
-from ..observability.logs import log_loop_errors
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")

@@ -10,10 +10,10 @@ from grpc import aio
 
 from router.errors import ClientGone, StreamBroken
 from router.openai.answer import has_content
+from router.serving.logs import redacted
 from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
 
 from ..http.responses import OnChunk
-from ..observability.logs import redacted
 from ..serving.request_context import AnswerHead, RequestContext
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 from .outbox import Outbox

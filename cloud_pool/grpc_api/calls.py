@@ -19,6 +19,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from router.serving.logs import REQUEST, redacted
 from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
@@ -30,7 +31,6 @@ from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import STALLED_S
-from ..observability.logs import REQUEST, redacted
 from ..serving.request_context import RequestContext
 from .answer_output import CallDelivery
 from .outbox import Outbox

@@ -20,9 +20,9 @@ from router.openai import (
     parse_embedding,
     parse_response,
 )
+from router.serving.logs import REQUEST
 from router.types import Chunk, Request, RoutingHints
 
-from ..observability.logs import REQUEST
 from ..serving.request_context import AnswerHead, RequestContext
 from .request_admission import Parse, RequestAdmission
 from .request_runner import RequestRunner

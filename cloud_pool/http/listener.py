@@ -25,12 +25,12 @@ import anyio
 from aiohttp import web
 
 from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
+from router.serving.logs import redacted
 from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
 
 from ..config.schema import ServerConfig
-from ..observability.logs import redacted
 from .aiohttp_internals import Request, has_response_begun, is_between_requests, make_request
 from .responses import STOPPED, error_response
 

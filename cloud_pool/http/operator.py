@@ -21,11 +21,11 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
+from router.serving.logs import redacted
 from router.serving.request import allowed_methods, served_method
 
 from ..accounts.identity.authenticator import Authenticator
 from ..config.schema import Config
-from ..observability.logs import redacted
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from .listener import Listener
 from .readiness import Readiness

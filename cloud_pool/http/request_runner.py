@@ -23,13 +23,13 @@ from router.errors import (
     ModelNotFound,
     UnsupportedFeature,
 )
+from router.serving.logs import redacted
 from router.types import Chunk, Usage
 
 from ..accounts.identity.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
-from ..observability.logs import redacted
 from ..observability.metrics import Metrics
 from ..serving.request_context import AnswerHead, RequestContext
 from ..serving.service import Service

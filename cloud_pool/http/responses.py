@@ -21,9 +21,9 @@ from router.openai import (
     error_event,
     error_headers,
 )
+from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Request
 
-from ..observability.logs import redacted
 from .aiohttp_internals import BufferedHeadResponse
 
 _log = logging.getLogger("causeway.cloud.responses")

@@ -13,10 +13,10 @@ from anyio import to_thread
 from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
 from router.serving.live.sessions import Sessions
+from router.serving.logs import REQUEST, redacted
 from router.serving.request import allowed_methods, read_request_id, served_method
 
 from ..jobs.http.job_api import JobApi
-from ..observability.logs import REQUEST, redacted
 from ..parts.config import NO_SOUND
 from .body_memory import BodyMemory
 from .generation_routes import GenerationRoutes

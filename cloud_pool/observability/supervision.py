@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from .logs import redacted
+from router.serving.logs import redacted
 
 RESTART_S: Final = 5.0
 _log = logging.getLogger("causeway.cloud")

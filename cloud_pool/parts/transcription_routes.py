@@ -20,6 +20,7 @@ from router.openai.audio import (
     parse_transcription,
 )
 from router.openai.audio.form import parse_form
+from router.serving.logs import REQUEST
 from router.types import Chunk, RoutingHints, Usage
 
 from ..accounts.ledger import LedgerEntry
@@ -28,7 +29,6 @@ from ..http.request_admission import RequestAdmission
 from ..http.request_reader import read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import JSON, OnChunk, stream_response
-from ..observability.logs import REQUEST
 from ..serving.request_context import RequestContext, answer_head
 from .request_parts import RequestParts, sound_request
 

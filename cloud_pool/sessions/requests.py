@@ -21,6 +21,7 @@ from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
 from router.serving.live.sessions import SessionBounds
+from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
@@ -31,7 +32,6 @@ from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import OnChunk
-from ..observability.logs import REQUEST, redacted
 from ..parts.config import NO_SOUND
 from ..serving.request_context import RequestContext
 from .delivery import SessionDelivery

@@ -11,7 +11,7 @@ from cloud_pool.app import build
 from cloud_pool.cli.process import run_fast, until_stopped
 from cloud_pool.config.schema import Config, ServerConfig
 from cloud_pool.lifetime import Closing, run_with_tasks
-from cloud_pool.observability.logs import log_crashes, start_log
+from router.serving.logs import log_crashes, start_log
 
 from .unreachable import unreachable_tier
 

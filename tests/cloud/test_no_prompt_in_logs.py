@@ -25,7 +25,7 @@ from cloud_pool.cli.jobs import dlq
 from cloud_pool.config.schema import Config, ServerConfig, TracingConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.app import run as run_worker
-from cloud_pool.observability.logs import log_loop_errors, start_log
+from router.serving.logs import log_loop_errors, start_log
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer
 from tests.redis_server import redis_server as redis_server  # a fixture
@@ -240,7 +240,7 @@ def test_a_crash_is_logged_without_its_message() -> None:
     """Of the process, of a thread, and of what cannot be raised."""
     program = f"""
 import threading
-from cloud_pool.observability.logs import log_crashes, start_log
+from router.serving.logs import log_crashes, start_log
 class Unraisable:
     def __del__(self): raise OSError("{MARKER}")
 def breaks(): raise KeyError("{MARKER}")

@@ -22,9 +22,9 @@ import anyio
 import msgspec
 
 from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound
+from router.serving.logs import redacted
 
 from ...accounts.tenants.config import TenantLimits
-from ...observability.logs import redacted
 from ..config import JobsConfig
 from ..errors import FileContentLost, FileStoreUnavailable, RecordUnreadable
 from ..stores import JobStores

@@ -17,6 +17,7 @@ from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
 from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
+from router.serving.logs import REQUEST
 from router.serving.request import send_continue
 from router.serving.upload import check_upload, read_upload
 
@@ -24,7 +25,6 @@ from ...accounts.identity.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
-from ...observability.logs import REQUEST
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..batches.batch_store import COMPLETION_WINDOW

@@ -28,6 +28,7 @@ from router.jobs.view import JobView, WebhookSecrets
 from router.numbers import read_page
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
+from router.serving.logs import REQUEST
 from router.serving.request import allowed_methods, served_method
 from router.trackers.fair_share import FairShare
 
@@ -37,7 +38,6 @@ from ...cache.single_flight.reply import STATUS_HEADER
 from ...http.body_memory import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...http.responses import JSON
-from ...observability.logs import REQUEST
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig

@@ -31,8 +31,8 @@ from router.jobs.webhooks.address import Network, allowed_networks, forbidden_re
 from router.jobs.webhooks.payload import webhook_payload
 from router.jobs.webhooks.schedule import webhook_retry_delay_s
 from router.jobs.webhooks.signing import signed_headers
+from router.serving.logs import redacted
 
-from ...observability.logs import redacted
 from ...observability.tracing import JobTrace
 from ..config import WebhookConfig
 from ..metrics import JobMetrics

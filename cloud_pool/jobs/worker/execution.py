@@ -15,10 +15,10 @@ from router.errors import CausewayError, DeadlineExceeded
 from router.jobs.answers import encode_job_answer
 from router.jobs.submission import parse_job_request
 from router.parts.reading import text_bytes
+from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
-from ...observability.logs import redacted
 from ...serving.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import JobRecord

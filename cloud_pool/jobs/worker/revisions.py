@@ -31,9 +31,9 @@ from router.jobs.revisions import (
     no_room,
     outcome_of,
 )
+from router.serving.logs import redacted
 from router.types import Modality
 
-from ...observability.logs import redacted
 from ..config import JobsConfig
 from ..errors import ContentKeyMissing
 from ..metrics import JobMetrics
