@@ -22,9 +22,9 @@ import msgspec
 from router.bundle.manifest import BundleManifest
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import RequestsLeave, UpdateRefused, Withdrawn
+from router.serving.logs import redacted
 
 from ..clock import Clock
-from ..observability.logs import redacted
 from .boot import Booted, first_whole, rolled_back
 from .disk import Disk
 from .host import FleetLink, Host

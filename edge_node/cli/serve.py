@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from router.serving.logs import start_log
+
 from ..app import App, build
 from ..config.schema import Config
-from ..observability.logs import start_log
 
 if TYPE_CHECKING:
     from ..agent.host import FleetLink
@@ -29,12 +30,12 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
     Raises:
         ConfigError: The daemon cannot start.
     """
-    start_log(config)
+    start_log(config.log, config.log_format)
     os.umask(0o077)  # what it writes, side files of databases too, is for its own account alone
 
     async def run_daemon() -> App:
         app = build(config, fleet=fleet)
-        start_log(app.config)  # a bundle may set the level
+        start_log(app.config.log, app.config.log_format)  # a bundle may set the level
         await app.serve(
             on_listening=lambda app: _print_summary(app.config, app), on_ready=lambda app: _print_ready(app.config, app)
         )

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 
+from router.serving.logs import redacted
 from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig
 from ..http.api import Api
 from ..http.listener import Address, ConnectionTable, Listener
-from ..observability.logs import redacted
 from ..storage.state_folder import StateFolderLock
 from .components import Components
 from .systemd import SystemdNotifier

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
+from router.serving.logs import redacted
 from router.serving.request import allowed_methods, read_traceparent, served_method
 from router.serving.responses import HttpReplyWriter, error_response, json_response
 from router.types import Request
 
 from ..clock import Clock
-from ..observability.logs import redacted
 from ..observability.metrics import Metrics
 from ..serving.generation import policy_label
 from ..serving.request_context import RequestContext

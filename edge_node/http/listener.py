@@ -33,12 +33,11 @@ from aiohttp.web_protocol import RequestHandler
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, QueueFull
 from router.openai import encode_error
+from router.serving.logs import redacted
 from router.serving.request import plain_path
 from router.serving.responses import CORS, SERVER, error_response
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
-
-from ..observability.logs import redacted
 
 log = logging.getLogger(__name__)
 

@@ -35,6 +35,7 @@ from router.errors import (
 from router.openai.audio import OPENAI_MODEL, SpeechRequest, Transcript, TranscriptionRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
+from router.serving.logs import redacted
 from router.types import (
     AUTO,
     AudioPart,
@@ -52,7 +53,6 @@ from router.types import (
 )
 
 from ..clock import Clock
-from ..observability.logs import redacted
 from ..observability.metrics import Metrics
 from ..serving.admission import Admission
 from ..serving.request_context import Status

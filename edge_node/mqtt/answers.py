@@ -8,13 +8,13 @@ import logging
 import anyio
 
 from router.errors import CausewayError, JobStoreUnavailable
+from router.serving.logs import redacted
 
 from ..jobs.errors import ResultTooLarge
 from ..jobs.feed import JobFeed
 from ..jobs.store import JobStore
 from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
-from ..observability.logs import redacted
 from .connection import Connection
 from .errors import AnswerTooLarge, BrokerError, PublishRefused
 from .intake import MqttStats

@@ -11,11 +11,11 @@ import anyio
 
 from router.errors import JobStoreUnavailable
 from router.serving.gauges import Gauge
+from router.serving.logs import redacted
 
 from ..config.schema import MqttConfig
 from ..jobs.entry import JobEntry, JobParts
 from ..observability.faults import Fault
-from ..observability.logs import redacted
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from .answers import AnswerPublisher

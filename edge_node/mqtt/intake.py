@@ -22,6 +22,7 @@ import msgspec
 
 from router.errors import CausewayError, Draining, JobStoreUnavailable, RateLimited
 from router.jobs.submission import RANK, Priority
+from router.serving.logs import redacted
 from router.serving.request import PRIORITY, read_choice
 from router.types import RoutingHints
 
@@ -31,7 +32,6 @@ from ..jobs.errors import OutboxFull
 from ..jobs.intake import JobIntake
 from ..jobs.tables.values import ReplyTo
 from ..observability.faults import Fault
-from ..observability.logs import redacted
 from .connection import Connection
 from .envelope import Message
 from .errors import AnswerTooLarge, BrokerError, PublishRefused

@@ -37,11 +37,11 @@ from router.errors import (
     TargetNotConfigured,
 )
 from router.policy.signals import modalities
+from router.serving.logs import redacted
 from router.serving.reply import Piece, Sink
 from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
-from ..observability.logs import redacted
 from .generation import Generation, policy_label
 
 if TYPE_CHECKING:

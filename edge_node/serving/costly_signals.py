@@ -14,10 +14,10 @@ import msgspec
 
 from router.errors import EncoderFailed
 from router.policy.compiled import Policy
+from router.serving.logs import redacted
 from router.types import Request
 
 from ..clock import Clock
-from ..observability.logs import redacted
 from ..signals.estimators import QUALITY
 from .generation import Generation
 

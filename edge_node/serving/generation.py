@@ -23,6 +23,7 @@ from router.decision.attempts import AttemptSequence
 from router.errors import CausewayError, CloudFailed, CloudRefused, DeadlineExceeded, Draining, InvalidRequest
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
+from router.serving.logs import redacted
 from router.serving.reply import AnswerHead, Piece
 from router.types import (
     AttemptRecord,
@@ -42,7 +43,6 @@ from router.types import (
 )
 
 from ..backends.backend import JobTerms, UpstreamInfo
-from ..observability.logs import redacted
 from ..storage.cache import CacheHit
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ from router.errors import (
 from router.openai import CachedAnswer, is_keepable
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
+from router.serving.logs import redacted
 from router.serving.reply import Sink
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..backends.backend import JobTerms
 from ..clock import Clock
-from ..observability.logs import redacted
 from ..observability.metrics import FinishedGeneration, Metrics
 from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector

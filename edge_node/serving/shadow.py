@@ -29,12 +29,12 @@ from router.decision.shadow import other_target
 from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
 from router.serving.gauges import Gauge
+from router.serving.logs import redacted
 from router.serving.reply import Sink
 from router.types import Location, Target
 
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
-from ..observability.logs import redacted
 from ..observability.metrics import Metrics
 from ..signals.estimators import prompt_text
 from ..storage.background_sqlite import SqliteStats

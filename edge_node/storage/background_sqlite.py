@@ -27,8 +27,9 @@ from pathlib import Path
 
 import msgspec
 
+from router.serving.logs import redacted
+
 from ..observability.faults import Fault
-from ..observability.logs import redacted
 
 log = logging.getLogger(__name__)
 

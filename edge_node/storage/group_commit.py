@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from router.errors import CausewayError, JobStoreUnavailable
+from router.serving.logs import redacted
 
 from ..observability.faults import Fault
-from ..observability.logs import redacted
 from .background_sqlite import CORRUPT_MESSAGES
 from .erasure import Erasure
 

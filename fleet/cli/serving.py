@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import click
 
 from router.errors import CausewayError
+from router.serving.logs import start_log
 
 _Folder = click.Path(path_type=Path, file_okay=False)
 
@@ -42,9 +42,7 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise click.BadParameter(f"HOST:PORT, such as 0.0.0.0:8090, not {listen!r}", param_hint="--listen")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("alembic", "tuf"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    start_log("info", "text")
     settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
     try:
         _run(run(settings))

@@ -1,6 +1,6 @@
-"""The log of gateway and worker: one line per event, as text or as JSON. Prompts and answers are never logged.
+"""The log of a process: one line per event, as text or as JSON. Prompts and answers are never logged.
 
-In JSON each line that belongs to a request has the request's id (`x-request-id`), at the edge the decision's id.
+In JSON each line that belongs to a request of the gateway has the request's id (`x-request-id`).
 
 1. What a line says of a request is its id and words of ours, such as an error's code: never an error's message, which
    may come from Triton or from a library and quote the request.
@@ -24,11 +24,11 @@ from typing import Any, Literal, TextIO
 
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="")
 """The id of the request that this task serves; "" for none."""
+OURS = ("causeway", "edge_node", "models", "router")
+"""Our loggers: they and those below them log what is below a warning."""
 
-
-_OURS = "causeway"
 _LogFormat = Literal["text", "json"]
-_log = logging.getLogger("causeway.cloud")
+_log = logging.getLogger("causeway")
 
 
 def redacted(error: BaseException) -> str:
@@ -78,7 +78,8 @@ def start_log(level: str, log_format: _LogFormat, stream: TextIO = sys.stderr) -
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     wanted = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(wanted, logging.WARNING), handlers=[handler], force=True)
-    logging.getLogger(_OURS).setLevel(wanted)
+    for name in OURS:
+        logging.getLogger(name).setLevel(wanted)
 
 
 def log_crashes() -> None:

@@ -25,7 +25,7 @@ from cloud_pool.cli.jobs import dlq
 from cloud_pool.config.schema import Config, ServerConfig, TracingConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.app import run as run_worker
-from router.serving.logs import log_loop_errors, start_log
+from router.serving.logs import OURS, log_loop_errors, start_log
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer
 from tests.redis_server import redis_server as redis_server  # a fixture
@@ -101,16 +101,17 @@ INVALID: list[tuple[str, bytes]] = [
 @pytest.fixture(params=["text", "json"])
 def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
     """The log of this process, at debug."""
-    root, ours = logging.getLogger(), logging.getLogger("causeway")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     start_log("debug", request.param, stream)
     try:
         yield stream
     finally:
         root.handlers[:] = handlers
-        root.setLevel(levels[0])
-        ours.setLevel(levels[1])
+        root.setLevel(level)
+        for name in OURS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @asynccontextmanager

@@ -231,14 +231,14 @@ started = time.monotonic()
 import msgspec
 from edge_node.app import build
 from edge_node.config.schema import Config
-from edge_node.observability.logs import start_log
+from router.serving.logs import start_log
 config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
 def ready(app):
     heavy = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
     status = Path("/proc/self/status").read_text()
     rss_mb = int(status.split("VmRSS:")[1].split()[0]) / 1024
     print(json.dumps({"port": app.port, "heavy": heavy, "rss_mb": rss_mb}), flush=True)
-start_log(config)
+start_log(config.log, config.log_format)
 asyncio.run(build(config).serve(on_ready=ready))
 print("closed", flush=True)
 """

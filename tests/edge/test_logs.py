@@ -17,9 +17,9 @@ from typing import Literal
 
 import pytest
 
-from edge_node.config.schema import Config, ServerConfig
-from edge_node.observability.logs import start_log
+from edge_node.config.schema import ServerConfig
 from edge_node.storage.background_sqlite import BackgroundSqlite, Write
+from router.serving.logs import OURS, start_log
 from tests.waiting import until
 
 from .box import Box, running
@@ -220,7 +220,7 @@ def test_libraries_stay_quiet(level: Literal["debug", "info"]) -> None:
     before = root.level, list(root.handlers)
     stream = io.StringIO()
     try:
-        start_log(Config(log=level), stream)
+        start_log(level, "text", stream)
         for name in NOISY:
             logging.getLogger(name).debug("noise")
             logging.getLogger(name).info("noise")
@@ -228,5 +228,7 @@ def test_libraries_stay_quiet(level: Literal["debug", "info"]) -> None:
     finally:
         root.setLevel(before[0])
         root.handlers = before[1]
+        for name in OURS:
+            logging.getLogger(name).setLevel(logging.NOTSET)
     assert "noise" not in stream.getvalue()
     assert stream.getvalue().count("warns") == len(NOISY)

@@ -22,10 +22,10 @@ import msgspec
 from anyio import to_thread
 
 from router.bundle.protocol import BoxState, StatusReply
+from router.serving.logs import redacted
 
 from ...clock import Clock
 from ...observability.faults import Fault
-from ...observability.logs import redacted
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity
 from .imported import SourceWithImport

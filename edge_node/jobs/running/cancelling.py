@@ -11,9 +11,9 @@ import logging
 import anyio
 
 from router.errors import CausewayError
+from router.serving.logs import redacted
 
 from ...backends.cloud.backend import CloudBackend
-from ...observability.logs import redacted
 from ..feed import JobFeed
 from ..store import JobStore
 

@@ -27,11 +27,11 @@ from router.jobs.revisions import (
     check_revised,
     revision_id,
 )
+from router.serving.logs import redacted
 from router.types import Modality, PartRecord, Request
 
 from ...backends.backend import JobTerms
 from ...clock import Clock
-from ...observability.logs import redacted
 from ..feed import JobFeed, RunningText
 from ..record import EdgeJob, JobAnswer, Lane
 from ..store import JobStore

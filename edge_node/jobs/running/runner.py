@@ -22,12 +22,12 @@ import msgspec
 from router.errors import CausewayError, CloudUnreachable, DeadlineExceeded, InvalidRequest, JobStoreUnavailable
 from router.jobs.revisions import LateParts, LateTerms, late_kinds, no_room
 from router.jobs.states import JobEvent
+from router.serving.logs import redacted
 
 from ...backends.backend import CloudJobEnded, JobTerms
 from ...backends.cloud.backend import CloudBackend
 from ...clock import Clock
 from ...config.schema import JobsConfig
-from ...observability.logs import redacted
 from ...serving.service import Service
 from ..feed import JobFeed
 from ..record import EdgeJob, Lane

@@ -29,10 +29,10 @@ from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 from router.jobs.webhooks.address import Network, allowed_networks, forbidden_reason
 from router.jobs.webhooks.payload import webhook_payload
 from router.jobs.webhooks.schedule import webhook_retry_delay_s
+from router.serving.logs import redacted
 
 from ...clock import Clock
 from ...config.schema import WebhookConfig
-from ...observability.logs import redacted
 from ..feed import JobFeed
 from ..record import WebhookStatus
 from ..store import JobStore
