@@ -8,7 +8,7 @@ import ssl
 import aiohttp
 from opentelemetry.util.re import parse_env_headers
 
-from router.telemetry import export_fault
+from ..telemetry import export_fault
 
 _ANSWER_S = 5.0
 
