@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import Iterator
-
-import aiohttp
-
-from router.telemetry import export_fault
 
 from ...config.schema import TracingConfig
 from .finding import Finding, ok, warn
-
-_ANSWER_S = 5.0
 
 
 def check_tracing(config: TracingConfig) -> Iterator[Finding]:
     """Send an empty export. Nothing where no traces are sent."""
     if not config.endpoint:
         return
+    from router.serving.otel_check import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+
     fault = asyncio.run(send_empty_export(config.endpoint))
     if fault:
         yield warn("tracing", f"the collector at {config.endpoint} takes no traces", fault)
     else:
         yield ok("tracing", f"the collector at {config.endpoint} took an empty export")
-
-
-async def send_empty_export(endpoint: str) -> str:
-    """Send an export without spans. Returns why the collector did not take it, and what to do; "" if it did.
-
-    Headers and certificates are those of the exporter's variables.
-    """
-    from opentelemetry.util.re import parse_env_headers  # on demand: OpenTelemetry costs a tenth of a second
-
-    headers = {"content-type": "application/x-protobuf"}
-    headers |= parse_env_headers(_variable("HEADERS"), liberal=True)
-    try:
-        tls = ssl.create_default_context(cafile=_variable("CERTIFICATE") or None)
-        timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
-            session.post(
-                f"{endpoint.rstrip('/')}/v1/traces", data=b"", headers=headers, allow_redirects=False, ssl=tls
-            ) as answer,
-        ):
-            return export_fault(answer.status, answer.headers.get("location", ""))
-    except TimeoutError:
-        return f"it does not answer within {_ANSWER_S:g} s."
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return f"it cannot be reached: {error}."
-
-
-def _variable(name: str) -> str:
-    return os.environ.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
