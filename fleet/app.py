@@ -21,6 +21,7 @@ from aiohttp import hdrs, web
 from router.api import OPENAPI_PATH
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import CausewayError, ConfigError
+from router.serving.private_files import close_to_others, is_shared
 
 from .console.routes import console_routes
 from .controller.loop import SURVEY_S, Controller
@@ -45,7 +46,6 @@ from .server.polls import IDLE_S
 from .server.request import make_request
 from .server.routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 from .store.database import STATEMENT_S, Store
-from .trust.files import close_to_others
 from .trust.trust_file import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
@@ -94,13 +94,12 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
     fleet = read_fleet_folder(settings.folder)
     settings.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     key = load_token_key(settings.data / "token-key.jwk", settings.issuer)  # refuses one that others could read
-    try:
-        close_to_others(settings.data, _OWN_FILES)
-    except OSError as error:
+    shared = is_shared(settings.data, _OWN_FILES)
+    fault = "a folder of all accounts" if shared else next(map(str, close_to_others(settings.data, _OWN_FILES)), "")
+    if fault:
         raise ConfigError(
-            f"{settings.data} cannot be kept from other accounts: {error.strerror}. Name a folder of its own.",
-            where="--data",
-        ) from error
+            f"{settings.data} cannot be kept from other accounts: {fault}. Name a folder of its own.", where="--data"
+        )
     if not settings.database:  # SQLite gives the files beside it the same rights.
         os.close(os.open(settings.data / "fleet.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     database = settings.database or f"sqlite:///{settings.data.resolve() / 'fleet.db'}"

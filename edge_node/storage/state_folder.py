@@ -12,11 +12,11 @@ import fcntl
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from router.errors import ConfigError
+from router.serving.private_files import close_to_others, is_shared
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +57,15 @@ class StateFolderLock:
         """
         if self._folder is None or self._file is not None:
             return
-        if _is_shared(self._folder):
+        if is_shared(self._folder, _OURS):
             raise ConfigError(
                 f"{self._folder} is a folder of all accounts. Give the daemon one of its own with --state-dir.",
                 where="state_dir",
             )
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            close_to_others(self._folder)
+            for error in close_to_others(self._folder, _OURS):
+                log.warning("the rights of %s cannot be changed: %s", error.filename, error.strerror)
             file = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
@@ -112,45 +113,3 @@ class StateFolderLock:
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
             log.warning("the process id cannot be written to the lock of %s: %s", self._folder, error.strerror)
-
-
-def _is_shared(folder: Path) -> bool:
-    """Whether every account writes its own files there, as in /tmp. A new volume has such rights, too, and is empty."""
-    try:
-        mode = folder.stat().st_mode
-        if not (mode & stat.S_ISVTX and mode & stat.S_IWOTH):
-            return False
-        return any(not _OURS.fullmatch(name) for name in os.listdir(folder))  # noqa: PTH208 - names alone
-    except OSError:
-        return False
-
-
-def close_to_others(folder: Path) -> None:
-    """Take the rights of other accounts from a state folder and what is the daemon's in it.
-
-    Earlier versions left some files readable.
-
-    What another account owns and what cannot be changed stays as it is; links are not followed.
-    """
-    for path, folders, files, at in os.fwalk(folder, follow_symlinks=False):
-        if Path(path) == folder:
-            folders[:] = filter(_OURS.fullmatch, folders)
-            files[:] = filter(_OURS.fullmatch, files)
-        for name in (".", *folders, *files):
-            try:
-                if stat.S_IMODE(os.lstat(name, dir_fd=at).st_mode) & 0o077:
-                    _close_file(name, at)
-            except OSError as error:
-                log.warning("the rights of %s in %s cannot be changed: %s", name, folder, error.strerror)
-
-
-def _close_file(name: str, folder: int) -> None:
-    """Raises OSError."""
-    found = os.lstat(name, dir_fd=folder)
-    if found.st_uid != os.geteuid() or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        return  # A socket has no content; a link is not what it names.
-    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        os.fchmod(file, stat.S_IMODE(os.fstat(file).st_mode) & 0o700)
-    finally:
-        os.close(file)
