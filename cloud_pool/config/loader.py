@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import msgspec
 
@@ -20,12 +20,10 @@ from router.documents import strict_yaml
 from router.errors import ConfigError
 
 from ..balancing.discovery import parse_endpoint_address
-from ..redis.config import RedisAddress, parse_redis, with_url
+from ..redis.config import parse_redis, with_url
 from .schema import DEFAULT_TRITON, MAX_PORT, OPERATOR_PORT_OFFSET, Config, OperatorConfig, TierConfig
 
-_LOGIN_FILES = ("password_file", "ca_file", "cert_file", "key_file")
-_REDIS_FILES = (*_LOGIN_FILES, "sentinel_password_file")
-S = TypeVar("S", bound=msgspec.Struct)
+_PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +47,7 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
         ConfigError: names the file and line, or the flag, and the key.
     """
     positions: dict[str, str] = {}
-    config = Config() if path is None else _with_absolute_paths(_read(path, positions), path.parent)
+    config = Config() if path is None else _read(path, positions)
     tiers = tuple(TierConfig(name=name) for name in flags.tiers) or config.tiers
     if flags.triton is not None:
         parse_endpoint_address(flags.triton, where="--triton")
@@ -74,14 +72,14 @@ def load_config(path: Path | None, flags: Flags, environ: Mapping[str, str] = os
 
 
 def _read(path: Path, positions: dict[str, str]) -> Config:
-    """`positions` collects each key's file and line."""
+    """Paths are absolute then. `positions` collects each key's file and line."""
     try:
         tree = strict_yaml.read_yaml(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(str(error), where=str(path)) from error
     except strict_yaml.YamlError as fault:
         raise ConfigError(fault.problem.message, where=str(fault.problem.location)) from fault
-    document = _plain(tree, positions)
+    document = _plain(tree, positions, path.parent)
     try:
         return msgspec.convert(document, Config)
     except msgspec.ValidationError as error:
@@ -91,18 +89,18 @@ def _read(path: Path, positions: dict[str, str]) -> Config:
         raise ConfigError(reason, where=positions.get(key.lstrip("."), f"{path}: {key}")) from error
 
 
-def _plain(tree: strict_yaml.Tree, positions: dict[str, str]) -> object:
-    """Convert a YAML tree to plain values; `positions` collects each key's file and line."""
+def _plain(tree: strict_yaml.Tree, positions: dict[str, str], folder: Path) -> object:
+    """Convert a YAML tree to plain values, with absolute paths; `positions` collects each key's file and line."""
     positions[tree.location.path] = str(tree.location)
     if isinstance(tree, strict_yaml.Mapping):
         pairs = zip(tree.keys, tree.values, strict=True)
         found = {}
         for key, value in pairs:
-            found[key.text] = _plain(value, positions)
+            found[key.text] = _absolute(key.text, _plain(value, positions, folder), folder)
             positions[key.location.path] = str(key.location)
         return found
     if isinstance(tree, strict_yaml.Sequence):
-        return [_plain(item, positions) for item in tree.items]
+        return [_plain(item, positions, folder) for item in tree.items]
     return _scalar(tree)
 
 
@@ -125,55 +123,13 @@ def _scalar(scalar: strict_yaml.Scalar) -> object:
     return text
 
 
-def _with_absolute_paths(config: Config, folder: Path) -> Config:
-    def absolute(path: str) -> str:
-        return str((folder / path).absolute()) if path else ""
-
-    return msgspec.structs.replace(
-        config,
-        server=msgspec.structs.replace(config.server, token_file=absolute(config.server.token_file)),
-        operator=msgspec.structs.replace(config.operator, token_file=absolute(config.operator.token_file)),
-        tiers=tuple(msgspec.structs.replace(tier, template_file=absolute(tier.template_file)) for tier in config.tiers),
-        triton_key_file=absolute(config.triton_key_file),
-        state_dir=absolute(config.state_dir),
-        model_dirs=tuple(absolute(path) for path in config.model_dirs),
-        identity=msgspec.structs.replace(
-            config.identity,
-            key_file=absolute(config.identity.key_file),
-            revocations_file=absolute(config.identity.revocations_file),
-            fleet=msgspec.structs.replace(
-                config.identity.fleet,
-                ca_file=absolute(config.identity.fleet.ca_file),
-                copy_file=absolute(config.identity.fleet.copy_file),
-            ),
-        ),
-        degradation=msgspec.structs.replace(
-            config.degradation, continue_key_file=absolute(config.degradation.continue_key_file)
-        ),
-        redis=_absolute_redis(config.redis, absolute),
-        jobs=msgspec.structs.replace(
-            config.jobs,
-            redis=_absolute_redis(config.jobs.redis, absolute),
-            encryption_key_file=absolute(config.jobs.encryption_key_file),
-        ),
-        streams=msgspec.structs.replace(
-            config.streams, login=_absolute_files(config.streams.login, _LOGIN_FILES, absolute)
-        ),
-        cache=msgspec.structs.replace(
-            config.cache,
-            secret_file=absolute(config.cache.secret_file),
-            redis=_absolute_redis(config.cache.redis, absolute),
-        ),
-        audit_file=config.audit_file if config.audit_file == "-" else absolute(config.audit_file),
-    )
-
-
-def _absolute_redis(address: RedisAddress, absolute: Callable[[str], str]) -> RedisAddress:
-    return address if isinstance(address, str) else _absolute_files(address, _REDIS_FILES, absolute)
-
-
-def _absolute_files(section: S, files: tuple[str, ...], absolute: Callable[[str], str]) -> S:
-    return msgspec.structs.replace(section, **{name: absolute(getattr(section, name)) for name in files})
+def _absolute(key: str, value: object, folder: Path) -> object:
+    """Return the value of a key; a path relative to `folder` as an absolute one."""
+    if isinstance(value, list):
+        return [_absolute(key, item, folder) for item in value]
+    if _PATHS.fullmatch(key) and isinstance(value, str) and value and (key, value) != ("audit_file", "-"):
+        return str((folder / value).absolute())
+    return value
 
 
 def _check(config: Config) -> None:
