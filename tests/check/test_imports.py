@@ -32,6 +32,8 @@ EXTRAS = {
 }
 # The extras of the processes that serve: `router/serving` may rely on what all of them have.
 SERVERS = ("edge", "cloud", "fleet")
+# What `router/serving/otel_check.py` needs, which edge and gateway alone import.
+OF_TWO_SERVERS = {"opentelemetry-sdk"}
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {
     *("asyncio", "socket", "ssl", "select", "selectors", "socketserver", "threading", "multiprocessing", "concurrent"),
@@ -112,7 +114,8 @@ def declared(package: str) -> set[str]:
     """Distributions that a package may import: the project's dependencies, its role's extra, and the optional parts."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = {name: _names(texts) for name, texts in project["optional-dependencies"].items()}
-    served = set.intersection(*(extras[extra] for extra in SERVERS)) if package == "router" else set()
+    common = set.intersection(*(extras[extra] for extra in SERVERS)) | OF_TWO_SERVERS
+    served = common if package == "router" else set()
     return _names(project["dependencies"]).union(served, *(extras[extra] for extra in EXTRAS[package]))
 
 
