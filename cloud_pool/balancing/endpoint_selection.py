@@ -2,7 +2,7 @@
 
 (1) Candidates are active endpoints that are not excluded; without any, the result is None.
 (2) Endpoints in the gateway's own zone, as long as one of them has room; else all.
-(3) A slow endpoint on trial gets one request at a time. Hedges and retries skip this step: they have no time for it.
+(3) A slow endpoint on trial gets one request at a time. Retries skip this step: they have no time for it.
 (4) Slow endpoints are left out, unless every other endpoint has more load.
 (5) With a prefix key: the endpoint that has the prefix warm, within its load bound.
 (6) Else the less loaded of two random endpoints (Mitzenmacher, "The Power of Two Choices", 2001).

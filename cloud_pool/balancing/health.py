@@ -94,7 +94,7 @@ def call_succeeded(state: PoolState, address: str) -> PoolState:
 
 
 def call_abandoned(state: PoolState, address: str, settings: LoadBalancingConfig, *, silent_s: float) -> Changed:
-    """Record a call that ended before its first token because the caller left or a hedge won.
+    """Record a call that ended before its first token because the caller left.
 
     That is no failure of the endpoint, but reason enough to probe it.
     """

@@ -13,8 +13,6 @@ from ..upstreams.triton.client import TritonClient
 class LeaseListener(Protocol):
     """Learns what becomes of a lease: `pool.Pool`."""
 
-    def is_slow(self, lease: Lease) -> bool: ...
-
     def on_first_token(self, lease: Lease, seconds: float) -> None: ...
 
     def on_success(self, lease: Lease) -> None: ...
@@ -43,11 +41,6 @@ class Lease:
         self.has_outcome = False
         self._listener = listener
         self._closed = False
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether its endpoint is slow, by what is known now."""
-        return self._listener.is_slow(self)
 
     def first_token(self, seconds: float) -> None:
         """Report the first token, `seconds` after the call started on this endpoint."""

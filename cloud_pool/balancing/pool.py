@@ -175,10 +175,6 @@ class Pool:
             one = msgspec.structs.replace(one, open_since=without(one.open_since, lease.began_at))
             self._set_state(health.without_drained(self._state.replace(one)))
 
-    def is_slow(self, lease: Lease) -> bool:
-        one = self._state.get(lease.endpoint)
-        return one is not None and slowness.is_slow(self._state, one, self._clock(), self._settings)
-
     def _record_wait(self, lease: Lease) -> None:
         """Record the time waited without a first token; otherwise a slow endpoint would look faster than it is."""
         if not lease.has_first_token:

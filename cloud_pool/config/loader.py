@@ -24,6 +24,7 @@ from ..redis.config import parse_redis, with_url
 from .schema import DEFAULT_TRITON, MAX_PORT, OPERATOR_PORT_OFFSET, Config, OperatorConfig, TierConfig
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
+_REMOVED = {"hedge": "`hedge` was removed with hedging: delete the key"}
 
 
 class Flags(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +87,7 @@ def _read(path: Path, positions: dict[str, str]) -> Config:
         reason, _, key = str(error).partition(" - at `$")
         unknown = re.search(r"unknown field `(.*)`", reason)
         key = key.rstrip("`").lstrip(".") + (f".{unknown[1]}" if unknown else "")
+        reason = _REMOVED.get(unknown[1], reason) if unknown else reason
         raise ConfigError(reason, where=positions.get(key.lstrip("."), f"{path}: {key}")) from error
 
 

@@ -20,7 +20,7 @@ from ..balancing.config import LoadBalancing, LoadBalancingConfig
 from ..balancing.discovery import EndpointAddress, parse_endpoint_address
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
-from ..dispatch.config import HedgeConfig, RetryBudgetConfig
+from ..dispatch.config import RetryBudgetConfig
 from ..jobs.config import JobsConfig
 from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
@@ -109,7 +109,6 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     admission: AdmissionConfig = AdmissionConfig()
     max_attempts: Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
-    hedge: HedgeConfig = HedgeConfig()
     # restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`
     restrict_tool_arguments: bool = True
     # where the tier's vLLM backend reads grammars: `structured_outputs` since release 25.09

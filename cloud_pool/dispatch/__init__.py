@@ -1,17 +1,16 @@
-"""From an inference request to the deltas of exactly one endpoint of its tier: deadlines, retries, hedges.
+"""From an inference request to the deltas of exactly one endpoint of its tier: deadlines and retries.
 
 Before the first delta everything may be retried, after it nothing: the caller may already have shown it. Every attempt
-carries what is left of the request's time, because each is made from the same monotonic deadline. Retries and hedges
-together stay within the retry budget, so at most one request in five becomes two.
+carries what is left of the request's time, because each is made from the same monotonic deadline. Retries stay within
+the retry budget, so at most one request in five becomes two.
 
 Reading order:
 
     dispatcher            the loop: lease, attempt, and again elsewhere while that may help
     endpoint_attempt      one attempt: a lease and a call
-    hedge_race            two attempts until one has its first delta
     retry_rules           which errors may be retried elsewhere, one line for each class
     retry_budget          how many extra attempts there may be
-    first_token_latency   when to hedge, and whether to start at all
+    first_token_latency   whether an attempt can still be in time
     protocols             what dispatch needs of a pool and of its counters
     config, metrics       the tier's keys; Prometheus
 """

@@ -1,7 +1,7 @@
 """An inference request and its tier's pool → the deltas of exactly one endpoint.
 
 1. No time is left, or no endpoint plausibly has a first token within it: DeadlineExceeded, nothing starts.
-2. An attempt; where hedging may help, a second one on another endpoint once the first is slow.
+2. An attempt on one endpoint.
 3. A first delta: that endpoint answers, and whatever happens from now on is final.
 4. An error that another endpoint may not have, with attempts and budget left: a short pause, then (2) elsewhere.
 5. Otherwise the error of the last attempt is raised.
@@ -24,10 +24,9 @@ from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
 from .endpoint_attempt import EndpointAttempt
 from .first_token_latency import FirstTokenLatency
-from .hedge_race import HedgeRace
 from .metrics import DispatchMetrics, NoCounters
 from .protocols import DispatchCounters, EndpointLease, EndpointSource
-from .retry_budget import HedgeBudget, RetryBudget
+from .retry_budget import RetryBudget
 from .retry_rules import RetryState
 
 PAUSE_S = 0.02
@@ -36,7 +35,7 @@ _log = logging.getLogger("causeway.cloud.dispatch")
 
 
 class Dispatcher:
-    """One tier's dispatcher. Owns its retry budget, its hedge budget and its first-token latencies."""
+    """One tier's dispatcher. Owns its retry budget and its first-token latencies."""
 
     def __init__(
         self,
@@ -58,8 +57,7 @@ class Dispatcher:
         self._retry_budget = RetryBudget(
             self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s
         )
-        self._hedge_budget = HedgeBudget(self._settings.hedge.max_share)
-        self._latency = FirstTokenLatency(self._settings.hedge.after_quantile)
+        self._latency = FirstTokenLatency()
 
     @property
     def latency(self) -> FirstTokenLatency:
@@ -70,78 +68,42 @@ class Dispatcher:
         """Extra attempts that the retry budget allows now."""
         return max(0.0, self._retry_budget.left(self._clock()))
 
-    async def generate(
-        self, request: InferenceRequest, key: bytes = b"", *, hedged: bool = True
-    ) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one endpoint's answer. Closing the generator cancels all work in Triton.
 
         Args:
             key: Prefix key of the prompt, for the pool.
-            hedged: Whether the request may be hedged; bulk work has no use for that.
 
         Raises:
             CausewayError: The last attempt's, or the reason why no attempt was possible.
         """
         self._retry_budget.count_request(self._clock())
-        self._hedge_budget.count_request()
-        winner = await self._first_answer(request, key, hedged and self._settings.hedge.enabled)
-        async with aclosing(winner.answer()) as deltas:
+        attempt = await self._first_answer(request, key)
+        async with aclosing(attempt.answer()) as deltas:
             async for delta in deltas:
                 yield delta
 
-    async def _first_answer(self, request: InferenceRequest, key: bytes, hedged: bool) -> EndpointAttempt:
+    async def _first_answer(self, request: InferenceRequest, key: bytes) -> EndpointAttempt:
         """Return the attempt that has its first delta. Raises CausewayError."""
         retry_state = RetryState(self._settings.max_attempts)
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
-            errors = await self._round(lease, request, key, retry_state, hedged)
-            if isinstance(errors, EndpointAttempt):
-                return errors  # (3)
-            next_lease = await self._retry_lease(errors, request, key, retry_state)
-            if next_lease is None:
-                raise errors[-1]  # (5)
-            _log.debug("%s: %s, retried on %s", request.request_id, errors[-1].code, next_lease.endpoint)
-            self._counters.retried(errors[-1].code)
-            lease = next_lease
-
-    async def _round(
-        self, lease: EndpointLease, request: InferenceRequest, key: bytes, retry_state: RetryState, hedged: bool
-    ) -> EndpointAttempt | list[CausewayError]:
-        """(2) Return the attempt that has its first delta, or the errors of all attempts."""
-        first = self._attempt(lease, request, retry_state)
-        now = self._clock()
-        hedge_after_s, urgent_after_s = self._latency.hedge_after_s(now), self._latency.urgent_hedge_after_s(now)
-        if hedge_after_s is None or urgent_after_s is None or not hedged or self._pool.healthy < 2:
-            return await _run_alone(first)
-
-        def hedge(is_urgent: bool) -> EndpointAttempt | None:
-            return self._hedge(request, key, retry_state, lease, is_urgent)
-
-        race = HedgeRace(first, hedge, hedge_after_s, urgent_after_s)
-        try:
-            return await race.run() or race.errors
-        finally:
-            if race.outcome is not None:
-                self._counters.hedged(race.outcome)
-
-    def _hedge(
-        self, request: InferenceRequest, key: bytes, retry_state: RetryState, first: EndpointLease, is_urgent: bool
-    ) -> EndpointAttempt | None:
-        try:
-            lease = self._lease(request, key, retry_state)
-        except CausewayError:
-            return None
-        # At an endpoint that is known to be slow, a late first token is no accident.
-        may_hedge = self._hedge_budget.try_spend(is_urgent or first.is_slow)
-        if not (may_hedge and self._retry_budget.try_spend(self._clock())):
-            lease.close()
-            if is_urgent:
-                self._counters.hedged("refused")
-            return None
-        return self._attempt(lease, request, retry_state)
+            retry_state.begin_attempt(lease.endpoint)
+            attempt = EndpointAttempt(lease, request, self._latency, self._clock)
+            try:
+                await attempt.begin()  # (2)
+            except CausewayError as error:
+                next_lease = await self._retry_lease(error, request, key, retry_state)
+                if next_lease is None:
+                    raise  # (5)
+                _log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
+                self._counters.retried(error.code)
+                lease = next_lease
+            else:
+                return attempt  # (3)
 
     async def _retry_lease(
-        self, errors: list[CausewayError], request: InferenceRequest, key: bytes, retry_state: RetryState
+        self, error: CausewayError, request: InferenceRequest, key: bytes, retry_state: RetryState
     ) -> EndpointLease | None:
         """(4) Wait, then lease the endpoint of the retry; None: there is to be none.
 
@@ -149,7 +111,7 @@ class Dispatcher:
             DeadlineExceeded: Another endpoint could take the request, but not in the time that is left. That is no
                 fault of the tier, and must not look like one.
         """
-        if not retry_state.may_retry(errors) or len(self._pool.endpoints) <= len(retry_state.tried):
+        if not retry_state.may_retry(error) or len(self._pool.endpoints) <= len(retry_state.tried):
             return None
         # All of it is jitter: requests that failed together must not come back together.
         pause_s = self._chance() * min(MAX_PAUSE_S, PAUSE_S * 2.0 ** (retry_state.attempts - 1))
@@ -160,7 +122,7 @@ class Dispatcher:
         try:
             return self._lease(request, key, retry_state)
         except DeadlineExceeded as late:
-            raise late from errors[-1]
+            raise late from error
         except CausewayError:
             return None
 
@@ -185,27 +147,10 @@ class Dispatcher:
             lease.close()
             too_slow.add(lease.endpoint)
 
-    def _attempt(self, lease: EndpointLease, request: InferenceRequest, retry_state: RetryState) -> EndpointAttempt:
-        retry_state.begin_attempt(lease.endpoint)
-        return EndpointAttempt(lease, request, self._latency, self._clock)
-
 
 def build_dispatcher(tier: str, config: TierConfig, pool: EndpointSource, metrics: DispatchMetrics) -> Dispatcher:
     """Create a tier's dispatcher from its configuration. `metrics` are those of all tiers."""
-    settings = DispatchSettings(max_attempts=config.max_attempts, retry_budget=config.retry_budget, hedge=config.hedge)
+    settings = DispatchSettings(max_attempts=config.max_attempts, retry_budget=config.retry_budget)
     dispatcher = Dispatcher(pool, settings, counters=metrics.of(tier))
     metrics.watch(tier, lambda: dispatcher.retries_left)
     return dispatcher
-
-
-async def _run_alone(only: EndpointAttempt) -> EndpointAttempt | list[CausewayError]:
-    has_begun = False
-    try:
-        await only.begin()
-        has_begun = True
-        return only
-    except CausewayError as error:
-        return [error]
-    finally:
-        if not has_begun:
-            await only.close()

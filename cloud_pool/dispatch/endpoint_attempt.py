@@ -14,11 +14,7 @@ from .protocols import EndpointLease
 
 
 class EndpointAttempt:
-    """Owns a lease and a call; `close` gives both back at any time.
-
-    `begin` may run in a task of its own. What follows is read in the caller's task, straight from the endpoint's
-    generator.
-    """
+    """Owns a lease and a call, until `begin` fails or `answer` ends."""
 
     def __init__(
         self,
@@ -35,24 +31,24 @@ class EndpointAttempt:
         self._deltas = lease.triton.generate(request)
         self._latency = latency
         self._clock = clock
-        self._began_at = 0.0
         self._first: Delta | None = None
 
     async def begin(self) -> None:
-        """Wait for the first delta. Raises CausewayError."""
-        self._began_at = self._clock()
+        """Wait for the first delta; an attempt without one is closed. Raises CausewayError."""
+        began_at = self._clock()
         try:
-            self._first = await anext(self._deltas)
-        except StopAsyncIteration:
-            error = CloudFailed("the endpoint's answer ended before its first token", phase="first_token")
-            self._failed(error)
-            raise error from None
+            self._first = await anext(self._deltas, None)
+            if self._first is None:
+                raise CloudFailed("the endpoint's answer ended before its first token", phase="first_token")
         except CausewayError as error:
             self._failed(error)
             raise
+        finally:
+            if self._first is None:
+                await self._close()
         now = self._clock()
-        self._lease.first_token(now - self._began_at)
-        self._latency.first_token(self.endpoint, now - self._began_at, now)
+        self._lease.first_token(now - began_at)
+        self._latency.first_token(self.endpoint, now - began_at, now)
         if self._trace is not None:
             self._trace.first_token()
 
@@ -75,16 +71,10 @@ class EndpointAttempt:
             if self._trace is not None:
                 self._trace.end()
         finally:
-            await self.close()
+            await self._close()
 
-    def abandoned(self) -> None:
-        """Record the time waited in vain, because another attempt had the first delta."""
-        if self._first is None and self._began_at:
-            now = self._clock()
-            self._latency.abandoned(self.endpoint, now - self._began_at, now)
-
-    async def close(self) -> None:
-        """Cancel the call if it still runs. A task that runs `begin` must have ended before."""
+    async def _close(self) -> None:
+        """Cancel the call if it still runs."""
         try:
             await self._deltas.aclose()
         finally:

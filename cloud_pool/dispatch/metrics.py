@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from .protocols import HedgeOutcome
-
 
 class DispatchMetrics:
     """The metrics of all tiers' dispatchers; `of` gives one tier's counters."""
@@ -19,12 +17,6 @@ class DispatchMetrics:
             ("tier", "code"),
             registry=registry,
         )
-        self._hedges = Counter(
-            "causeway_cloud_hedges",
-            "Hedges, by outcome: won, lost, failed, cancelled, or refused because their share was used up.",
-            ("tier", "outcome"),
-            registry=registry,
-        )
         self._budget = Gauge(
             "causeway_cloud_retry_budget_remaining",
             "Extra attempts that the retry budget allows now.",
@@ -33,7 +25,7 @@ class DispatchMetrics:
         )
 
     def of(self, tier: str) -> TierDispatchCounters:
-        return TierDispatchCounters(tier, self._retries, self._hedges)
+        return TierDispatchCounters(tier, self._retries)
 
     def watch(self, tier: str, remaining: Callable[[], float]) -> None:
         """Read `remaining` at each scrape."""
@@ -43,21 +35,15 @@ class DispatchMetrics:
 class TierDispatchCounters:
     """The `DispatchCounters` of one tier."""
 
-    def __init__(self, tier: str, retries: Counter, hedges: Counter) -> None:
+    def __init__(self, tier: str, retries: Counter) -> None:
         self._tier = tier
         self._retries = retries
-        self._hedges = hedges
 
     def retried(self, code: str) -> None:
         self._retries.labels(self._tier, code).inc()
-
-    def hedged(self, outcome: HedgeOutcome) -> None:
-        self._hedges.labels(self._tier, outcome).inc()
 
 
 class NoCounters:
     """Count nothing."""
 
     def retried(self, code: str) -> None: ...
-
-    def hedged(self, outcome: HedgeOutcome) -> None: ...

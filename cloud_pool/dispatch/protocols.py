@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Sized
-from typing import Literal, Protocol
+from typing import Protocol
 
 from router.errors import CausewayError
 
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-
-HedgeOutcome = Literal["won", "lost", "failed", "refused", "cancelled"]
 
 
 class InferenceBackend(Protocol):
@@ -27,11 +25,6 @@ class EndpointLease(Protocol):
     @property
     def triton(self) -> InferenceBackend: ...
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether its endpoint is much slower than others, by what is known now."""
-        ...
-
     def first_token(self, seconds: float) -> None: ...
 
     def succeeded(self) -> None: ...
@@ -43,11 +36,6 @@ class EndpointLease(Protocol):
 
 class EndpointSource(Protocol):
     @property
-    def healthy(self) -> int:
-        """Number of endpoints that take requests."""
-        ...
-
-    @property
     def endpoints(self) -> Sized: ...
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
@@ -58,7 +46,3 @@ class EndpointSource(Protocol):
 class DispatchCounters(Protocol):
     def retried(self, code: str) -> None:
         """Count a retry that follows an error with this code."""
-
-    def hedged(self, outcome: HedgeOutcome) -> None:
-        """Count a hedge: won or lost the race; failed: neither attempt had a delta; cancelled: the caller left before;
-        refused: a hedge was due, but its share was used up."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 _BUCKETS = 10
-_ROUNDING = 1e-9  # fifty times 0.02 is a little less than 1
+_ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
 
 
 class RetryBudget:
@@ -64,28 +64,3 @@ class _Bucket:
         self.number = number
         self.requests = 0
         self.extras = 0
-
-
-class HedgeBudget:
-    """Allow hedges for `share` of all requests, saved up for `burst` hedges in a row, so that a replica that stalls
-    with many requests can be hedged for several of them.
-
-    The first half of the savings is for urgent hedges: more requests are a little late by chance than may be hedged,
-    and those must not use up what a request on a hanging endpoint needs.
-    """
-
-    def __init__(self, share: float = 0.02, burst: float = 10.0) -> None:
-        self._share = share
-        self._burst = burst
-        self._saved = 0.0
-
-    def count_request(self) -> None:
-        self._saved = min(self._burst, self._saved + self._share)
-
-    def try_spend(self, is_urgent: bool) -> bool:
-        """Tell whether one hedge may be made, and count it if so. `is_urgent`: very late, or at a slow endpoint."""
-        kept = 0.0 if is_urgent else self._burst / 2.0
-        if self._saved - kept < 1.0 - _ROUNDING:
-            return False
-        self._saved -= 1.0
-        return True

@@ -65,8 +65,8 @@ class RetryState:
         self.attempts += 1
         self.tried.add(endpoint)
 
-    def may_retry(self, errors: list[CausewayError]) -> bool:
-        """Tell whether another round may follow one that ended with these errors (at least one)."""
-        rules = [retry_rule(error) for error in errors]
-        self._suspicions += rules.count("once")
-        return "never" not in rules and self._suspicions <= 1 and self.attempts < self._max_attempts
+    def may_retry(self, error: CausewayError) -> bool:
+        """Tell whether another attempt may follow one that ended with this error."""
+        rule = retry_rule(error)
+        self._suspicions += rule == "once"
+        return rule != "never" and self._suspicions <= 1 and self.attempts < self._max_attempts

@@ -35,9 +35,7 @@ BuildRequests = Callable[[], Sequence[InferenceRequest]]
 class TierDispatch(Protocol):
     """dispatch.dispatcher.Dispatcher."""
 
-    def generate(
-        self, ask: InferenceRequest, key: bytes = b"", *, hedged: bool = True
-    ) -> AsyncGenerator[Delta, None]: ...
+    def generate(self, ask: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]: ...
 
 
 class TierRuntime(msgspec.Struct, frozen=True):
@@ -182,8 +180,7 @@ class TierAttempt:
         permit = self._permit = await resources.enter_async_context(waiting)
         if context.trace is not None:
             context.trace.admitted()
-        hedged = context.priority != "bulk"
-        self.stream, delta, took_s = await self._send(permit, lambda: build_requests()[0], key, hedged)
+        self.stream, delta, took_s = await self._send(permit, lambda: build_requests()[0], key)
         resources.push_async_callback(self.stream.aclose)
         self._fallback.on_first_token(self._step.tier, took_s)
         return 0, delta
@@ -213,9 +210,8 @@ class TierAttempt:
                     context.trace.admitted()
             return requests[index]
 
-        hedged = context.priority != "bulk"
         self.merged = merge_streams(
-            [self._sequence(permit, partial(build, index), key, hedged) for index, permit in enumerate(permits)]
+            [self._sequence(permit, partial(build, index), key) for index, permit in enumerate(permits)]
         )
         resources.push_async_callback(self.merged.aclose)
         first = await anext(self.merged)
@@ -224,14 +220,14 @@ class TierAttempt:
         return first
 
     async def _sequence(
-        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes, hedged: bool
+        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> AsyncGenerator[Delta, None]:
         """Yield the deltas of one of several sequences; its permit is given back as soon as it has ended.
 
         Where it fails or is cancelled, the request does so as a whole, which gives back all its permits.
         """
         await permit.granted()
-        stream, delta, took_s = await self._send(permit, build, key, hedged)
+        stream, delta, took_s = await self._send(permit, build, key)
         self._first_took_s = self._first_took_s or took_s
         async with aclosing(stream):
             yield delta
@@ -247,14 +243,14 @@ class TierAttempt:
         permit.release()
 
     async def _send(
-        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes, hedged: bool
+        self, permit: Permit, build: Callable[[], InferenceRequest], key: bytes
     ) -> tuple[AsyncGenerator[Delta, None], Delta, float]:
         """Send a sequence, again after each preemption. Returns its deltas, the first, and the seconds until it."""
         while True:
             try:
                 async with AsyncExitStack() as work:
                     async with permit.while_held():
-                        stream = self._dispatch.generate(build(), key, hedged=hedged)
+                        stream = self._dispatch.generate(build(), key)
                         work.push_async_callback(stream.aclose)
                         sent_at = self._clock()
                         self._sent_at = self._sent_at or sent_at

@@ -1,6 +1,6 @@
 """Tokens that a request has cost upstream, counted until its last call has ended, also after its client has left.
 
-Each call counts by itself, because a retry, a hedge or another tier may ask for a sequence again: of these calls the
+Each call counts by itself, because a retry or another tier may ask for a sequence again: of these calls the
 one that generated most is billed, or the latest.
 """
 

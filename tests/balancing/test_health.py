@@ -101,7 +101,7 @@ def test_a_short_deadline_in_silence_causes_a_probe() -> None:
 
 
 def test_an_abandoned_call_causes_a_probe() -> None:
-    """A hedge that won elsewhere must not hide that the first endpoint hangs."""
+    """Callers who leave must not hide that the endpoint hangs."""
     state, to_probe = health.call_abandoned(pool(2), "t0", CONFIG, silent_s=0.5)
     assert to_probe == ("t0",)
     assert health.call_abandoned(state, "t0", CONFIG, silent_s=0.5)[1] == (), "once at a time"

@@ -31,14 +31,13 @@ ARGUMENTS = {
 }
 
 _TENANTS = ("kept places", "preemption", "bunching", "credits")
-_REPLICAS = ("trust", "hedging")
 WHERE = {
     "overload": (*_TENANTS, "shares by device"),
     "tenants": _TENANTS,
     "fanout": _TENANTS,
-    "slow": _REPLICAS,
-    "hiccups": _REPLICAS,
-    "joining": _REPLICAS,
+    "slow": ("trust",),
+    "hiccups": ("trust",),
+    "joining": ("trust",),
     "idle": ("warm-up",),
     "stalls": ("lag correction",),
 }

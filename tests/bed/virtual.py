@@ -45,7 +45,6 @@ from cloud_pool.config.tiers import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.warm_up import TierWarmer
-from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.jobs.worker.background import worker_admission
 from cloud_pool.jobs.worker.slots import WorkerSlots
@@ -246,7 +245,6 @@ class Gateway:
             )
             dispatch = Dispatcher(
                 pool,
-                DispatchSettings(hedge=config.hedge),
                 clock=clock,
                 chance=chance.random,
                 sleep=asyncio.sleep,

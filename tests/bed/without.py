@@ -34,7 +34,6 @@ class Off(msgspec.Struct, frozen=True):
 CONFIG: dict[str, Off] = {
     "kept places": Off(tier={"admission": {"reserved_share": 0}}),
     "preemption": Off(tier={"admission": {"preemption_share": 0}}),
-    "hedging": Off(tier={"hedge": {"enabled": False}}),
     "warm-up": Off(top={"degradation": {"warm_up_after_idle_s": 0}}),
 }
 

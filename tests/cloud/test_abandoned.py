@@ -81,7 +81,7 @@ async def test_a_model_that_tells_nothing_costs_an_estimate_where_the_client_has
 
 
 def test_of_several_calls_for_a_sequence_one_is_billed() -> None:
-    """A hedge that lost, and a tier that was given up, cost nothing; a prompt counts once for its choices."""
+    """A retried call and a tier that was given up cost nothing; a prompt counts once for its choices."""
     meter = TokenMeter()
     lost, won = (meter.sequence(0, 0).begin(9) for _ in range(2))
     lost.output_tokens, lost.input_tokens = 1, 50

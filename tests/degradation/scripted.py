@@ -41,9 +41,7 @@ class ScriptedTriton:
         self.open = 0
         self.hangs = anyio.Event()
 
-    async def generate(
-        self, request: InferenceRequest, key: bytes = b"", *, hedged: bool = True
-    ) -> AsyncGenerator[Delta, None]:
+    async def generate(self, request: InferenceRequest, key: bytes = b"") -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.open += 1
         try:

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import anyio
 
-from cloud_pool.dispatch.config import DispatchSettings, HedgeConfig, RetryBudgetConfig
+from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.protocols import HedgeOutcome, InferenceBackend
+from cloud_pool.dispatch.protocols import InferenceBackend
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable
@@ -22,8 +22,8 @@ LEFT_S = 90.0
 Step = str | float | int | Exception | asyncio.Event
 """A piece of text; seconds that pass; turns of the loop; an error; something to wait for."""
 QUICK_S = 0.005
-FAST = DispatchSettings(hedge=HedgeConfig(max_share=1.0), retry_budget=RetryBudgetConfig(share=1.0))
-"""Budgets that stand in no test's way."""
+FAST = DispatchSettings(retry_budget=RetryBudgetConfig(share=1.0))
+"""A budget that stands in no test's way."""
 
 
 class Clock:
@@ -96,7 +96,6 @@ class Lease:
         self.endpoint = triton.address
         self.triton = triton
         self.reports: list[str] = []
-        self.is_slow = triton.address in pool.slow
         self._pool = pool
         pool.open.append(self)
         pool.leases.append(self)
@@ -121,11 +120,6 @@ class Pool:
         self.endpoints = endpoints
         self.leases: list[Lease] = []
         self.open: list[Lease] = []
-        self.slow: set[str] = set()
-
-    @property
-    def healthy(self) -> int:
-        return len(self.endpoints)
 
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> Lease:
         for endpoint in self.endpoints:
@@ -142,13 +136,9 @@ class Pool:
 class Counted:
     def __init__(self) -> None:
         self.retries: list[str] = []
-        self.hedges: list[HedgeOutcome] = []
 
     def retried(self, code: str) -> None:
         self.retries.append(code)
-
-    def hedged(self, outcome: HedgeOutcome) -> None:
-        self.hedges.append(outcome)
 
 
 class Bed:
@@ -175,17 +165,8 @@ class Bed:
             model="m", prompt="p", parameters=SamplingParameters(), deadline=self.clock.now + left_s
         )
 
-    async def warm(self) -> None:
-        """Run enough fast answers that a slow one is detected, then forget them."""
-        for endpoint in self.endpoints:
-            endpoint.play([QUICK_S, "warm"])
-        for _ in range(25):
-            await self.text()
-            self.clock.now += 0.3
-        self.pool.leases.clear()
-
-    async def text(self, left_s: float = LEFT_S, *, hedged: bool = True) -> str:
-        async with aclosing(self.dispatch.generate(self.request(left_s), hedged=hedged)) as deltas:
+    async def text(self, left_s: float = LEFT_S) -> str:
+        async with aclosing(self.dispatch.generate(self.request(left_s))) as deltas:
             return "".join([one.texts[0] async for one in deltas])
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
-from hypothesis import event, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.upstreams.triton.tensors import Delta
@@ -57,9 +57,6 @@ def test_any_order_gives_one_endpoints_deltas_and_leaves_nothing(
 
 async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | None) -> None:
     async with bed([a], [b], [c]) as it:
-        # Known to be very quick, so that turns of the loop are late.
-        for _ in range(20):
-            it.dispatch.latency.first_token("a", 1e-5, it.clock.now)
         seen: list[str] = []
         task = asyncio.ensure_future(_read(it.dispatch.generate(it.request()), seen))
         if leaves_after is not None:
@@ -69,7 +66,6 @@ async def _ask(a: list[Step], b: list[Step], c: list[Step], leaves_after: int | 
         with suppress(CausewayError, asyncio.CancelledError):
             await task
             assert "".join(seen) == "".join(step for step in {"a": a, "b": b, "c": c}[seen[0]] if isinstance(step, str))
-    event(f"hedges: {' '.join(sorted(set(it.counted.hedges)))}")
     assert len(set(seen)) <= 1
     assert all(len(endpoint.requests) <= 1 for endpoint in it.endpoints)
     reports = [lease.reports for lease in it.pool.leases]

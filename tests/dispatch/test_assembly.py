@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, TierConfig
-from cloud_pool.dispatch.config import HedgeConfig, RetryBudgetConfig
+from cloud_pool.dispatch.config import RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import build_dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
@@ -62,22 +62,11 @@ def metrics_line(registry: CollectorRegistry, name: str) -> float:
     return float(found.rsplit(" ", 1)[1])
 
 
-def test_hedges_are_counted_by_outcome() -> None:
-    registry = CollectorRegistry()
-    counts = DispatchMetrics(registry).of("large")
-    counts.hedged("won")
-    counts.hedged("refused")
-    assert metrics_line(registry, 'causeway_cloud_hedges_total{outcome="won",tier="large"}') == 1.0
-    assert metrics_line(registry, 'causeway_cloud_hedges_total{outcome="refused",tier="large"}') == 1.0
-
-
 def test_every_key_is_read(tmp_path: Path) -> None:
-    hedge = "hedge: {enabled: false, max_share: 0.01, after_quantile: 0.99}"
-    keys = f"max_attempts: 2, retry_budget: {{share: 0.1, min_retries_per_s: 0}}, {hedge}"
+    keys = "max_attempts: 2, retry_budget: {share: 0.1, min_retries_per_s: 0}"
     tier = config_of(tmp_path, keys).tiers[0]
     assert tier.max_attempts == 2
     assert tier.retry_budget == RetryBudgetConfig(share=0.1, min_retries_per_s=0.0)
-    assert tier.hedge == HedgeConfig(enabled=False, max_share=0.01, after_quantile=0.99)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +75,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
         ("max_attempts: 0", "max_attempts"),
         ("retry_budget: {share: 1.5}", "share"),
         ("retry_budget: {min_retries_per_s: -1}", "min_retries_per_s"),
-        ("hedge: {after_quantile: 95}", "after_quantile"),
-        ("hedge: {afterwards: 0.9}", "afterwards"),
+        ("hedge: {enabled: true}", "`hedge` was removed"),
     ],
 )
 def test_an_invalid_key_is_named_with_its_place(tmp_path: Path, keys: str, where: str) -> None:

@@ -76,12 +76,6 @@ class Bed:
         """What the journal says about the request with this mark."""
         await until(lambda: [replica.noted(self.mark) for replica in self.replicas] == list(lines))
 
-    async def warm(self) -> None:
-        """Run enough fast answers that a slow one is detected, then forget them."""
-        while self.dispatch.latency.hedge_after_s(time.monotonic()) is None:
-            await self.text(self.request())
-        self.counted.hedges.clear()
-
 
 async def answers(triton: TritonClient) -> None:
     """Wait until the replica's models answer again."""
@@ -98,10 +92,6 @@ class InOrder:
     def __init__(self, pool: RealPool) -> None:
         self._pool = pool
         self._addresses = [one.address for one in pool.endpoints]
-
-    @property
-    def healthy(self) -> int:
-        return self._pool.healthy
 
     @property
     def endpoints(self) -> Sized:
@@ -267,38 +257,19 @@ async def test_a_retry_carries_the_remaining_deadline(replicas: list[Replica]) -
         await it.noted(["began", "ended"], ["began", "cancelled", "ended"])
 
 
-# --- hedges and leaving -----------------------------------------------------------------------------------------------
+# --- leaving ----------------------------------------------------------------------------------------------------------
 
 
-async def test_the_loser_of_a_hedge_is_cancelled_in_triton(replicas: list[Replica]) -> None:
+@pytest.mark.parametrize("say", [[], [{"say": "a"}]], ids=["before", "after"])
+async def test_a_caller_who_leaves_stops_the_server(replicas: list[Replica], say: list[dict[str, object]]) -> None:
+    """Before the first delta, and after it."""
     async with bed(replicas) as it:
-        await it.warm()
-        assert await it.text(it.request(a=[FOREVER], b=[{"say": "from "}, {"say": "b"}])) == "from b"
-        assert it.counted.hedges == ["won"]
-        await it.noted(["began", "cancelled", "ended"], ["began", "ended"])
-
-
-async def test_cancelling_during_a_hedge_stops_both_servers(replicas: list[Replica]) -> None:
-    async with bed(replicas) as it:
-        await it.warm()
-        task = asyncio.ensure_future(it.text(it.request(a=[FOREVER], b=[FOREVER])))
-        await it.noted(["began"], ["began"])
+        task = asyncio.ensure_future(it.text(it.request(a=[*say, FOREVER])))
+        await it.noted(["began"], [])
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
-        stopped = ["began", "cancelled", "ended"]
-        await it.noted(stopped, stopped)
-        assert it.counted.hedges == ["cancelled"]
-
-
-async def test_closing_after_a_hedge_stops_the_winner(replicas: list[Replica]) -> None:
-    async with bed(replicas) as it:
-        await it.warm()
-        request = it.request(a=[FOREVER], b=[{"say": "b"}, FOREVER])
-        async with aclosing(it.dispatch.generate(request)) as deltas:
-            assert (await anext(deltas)).texts == ("b",)
-            await it.noted(["began", "cancelled", "ended"], ["began"])
-        await it.noted(["began", "cancelled", "ended"], ["began", "cancelled", "ended"])
+        await it.noted(["began", "cancelled", "ended"], [])
 
 
 # --- amplification ----------------------------------------------------------------------------------------------------
@@ -338,7 +309,7 @@ async def test_amplification_with_one_of_two_servers_dead(
     finally:
         dying.process.kill()
     requests = len(outcomes)
-    tries = requests + len(it.counted.retries) + sum(outcome != "refused" for outcome in it.counted.hedges)
+    tries = requests + len(it.counted.retries)
     print(f"{requests} requests, {tries} tries, {outcomes.count('ok')} answered: {tries / requests:.3f}")
     assert tries / requests <= 1.2
     assert outcomes.count("ok") == requests if learning else outcomes.count("ok") < requests

@@ -192,7 +192,8 @@ async def test_no_pause_beyond_the_deadline() -> None:
 
 async def test_an_attempt_needs_time_for_a_first_token() -> None:
     async with bed([GOOD]) as it:
-        await it.warm()
+        for _ in range(8):
+            await it.text()
         it.endpoints[0].play(GOOD)
         with pytest.raises(DeadlineExceeded):
             await it.text(0.004)
@@ -231,6 +232,22 @@ async def test_cancelling_cancels_the_call(script: list[Step]) -> None:
         assert task.cancelled()
     assert it.endpoints[0].cancelled == 1
     assert it.calls == "a"
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_cancelling_at_any_turn_of_the_loop_leaves_nothing(turns: int) -> None:
+    async with bed([[asyncio.Event()]], [GOOD]) as it:
+        comes = asyncio.Event()
+        it.endpoints[0].play([comes, "x", asyncio.Event()])
+        task = asyncio.ensure_future(it.text())
+        await it.endpoints[0].began.wait()
+        comes.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+    assert it.endpoints[0].cancelled == 1
 
 
 async def test_cancelling_during_the_pause_leaves_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The budgets, for any order of requests and attempts."""
+"""The budget, for any order of requests and attempts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.retry_budget import HedgeBudget, RetryBudget
+from cloud_pool.dispatch.retry_budget import RetryBudget
 
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["request", "spend"]), st.floats(min_value=0.0, max_value=30.0, allow_nan=False)),
@@ -79,28 +79,3 @@ def test_the_budget_survives_a_clock_that_stands_still_or_jumps() -> None:
         budget.count_request(7.0)
     assert sum(budget.try_spend(7.0) for _ in range(10)) == 5
     assert budget.left(1e9) == 0.0
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(["request", "late", "very late"]), max_size=1000), SHARES)
-def test_hedges_never_exceed_their_share(events: list[str], share: float) -> None:
-    hedges = HedgeBudget(share)
-    requests = taken = 0
-    for what in events:
-        if what == "request":
-            hedges.count_request()
-            requests += 1
-        else:
-            taken += hedges.try_spend(what == "very late")
-        assert taken <= share * requests + ROUNDING
-
-
-@pytest.mark.parametrize(
-    ("requests", "late", "very_late"), [(49, 0, 0), (50, 0, 1), (300, 1, 6), (500, 5, 10), (100_000, 5, 10)]
-)
-def test_hedges_are_saved_up_to_the_burst_and_half_for_urgent_ones(requests: int, late: int, very_late: int) -> None:
-    for is_very_late, allowed in ((False, late), (True, very_late)):
-        hedges = HedgeBudget(0.02, burst=10.0)
-        for _ in range(requests):
-            hedges.count_request()
-        assert sum(hedges.try_spend(is_very_late) for _ in range(1000)) == allowed
