@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def loaded_with(start: Path) -> set[str]:
         if path in seen:
             continue
         seen.add(path)
-        for name in _eager_imports(path):
+        for name in imported_names(path, _eager_statements(parse(path).body)):
             ours = _files_of(name) if name.split(".")[0] in PACKAGES else None
             if ours is None:
                 outside.add(name.split(".")[0])
@@ -61,11 +62,11 @@ def loaded_with(start: Path) -> set[str]:
     return outside
 
 
-def _eager_imports(path: Path) -> list[str]:
-    """Absolute dotted names; `from a import b` gives `a.b`, which may be a module or a name in one."""
+def imported_names(path: Path, statements: Iterable[ast.AST]) -> list[str]:
+    """Return the absolute dotted names that a file imports; `from a import b` gives `a.b`, a module or a name in one."""
     names: list[str] = []
     package = list(path.relative_to(ROOT).parts[:-1])
-    for node in _eager_statements(parse(path).body):
+    for node in statements:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -73,6 +74,18 @@ def _eager_imports(path: Path) -> list[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
             names += [f"{base}.{alias.name}" for alias in node.names]
     return names
+
+
+def imported_files(path: Path) -> set[Path]:
+    """Return the modules of our packages that a file imports anywhere, for type checkers only too."""
+    found = set()
+    for name in imported_names(path, ast.walk(parse(path))):
+        base = ROOT.joinpath(*name.split("."))
+        modules = (base.with_suffix(".py"), base / "__init__.py", base.parent.with_suffix(".py"))
+        module = next((each for each in (*modules, base.parent / "__init__.py") if each.exists()), None)
+        if module is not None and name.split(".")[0] in PACKAGES:
+            found.add(module)
+    return found
 
 
 def _eager_statements(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -1,17 +1,20 @@
-"""How the rooms are furnished: a folder's size, one name per class in a package, and words that are out of use."""
+"""How the rooms are furnished: circles of imports, a folder's size, one name per class in a package, and words that are out of use."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from .sources import PACKAGES, ROOT, parse, python_files
+from .sources import PACKAGES, ROOT, imported_files, parse, python_files
 
 LARGEST_FOLDER = 14  # Python files
+ROOMS_IN_CIRCLES = {"fleet": 5, "edge_node": 8, "cloud_pool": 18}
+"""The most rooms of a package that import each other in circles; of the other packages none may."""
 VAGUE = {"utils", "common", "manager", "base", "helpers", "misc"}
 # Words of an older vocabulary, spelled backwards so that this file is no hit itself.
 OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
@@ -33,6 +36,43 @@ def doubled(classes: list[tuple[str, str]]) -> dict[str, list[str]]:
     for name, file in classes:
         places[name].append(file)
     return {name: files for name, files in places.items() if len(files) > 1}
+
+
+def room(path: Path) -> str:
+    """Return the room that a module lies in: the folder below its package, or itself."""
+    return path.relative_to(ROOT).parts[1]
+
+
+def in_circles(arrows: Mapping[str, set[str]]) -> list[str]:
+    """Return the rooms that import themselves through others, sorted."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [start]
+        while waiting:
+            following = arrows.get(waiting.pop(), set()) - found
+            found |= following
+            waiting += following
+        return found
+
+    return sorted(one for one in arrows if one in reached(one))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_do_not_import_each_other_in_a_circle(package: str) -> None:
+    """Imports for type checkers and imports inside functions count."""
+    arrows: dict[str, set[str]] = defaultdict(set)
+    for path in python_files(package):
+        for other in imported_files(path):
+            if other.relative_to(ROOT).parts[0] == package and room(other) != room(path):
+                arrows[room(path)].add(room(other))
+    assert arrows
+    found = in_circles(arrows)
+    assert len(found) <= ROOMS_IN_CIRCLES.get(package, 0), found
+
+
+def test_a_circle_is_seen() -> None:
+    assert in_circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "e": {"a"}}) == ["b", "c"]
 
 
 def test_no_folder_is_crowded() -> None:
