@@ -24,7 +24,7 @@ from .balancing.pools import Pools
 from .balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
-from .config.tiers import Tier, by_name, load_tiers
+from .tiers.tier import Tier, by_name, load_tiers
 from .grpc_api.assembly import build_grpc
 from .http.body_memory import BodyMemory
 from .http.generation_routes import GenerationRoutes

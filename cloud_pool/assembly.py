@@ -27,7 +27,7 @@ from .balancing.metrics import EndpointMetrics
 from .balancing.pools import Pools, TritonClients
 from .cache.shared_cache import SharedCache, read_secret
 from .config.schema import Config
-from .config.tiers import Tier
+from .tiers.tier import Tier
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .redis.config import RedisAddress

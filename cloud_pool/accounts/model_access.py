@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from router.errors import ModelNotAllowed, ModelNotFound
 
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from .identity.principal import Principal
 from .tenants.config import TenantLimits
 

@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ..config.schema import Config, TierConfig
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from ..upstreams.triton.client import TritonClient
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns
 from .pool import Pool

@@ -15,7 +15,7 @@ from router.decision.decide import fingerprint
 from router.policy.signals import is_sampled
 from router.types import Request, Usage, folded_tags
 
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from .config import CacheConfig
 
 NO_STORE = "no-store"

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from router.errors import ConfigError
 from router.types import Request
 
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from ..redis.config import RedisAddress
 from ..serving.request_context import CachedAnswer
 from .config import CacheConfig

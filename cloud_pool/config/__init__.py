@@ -1,4 +1,1 @@
-"""The gateway's configuration.
-
-`schema` (every key), `loader` (file and flags), `tiers` with `chat_format` (the models behind the tiers).
-"""
+"""The gateway's configuration: `schema` (every key) and `loader` (file and flags)."""

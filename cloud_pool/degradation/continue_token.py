@@ -25,8 +25,8 @@ from router.decision.decide import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Chunk, Request
 
-from ..config.chat_format import escape_special_tokens
-from ..config.tiers import Tier
+from ..tiers.chat_format import escape_special_tokens
+from ..tiers.tier import Tier
 
 PARAM = "causeway.continue"
 _SCOPE = b"continue"

@@ -10,7 +10,7 @@ from router.errors import ModelNotFound
 from router.openai import ModelObject, ModelUse, encode_model, encode_models
 
 from ..accounts.model_access import AllowedTiers, find_tier, usable
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from .readiness import Readiness
 from .responses import JSON
 

@@ -14,7 +14,7 @@ from ..accounts.audit import AuditLog
 from ..accounts.identity.principal import Principal
 from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from ..http.body_memory import BodyMemory
 from ..observability.supervision import keep_running
 from ..observability.tracing import JobTrace

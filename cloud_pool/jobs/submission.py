@@ -22,7 +22,7 @@ from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
-from ..config.tiers import Tier, encoders_of
+from ..tiers.tier import Tier, encoders_of
 from ..serving.service import check_parts, check_supported
 from .config import JobsConfig
 from .named_files import refuse_named_files

@@ -20,7 +20,7 @@ from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded
 from router.types import Modality
 
-from ..config.tiers import Tier, encoders_of
+from ..tiers.tier import Tier, encoders_of
 from ..degradation.fallback import TierFallback
 from ..serving.request_context import RequestContext
 from ..serving.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt

@@ -15,7 +15,7 @@ from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from ..balancing.pools import Pools
 from ..cache.rules import is_private
 from ..config.schema import Config
-from ..config.tiers import Tier, encoders_of
+from ..tiers.tier import Tier, encoders_of
 from ..degradation.continue_token import load_continue_tokens
 from ..degradation.fallback import TierFallback, TierSignals
 from ..degradation.metrics import DegradationMetrics

@@ -16,7 +16,7 @@ import msgspec
 from router.errors import CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request, Usage
 
-from ..config.tiers import InferencePrompt
+from ..tiers.tier import InferencePrompt
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import REQUESTED
 from ..upstreams.triton.sampling_parameters import SamplingParameters

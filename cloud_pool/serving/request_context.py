@@ -10,7 +10,7 @@ import msgspec
 from router.types import Chunk, Request
 
 from ..admission import Priority
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from ..observability.tracing import Trace
 from ..upstreams.token_meter import TokenMeter
 

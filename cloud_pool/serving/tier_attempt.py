@@ -21,7 +21,7 @@ from router.errors import (
 )
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
-from ..config.tiers import Tier
+from ..tiers.tier import Tier
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.tier_health import Stress

@@ -15,9 +15,9 @@ from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
 from cloud_pool.balancing.pools import Pools, TritonClients
 from cloud_pool.balancing.reload import reload_endpoints
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from router.errors import ConfigError
 from tests.waiting import until
 

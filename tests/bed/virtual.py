@@ -39,9 +39,9 @@ from cloud_pool.admission.division import PeerKind
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.pool import Pool
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.warm_up import TierWarmer

@@ -12,10 +12,10 @@ from cloud_pool.accounts.identity.principal import Grants
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys
-from cloud_pool.config.chat_format import escape_special_tokens
+from cloud_pool.tiers.chat_format import escape_special_tokens
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config, ServerConfig, TierConfig
-from cloud_pool.config.tiers import Tier, load_tiers
+from cloud_pool.tiers.tier import Tier, load_tiers
 from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
 from models.chat.template import MARK
 from models.publish.publish import publish_gguf

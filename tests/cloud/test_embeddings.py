@@ -21,7 +21,7 @@ from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool as Endpoints
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import TierAbility, TierConfig
-from cloud_pool.config.tiers import Tier, load_tiers
+from cloud_pool.tiers.tier import Tier, load_tiers
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.dispatch.dispatcher import Dispatcher

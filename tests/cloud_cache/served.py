@@ -23,7 +23,7 @@ from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
-from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.tiers.tier import by_name, load_tiers
 from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness

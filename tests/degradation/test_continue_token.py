@@ -10,9 +10,9 @@ from cryptography.fernet import Fernet, MultiFernet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.continue_token import (
     ContinueTokens,
     PartialAnswer,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from router.errors import CausewayError, InvalidRequest, QueueFull, StreamBroken
 from router.types import Request, Sampling, Usage
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import FilesConfig, JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, ContentCipher, read_keys, rotate_keys

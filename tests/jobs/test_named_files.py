@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.erasure.erasure import Erasure
 from cloud_pool.erasure.kinds import job_kinds
 from cloud_pool.erasure.subject import ErasureSubject

@@ -15,9 +15,9 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.config.chat_format import ChatFormat
+from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import TierConfig
-from cloud_pool.config.tiers import Tier
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, OffPeakConfig
 from cloud_pool.jobs.gateway import JobsGateway

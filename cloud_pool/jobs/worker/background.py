@@ -17,7 +17,7 @@ from ...balancing.pools import Pools
 from ...balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config, TierConfig
-from ...config.tiers import Tier, by_name, load_tiers
+from ...tiers.tier import Tier, by_name, load_tiers
 from ...http.listener import Listener
 from ...http.operator import OperatorRoutes, operator_listener
 from ...observability.metrics import Metrics

@@ -17,7 +17,7 @@ from ...admission import Priority
 from ...balancing.pool import Pool
 from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
-from ...config.tiers import Tier
+from ...tiers.tier import Tier
 from ...observability.tracing import Trace
 from ...serving.request_context import AnswerHead, Piece, RequestContext
 from ...upstreams.token_meter import TokenMeter

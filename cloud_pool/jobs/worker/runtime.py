@@ -10,7 +10,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from ...accounts.tenants.config import TenantLimits
-from ...config.tiers import Tier
+from ...tiers.tier import Tier
 from ...lifetime import open_all
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace

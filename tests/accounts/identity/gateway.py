@@ -16,7 +16,7 @@ from cloud_pool.app import build_admission, build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config, ServerConfig
-from cloud_pool.config.tiers import by_name, load_tiers
+from cloud_pool.tiers.tier import by_name, load_tiers
 from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness

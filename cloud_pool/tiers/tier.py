@@ -18,7 +18,7 @@ from router.types import Modality, Request
 
 from ..accounts.tenants.config import too_many_sequences
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
-from .schema import PARTS, Config, TierAbility, TierConfig
+from ..config.schema import PARTS, Config, TierAbility, TierConfig
 
 InferencePrompt = str | tuple[int, ...]
 """Text, or token ids."""
