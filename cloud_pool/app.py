@@ -176,7 +176,7 @@ def build(
         reread: reads the configuration again when an operator reloads the endpoints.
         speech_detector: detects speech in live sessions; None: what is installed here.
     """
-    tiers = load_tiers(config)
+    tiers = load_tiers(config.tiers, config.model_dirs)
     metrics = Metrics()
     accounts = build_accounts(config, metrics)
     reload_listeners = ReloadListeners(metrics.count_reload)

@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from ..config.schema import Config, TierConfig
+from ..config.schema import Config
+from ..tiers.config import TierConfig
 from ..tiers.tier import Tier
 from ..upstreams.triton.client import TritonClient
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns

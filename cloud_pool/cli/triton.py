@@ -19,7 +19,7 @@ from models.modalities.process.messages import PartLimits
 from router.errors import ConfigError
 from router.types import Modality
 
-from ..config.schema import DEFAULT_TIER
+from ..tiers.config import DEFAULT_TIER
 from ..triton_server.encoder_runtime import EncoderOptions
 from ..triton_server.environment import find_environment
 from ..triton_server.launcher import Launcher

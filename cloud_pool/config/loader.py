@@ -21,7 +21,9 @@ from router.errors import ConfigError
 
 from ..balancing.discovery import parse_endpoint_address
 from ..redis.config import parse_redis, with_url
-from .schema import DEFAULT_TRITON, MAX_PORT, OPERATOR_PORT_OFFSET, Config, OperatorConfig, TierConfig
+from ..tiers.config import DEFAULT_TRITON, TierConfig
+from ..http.config import MAX_PORT, OperatorConfig
+from .schema import OPERATOR_PORT_OFFSET, Config
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths
 _REMOVED = {"hedge": "`hedge` was removed with hedging: delete the key"}

@@ -19,7 +19,7 @@ import anyio
 
 from router.errors import CausewayError, DeadlineExceeded
 
-from ..config.schema import TierConfig
+from ..tiers.config import TierConfig
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
 from .endpoint_attempt import EndpointAttempt

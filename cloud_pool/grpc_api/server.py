@@ -20,7 +20,8 @@ from grpc_reflection.v1alpha import reflection
 
 from router.errors import ConfigError
 
-from ..config.schema import GrpcConfig, ServerConfig
+from .config import GrpcConfig
+from ..http.config import ServerConfig
 from ..http.responses import STALLED_S
 from .calls import GenerateCalls
 from .front import GrpcFront

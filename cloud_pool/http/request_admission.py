@@ -17,7 +17,7 @@ from ..accounts.identity.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
-from ..config.schema import ServerConfig
+from .config import ServerConfig
 from ..tiers.tier import Tier
 from ..observability.tracing import Tracing
 from ..serving.request_context import RequestContext

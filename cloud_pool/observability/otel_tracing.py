@@ -34,7 +34,6 @@ from router.telemetry import (
 )
 from router.types import Request, Usage
 
-from ..config.schema import TracingConfig
 from . import tracing
 
 _FLUSH_S = 2.0
@@ -46,7 +45,7 @@ _HEADER_PREFIX = "x-causeway-"
 class OtelTracing:
     """Exports to `config.endpoint`; headers and certificates come from the OTEL_EXPORTER_OTLP_* variables."""
 
-    def __init__(self, config: TracingConfig, service: str) -> None:
+    def __init__(self, config: tracing.TracingConfig, service: str) -> None:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(config.sample_ratio),
             resource=Resource.create({"service.name": service}),

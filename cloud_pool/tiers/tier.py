@@ -16,9 +16,8 @@ from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
 from router.types import Modality, Request
 
-from ..accounts.tenants.config import too_many_sequences
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
-from ..config.schema import PARTS, Config, TierAbility, TierConfig
+from .config import PARTS, TierAbility, TierConfig, too_many_sequences
 
 InferencePrompt = str | tuple[int, ...]
 """Text, or token ids."""
@@ -131,10 +130,15 @@ class Tier(msgspec.Struct, frozen=True):
         return text if chat_format.is_ours else escape_special_tokens(text, chat_format.special)
 
 
-def load_tiers(config: Config) -> tuple[Tier, ...]:
-    """Load each tier's chat format from its artifact or template file. Raises ConfigError."""
+def load_tiers(tiers: Iterable[TierConfig], model_dirs: Iterable[str] = ()) -> tuple[Tier, ...]:
+    """Load each tier's chat format from its artifact or template file. Raises ConfigError.
+
+    Args:
+        model_dirs: folders that are searched for artifacts before the account's own.
+    """
+    folders = [Path(folder) for folder in model_dirs]
     return tuple(
-        Tier(tier, _load_chat_format(tier, config, f"tiers[{index}]")) for index, tier in enumerate(config.tiers)
+        Tier(tier, _load_chat_format(tier, folders, f"tiers[{index}]")) for index, tier in enumerate(tiers)
     )
 
 
@@ -156,7 +160,7 @@ def encoders_of(tiers: Iterable[Tier]) -> dict[Modality, str]:
     return found
 
 
-def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatFormat:
+def _load_chat_format(tier: TierConfig, folders: list[Path], where: str) -> ChatFormat:
     if tier.adapter and "embedding" in tier.can:
         raise ConfigError("embeddings are made without an adapter: take `embedding` out of `can`", where=f"{where}.can")
     if tier.template_file:
@@ -178,7 +182,7 @@ def _load_chat_format(tier: TierConfig, config: Config, where: str) -> ChatForma
     if not set(PARTS).isdisjoint(tier.can):
         raise ConfigError("an encoder generates nothing: give it a tier of its own", where=f"{where}.can")
     try:
-        artifact = find_artifact(tier.artifact or tier.name, [Path(folder) for folder in config.model_dirs])
+        artifact = find_artifact(tier.artifact or tier.name, folders)
     except ArtifactError as error:
         if set(tier.can) == {"embedding"} and not tier.artifact:
             return ChatFormat("")  # a stock backend's model, whose inputs are sent as they are

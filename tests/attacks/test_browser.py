@@ -19,7 +19,7 @@ from playwright.async_api import Browser, Page, Route
 from cloud_pool.accounts.identity.operator_token import FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config
-from cloud_pool.config.schema import ServerConfig as GatewayServer
+from cloud_pool.http.config import ServerConfig as GatewayServer
 from edge_node.config.schema import FilesConfig, ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 from tests.edge.box import Box, running

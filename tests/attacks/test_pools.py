@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.config.schema import RealtimeConfig, ServerConfig
+from cloud_pool.sessions.config import RealtimeConfig
+from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
 from edge_node.config.schema import FilesConfig, KeyConfig
 from edge_node.config.schema import RealtimeConfig as EdgeRealtime

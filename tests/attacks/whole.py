@@ -14,7 +14,8 @@ import msgspec
 
 from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
 from tests.accounts.identity.token_issuer import Issuer
 from tests.cloud.unreachable import unreachable_tier
 from tests.redis_server import RedisServer

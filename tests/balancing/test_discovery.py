@@ -16,7 +16,9 @@ from cloud_pool.balancing.discovery import EndpointDiscovery, parse_endpoint_add
 from cloud_pool.balancing.pools import Pools, TritonClients
 from cloud_pool.balancing.reload import reload_endpoints
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import Config, ServerConfig, TierConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from router.errors import ConfigError
 from tests.waiting import until

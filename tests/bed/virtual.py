@@ -40,7 +40,7 @@ from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.balancing.config import LoadBalancingConfig
 from cloud_pool.balancing.pool import Pool
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals

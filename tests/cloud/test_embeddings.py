@@ -20,7 +20,7 @@ from cloud_pool.admission import AdmissionController
 from cloud_pool.balancing.discovery import parse_endpoint_address
 from cloud_pool.balancing.pool import Pool as Endpoints
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import TierAbility, TierConfig
+from cloud_pool.tiers.config import TierAbility, TierConfig
 from cloud_pool.tiers.tier import Tier, load_tiers
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
@@ -76,7 +76,7 @@ async def stock(request: service_pb2.ModelInferRequest, context: object) -> Asyn
 
 def tier(*can: TierAbility) -> Tier:
     config = TierConfig(name="stock", model="vllm_embed", template_file="", can=can or ("embedding",))
-    return Tier(config, load_tiers(load_config(None, Flags()))[0].chat_format)
+    return Tier(config, load_tiers(load_config(None, Flags()).tiers)[0].chat_format)
 
 
 async def embed(
@@ -246,7 +246,7 @@ async def test_a_model_that_only_makes_vectors_is_probed_by_one(only_embeds: boo
 def test_a_tier_of_embeddings_alone_needs_no_template(tmp_path: Path) -> None:
     path = tmp_path / "gateway.yaml"
     path.write_text("tiers: [{name: bge-m3, can: [embedding]}, {name: assistant-large}]")
-    embeds, answers = load_tiers(load_config(path, Flags()))
+    embeds, answers = load_tiers(load_config(path, Flags()).tiers)
     assert (embeds.only_embeds, answers.only_embeds) == (True, False)
     with pytest.raises(UnsupportedFeature, match="for embeddings, not for chats"):
         embeds.prompts(Request(kind="chat", model="bge-m3"))

@@ -18,7 +18,8 @@ from cloud_pool.accounts.identity.issuing import issue
 from cloud_pool.accounts.identity.operator_token import FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config, OperatorConfig, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import OperatorConfig, ServerConfig
 from router.errors import ConfigError
 from tests.accounts.identity.token_issuer import Issuer
 

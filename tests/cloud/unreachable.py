@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 
 
 def unreachable_tier(name: str = "large") -> TierConfig:

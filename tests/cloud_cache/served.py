@@ -86,7 +86,7 @@ async def _serve(
     config: Config, script: Script, now_ms: Callable[[], int], started: asyncio.Future[Served], stop: asyncio.Event
 ) -> None:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
-    tiers, metrics = load_tiers(config), Metrics()
+    tiers, metrics = load_tiers(config.tiers, config.model_dirs), Metrics()
     accounts = build_accounts(config, metrics)
     cache = None
     if config.cache.enabled:

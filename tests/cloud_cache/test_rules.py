@@ -13,7 +13,7 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys, bypass_reason
 from cloud_pool.cache.single_flight.resume import EmittedPrefix, ResumeFilter
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage

@@ -11,7 +11,8 @@ import pytest
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
 from tests.waiting import until
 
 from .served import Served, chat, connected, rest, serving, text_of

@@ -12,7 +12,7 @@ from cryptography.fernet import Fernet, MultiFernet
 
 from cloud_pool.admission import AdmissionController, Priority
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.continue_token import ContinueTokens

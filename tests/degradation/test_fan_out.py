@@ -8,7 +8,7 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from router.errors import CausewayError, InvalidRequest, QueueFull, StreamBroken
 from router.types import Request, Sampling, Usage

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config, TierConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.dispatch.config import RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import build_dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics

@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from cloud_pool.accounts.identity.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi

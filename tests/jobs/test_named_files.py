@@ -18,7 +18,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.erasure.erasure import Erasure
 from cloud_pool.erasure.kinds import job_kinds

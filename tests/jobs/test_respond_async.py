@@ -16,7 +16,8 @@ import pytest
 from tritonclient.grpc import service_pb2_grpc
 
 from cloud_pool.app import build
-from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.app import run as run_worker
 from cloud_pool.redis.config import RedisAddress

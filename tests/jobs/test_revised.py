@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.config.schema import TierConfig
+from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, rotate_keys

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
-from cloud_pool.config.schema import RealtimeConfig
+from cloud_pool.sessions.config import RealtimeConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
 from tests.identity.scripted_fleet import ScriptedFleet

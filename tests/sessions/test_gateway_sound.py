@@ -10,7 +10,8 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.config.schema import GrpcConfig, RealtimeConfig
+from cloud_pool.grpc_api.config import GrpcConfig
+from cloud_pool.sessions.config import RealtimeConfig
 from cloud_pool.grpc_api.messages import InputChunk
 from cloud_pool.http.body_memory import FREE_BYTES
 from models.modalities.process.messages import WorkerSpec

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from cloud_pool.cli.doctor import doctor, examine
-from cloud_pool.config.schema import Config, TracingConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.observability.tracing import TracingConfig
 from edge_node.cli.doctor.tracing import check_tracing
 from edge_node.config.schema import TracingConfig as EdgeTracingConfig
 from tests.ports import free_port

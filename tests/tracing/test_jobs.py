@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.config.schema import TracingConfig
+from cloud_pool.observability.tracing import TracingConfig
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner

@@ -11,6 +11,8 @@ from msgspec import Meta
 from router.errors import ConfigError, InvalidRequest
 from router.types import Request, Usage
 
+from ...tiers.config import too_many_sequences
+
 NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 MICRO_USD_PER_USD = 1_000_000
@@ -75,13 +77,6 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.max_tokens and request.max_tokens is None:
             return msgspec.structs.replace(request, max_tokens=self.max_tokens)
         return request
-
-
-def too_many_sequences(request: Request, limit: str) -> InvalidRequest:
-    """Return the error for a request with more sequences than `limit`, which names the bound, allows."""
-    count, prompts = request.sequences, max(1, len(request.prompts))
-    text = f"the request has {count} sequences ({prompts} prompts × n={request.n}), but {limit}. Send several requests."
-    return InvalidRequest(text, param="prompt" if prompts > 1 else "n")
 
 
 class TenantConfig(TenantLimits, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -16,7 +16,8 @@ from ...assembly import build_accounts, build_cache, build_pools, build_tracing
 from ...balancing.pools import Pools
 from ...balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
-from ...config.schema import Config, TierConfig
+from ...config.schema import Config
+from ...tiers.config import TierConfig
 from ...tiers.tier import Tier, by_name, load_tiers
 from ...http.listener import Listener
 from ...http.operator import OperatorRoutes, operator_listener
@@ -79,7 +80,7 @@ def build_background_service(
         is_gateway: whether this process takes a share of the tenants' limits while their Redis is away
         reread: reads the configuration again, for operators who reload the endpoints
     """
-    tiers = load_tiers(config)
+    tiers = load_tiers(config.tiers, config.model_dirs)
     metrics = Metrics()
     accounts = build_accounts(config, metrics, is_gateway=is_gateway)
     reload_listeners = ReloadListeners(metrics.count_reload)

@@ -15,7 +15,8 @@ from cloud_pool.accounts.accounts import Accounts
 from cloud_pool.app import build_admission, build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
 from cloud_pool.tiers.tier import by_name, load_tiers
 from cloud_pool.http.body_memory import BodyMemory
 from cloud_pool.http.listener import Listener
@@ -93,7 +94,7 @@ class Gateway:
 @asynccontextmanager
 async def running(config: Config, caching_service: CachingService | None = None) -> AsyncIterator[Gateway]:
     config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, port=0))
-    tiers, metrics, service = load_tiers(config), Metrics(), ScriptedService()
+    tiers, metrics, service = load_tiers(config.tiers, config.model_dirs), Metrics(), ScriptedService()
     accounts = build_accounts(config, metrics)
     answers = caching_service or CachingService(None, service.answer)
     bodies = BodyMemory()

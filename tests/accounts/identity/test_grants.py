@@ -15,7 +15,8 @@ from cloud_pool.accounts.identity.principal import Grants
 from cloud_pool.accounts.model_access import allowed_tiers
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.config.schema import Config, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import ServerConfig
 from cloud_pool.degradation.config import DegradationConfig
 from router.errors import ConfigError
 from tests.cloud.unreachable import unreachable_tier

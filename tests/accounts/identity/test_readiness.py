@@ -10,7 +10,8 @@ import pytest
 
 from cloud_pool.app import build
 from cloud_pool.assembly import build_accounts
-from cloud_pool.config.schema import Config, OperatorConfig, ServerConfig
+from cloud_pool.config.schema import Config
+from cloud_pool.http.config import OperatorConfig, ServerConfig
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.observability.metrics import Metrics
 from tests.balancing.scripted import Bed
