@@ -26,7 +26,7 @@ from .cache.caching_service import CachingService
 from .config.schema import Config
 from .tiers.tier import Tier, by_name, load_tiers
 from .grpc_api.assembly import build_grpc
-from .http.body_memory import BodyMemory
+from .core.body_memory import BodyMemory
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
 from .http.listener import Listener, allowed_connections

@@ -13,7 +13,7 @@ from router.errors import ClientGone
 from router.types import Request, Usage
 
 from .audit import AuditLog, AuditRecord
-from .identity.principal import Principal
+from ..core.principal import Principal
 from .tenants.accounting import BYTES_PER_TOKEN, TenantAccounting
 from .tenants.config import TenantLimits
 from .tenants.metrics import TenantMetrics

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from router.errors import ModelNotAllowed, ModelNotFound
 
 from ..tiers.tier import Tier
-from .identity.principal import Principal
+from ..core.principal import Principal
 from .tenants.config import TenantLimits
 
 AllowedTiers = frozenset[str] | None

@@ -25,7 +25,7 @@ from router.tool_calls.ids import with_own_ids
 from router.types import Chunk
 
 from ..observability.tracing import OUTCOME
-from ..serving.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
+from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
 from .rules import cached_usage
 from .shared_cache import SharedCache
 from .single_flight.follower import GenerationFollower

@@ -21,7 +21,7 @@ from router.errors import StreamBroken
 from router.openai import coalesce, decode_chunks, encode_chunks, is_keepable
 from router.types import Chunk, Request
 
-from ..serving.request_context import AnswerHead, CachedAnswer
+from ..core.request_context import AnswerHead, CachedAnswer
 
 _PLAIN, _DEFLATED = b"\x01", b"\x02"
 _DIGEST_BYTES = 16

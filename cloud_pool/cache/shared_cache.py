@@ -14,7 +14,7 @@ from router.types import Request
 
 from ..tiers.tier import Tier
 from ..redis.config import RedisAddress
-from ..serving.request_context import CachedAnswer
+from ..core.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import EntryCodec
 from .metrics import CacheMetrics

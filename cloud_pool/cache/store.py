@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
-from ..serving.request_context import CachedAnswer
+from ..core.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
 from .metrics import CacheMetrics

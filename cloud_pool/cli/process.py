@@ -15,7 +15,7 @@ import click
 from router.errors import CausewayError
 from router.serving.logs import log_loop_errors
 
-from ..accounts.identity.principal import DEFAULT_TENANT
+from ..core.principal import DEFAULT_TENANT
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")

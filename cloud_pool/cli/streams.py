@@ -9,7 +9,7 @@ import msgspec
 
 from router.errors import ConfigError
 
-from ..accounts.identity.principal import ClaimName
+from ..core.principal import ClaimName
 from ..brokers.address import parse_topic
 from ..brokers.ranges import parse_range
 from ..config.schema import Config

@@ -14,7 +14,7 @@ from router.serving.logs import redacted
 from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
 
 from ..http.responses import OnChunk
-from ..serving.request_context import AnswerHead, RequestContext
+from ..core.request_context import AnswerHead, RequestContext
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 from .outbox import Outbox
 

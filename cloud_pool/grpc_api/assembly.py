@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from router.errors import ConfigError
 
 from ..config.schema import Config
-from ..http.body_memory import BodyMemory
+from ..core.body_memory import BodyMemory
 from ..http.readiness import Readiness
 from ..http.request_admission import RequestAdmission
 from ..http.request_runner import RequestRunner

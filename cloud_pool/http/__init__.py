@@ -1,8 +1,7 @@
 """HTTP at the gateway: OpenAI's surface before the service.
 
 Reading order: `listener` (socket and connections), `server` (paths and errors), `generation_routes` (one outcome per
-request), `request_admission` with `request_reader` (headers and body), `body_memory` (bound of the bodies in memory),
-`responses` (chunks to bytes), `request_metrics`, `info_routes` (models, health) with `readiness`, `operator` (metrics
-and operators' calls, on an address of their own), `aiohttp_internals` (what this package uses of aiohttp beyond its
-documented interface).
+request), `request_admission` with `request_reader` (headers and body), `responses` (chunks to bytes),
+`request_metrics`, `info_routes` (models, health) with `readiness`, `operator` (metrics and operators' calls, on an
+address of their own), `aiohttp_internals` (what this package uses of aiohttp beyond its documented interface).
 """

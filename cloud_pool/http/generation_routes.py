@@ -23,7 +23,7 @@ from router.openai import (
 from router.serving.logs import REQUEST
 from router.types import Chunk, Request, RoutingHints
 
-from ..serving.request_context import AnswerHead, RequestContext
+from ..core.request_context import AnswerHead, RequestContext
 from .request_admission import Parse, RequestAdmission
 from .request_runner import RequestRunner
 from .responses import Encoder, OnChunk, stream_response, whole_response

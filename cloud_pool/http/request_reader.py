@@ -30,7 +30,7 @@ from router.types import folded_tags
 
 from ..admission import RANK, Priority
 from ..cache.rules import NO_STORE
-from .body_memory import FREE_BYTES, BodyMemory
+from ..core.body_memory import FREE_BYTES, BodyMemory
 
 _HEADERS = frozenset(
     f"x-causeway-{name}"

@@ -18,7 +18,7 @@ from router.serving.request import allowed_methods, read_request_id, served_meth
 
 from ..jobs.http.job_api import JobApi
 from ..parts.config import NO_SOUND
-from .body_memory import BodyMemory
+from ..core.body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission

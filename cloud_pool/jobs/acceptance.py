@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from ..accounts.audit import AuditLog, AuditRecord
-from ..accounts.identity.principal import Principal
+from ..core.principal import Principal
 from .config import JobsConfig
 from .store.redis_client import RedisClient, redis_time
 

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 from router.errors import JobStoreUnavailable
 
 from ..accounts.audit import AuditLog
-from ..accounts.identity.principal import Principal
+from ..core.principal import Principal
 from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
 from ..tiers.tier import Tier
-from ..http.body_memory import BodyMemory
+from ..core.body_memory import BodyMemory
 from ..observability.supervision import keep_running
 from ..observability.tracing import JobTrace
 from .acceptance import AcceptanceLog

@@ -1,5 +1,5 @@
 """One request through the gateway after parsing: tiers in order, a permit, Triton, chunks.
 
-Reading order: `request_context` (what goes in and out), `service` (the hops), `tier_attempt` (one tier up to its first
-delta), `answer_builder` (deltas to chunks), `stream_merge` (several prompts as one answer), `assembly` (wiring).
+Reading order: `service` (the hops), `tier_attempt` (one tier up to its first delta), `answer_builder` (deltas to
+chunks), `stream_merge` (several prompts as one answer), `assembly` (wiring).
 """

@@ -21,7 +21,7 @@ from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import REQUESTED
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from .request_context import AnswerHead, RequestContext, answer_head
+from ..core.request_context import AnswerHead, RequestContext, answer_head
 from .tier_attempt import TierFailed, TierRuntime, sole_attempt
 
 Vector = tuple[float, ...]

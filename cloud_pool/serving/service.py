@@ -42,7 +42,7 @@ from ..upstreams.triton.sampling_parameters import SamplingParameters, from_requ
 from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
 from .embedding_service import EmbeddingService
-from .request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
+from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from .tier_attempt import TierAttempt, TierFailed, TierRuntime
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.tier_health import Stress
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from .request_context import RequestContext
+from ..core.request_context import RequestContext
 from .stream_merge import merge_streams
 
 BuildRequests = Callable[[], Sequence[InferenceRequest]]

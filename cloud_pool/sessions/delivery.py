@@ -8,7 +8,7 @@ from router.realtime import ResponseStream
 from router.types import Chunk
 
 from ..http.responses import OnChunk
-from ..serving.request_context import AnswerHead
+from ..core.request_context import AnswerHead
 
 _PREFIX = "x-causeway-"
 

@@ -15,7 +15,7 @@ from router.jobs.cloud_event import CloudEvent
 from router.jobs.states import JobState
 from router.serving.request import read_tags
 
-from ..accounts.identity.principal import Grants, Principal
+from ..core.principal import Grants, Principal
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.backoff import job_retry_delay_s
 from ..jobs.config import JobsConfig

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ..accounts.identity.principal import ClaimName
+from ..core.principal import ClaimName
 from ..admission import Priority
 from ..brokers.address import BrokerLogin
 

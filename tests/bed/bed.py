@@ -19,7 +19,7 @@ import msgspec
 import psutil
 
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
-from cloud_pool.accounts.identity.principal import Grants, Scope
+from cloud_pool.core.principal import Grants, Scope
 from tests.ports import free_port
 from tests.redis_deployments import SentinelDeployment
 from tests.redis_server import RedisServer

@@ -49,7 +49,7 @@ from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.jobs.worker.background import worker_admission
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
-from cloud_pool.serving.request_context import AnswerHead, RequestContext
+from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.serving.service import Service
 from cloud_pool.serving.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import cloud_pool
-from cloud_pool.accounts.identity.principal import Grants
+from cloud_pool.core.principal import Grants
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys

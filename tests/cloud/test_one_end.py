@@ -21,7 +21,7 @@ import pytest
 from cloud_pool.admission import AdmissionController
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
-from cloud_pool.serving.request_context import Piece, RequestContext, answer_head
+from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from router.errors import CloudFailed, DeadlineExceeded
 from router.types import Chunk, Request, Usage
 from tests.accounts.identity.gateway import ASK, Gateway, running

@@ -22,7 +22,7 @@ from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.observability.tracing import Trace
 from cloud_pool.redis.config import RedisAddress
-from cloud_pool.serving.request_context import AnswerHead, Piece, RequestContext
+from cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
 from tests.waiting import until

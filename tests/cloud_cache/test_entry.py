@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.cache.entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
-from cloud_pool.serving.request_context import AnswerHead
+from cloud_pool.core.request_context import AnswerHead
 from router.types import Chunk, Request, TokenLogprob, ToolCallDelta, Usage
 
 KEY = "0" * 32

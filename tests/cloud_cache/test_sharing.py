@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.serving.request_context import AnswerHead
+from cloud_pool.core.request_context import AnswerHead
 from router.errors import CausewayError, CloudFailed, DeadlineExceeded, InvalidRequest, QueueFull, StreamBroken
 from router.types import Request, Usage
 from tests.redis_server import RedisServer

@@ -20,7 +20,7 @@ from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk
 from cloud_pool.grpc_api.server import MAX_CHUNK_BYTES, GrpcServer
-from cloud_pool.serving.request_context import Piece, RequestContext, answer_head
+from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk
 from tests.accounts.identity.gateway import static_token_config

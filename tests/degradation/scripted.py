@@ -17,7 +17,7 @@ from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.continue_token import ContinueTokens
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.serving.request_context import AnswerHead, CachedAnswer, RequestContext
+from cloud_pool.core.request_context import AnswerHead, CachedAnswer, RequestContext
 from cloud_pool.serving.service import Service
 from cloud_pool.serving.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from cloud_pool.serving.request_context import CachedAnswer, answer_head
+from cloud_pool.core.request_context import CachedAnswer, answer_head
 from cloud_pool.upstreams.triton.sampling_parameters import Guided
 from router.errors import (
     CausewayError,

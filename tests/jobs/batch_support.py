@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from cloud_pool.accounts.identity.principal import NO_GRANTS
+from cloud_pool.core.principal import NO_GRANTS
 from cloud_pool.jobs.batches.batch_store import Batch
 from cloud_pool.jobs.batches.file_store import StoredFile
 from cloud_pool.jobs.batches.processor import BatchProcessor

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from cloud_pool.accounts.identity.principal import Grants, Principal
+from cloud_pool.core.principal import Grants, Principal
 from cloud_pool.http.responses import error_response
 from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound

@@ -16,7 +16,7 @@ from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.revisions import read_nothing
 from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner, ReadLate
 from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.serving.request_context import AnswerHead, RequestContext
+from cloud_pool.core.request_context import AnswerHead, RequestContext
 from router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]

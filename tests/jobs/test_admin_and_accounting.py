@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.ledger import Ledger
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig

@@ -13,7 +13,7 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig

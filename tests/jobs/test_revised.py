@@ -33,7 +33,7 @@ from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.delivery import WebhookSender
 from cloud_pool.jobs.worker.runner import JobRun, JobRunner
-from cloud_pool.parts.late import LateReading
+from cloud_pool.core.late import LateReading
 from cloud_pool.parts.memory import FORGETS, JobMemory
 from models.modalities.graph.branch import PartJob, ReadPart
 from models.modalities.graph.graph import EncoderGraph

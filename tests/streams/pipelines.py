@@ -14,7 +14,7 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.identity.principal import Principal
+from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.brokers.address import TopicAddress
 from cloud_pool.tiers.chat_format import ChatFormat

@@ -2,7 +2,6 @@
 
     config.py          accepted tokens
     authenticator.py   `Authorization` header -> Principal: static or signed tokens
-    principal.py       tenant, device and scopes of a caller
     static_tokens.py   tokens from a file
     operator_token.py  the operators' token of a process on loopback, made at start
     token_verifier.py  signed token -> claims; a bounded cache of verified tokens

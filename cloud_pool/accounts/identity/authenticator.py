@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from router.errors import AuthenticationFailed
 
-from .principal import ANYONE, DEFAULT_TENANT, Principal
+from ...core.principal import ANYONE, DEFAULT_TENANT, Principal
 from .revocation import RevocationList
 from .static_tokens import StaticTokens
 from .token_verifier import TokenVerifier

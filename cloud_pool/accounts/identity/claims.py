@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.errors import AuthenticationFailed
 
 from .config import IdentityConfig
-from .principal import ClaimName, Grants, Principal
+from ...core.principal import ClaimName, Grants, Principal
 
 
 class Claims(Grants, frozen=True, forbid_unknown_fields=False, kw_only=True):

@@ -11,7 +11,7 @@ from msgspec import Meta
 from router.addresses import is_loopback
 from router.errors import ConfigError
 
-from .principal import ClaimName
+from ...core.principal import ClaimName
 
 MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 """Upper bound of `max_lifetime_s` on every gateway: a revoked token may be forgotten after this time."""

@@ -17,7 +17,7 @@ from router.errors import ConfigError
 
 from .claims import Claims
 from .key_set import Jwk, Jwks, public_jwk, read_jwks
-from .principal import NO_GRANTS, Grants
+from ...core.principal import NO_GRANTS, Grants
 from .token_verifier import ALGORITHM
 
 

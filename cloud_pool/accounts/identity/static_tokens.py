@@ -19,7 +19,7 @@ import msgspec
 
 from router.errors import AuthenticationFailed, ConfigError
 
-from .principal import Grants
+from ...core.principal import Grants
 
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
 _LISTS = ("models", "modalities", "regions")

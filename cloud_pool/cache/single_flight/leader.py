@@ -12,7 +12,7 @@ from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequ
 from router.types import Request
 
 from ...observability.tracing import OUTCOME
-from ...serving.request_context import AnswerHead, Generate, RequestContext
+from ...core.request_context import AnswerHead, Generate, RequestContext
 from ..entry_codec import EntryCodec, pack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable

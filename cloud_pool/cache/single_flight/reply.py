@@ -9,7 +9,7 @@ import msgspec
 
 from router.types import Chunk, Usage
 
-from ...serving.request_context import AnswerHead
+from ...core.request_context import AnswerHead
 from ..metrics import CacheStatus
 from .shared_generation import GenerationUsage, Subscriber
 

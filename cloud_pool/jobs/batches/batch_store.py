@@ -12,7 +12,7 @@ from router.jobs.states import JobState
 from router.jobs.submission import Endpoint
 from router.jobs.view import encode_job_error
 
-from ...accounts.identity.principal import NO_GRANTS, Grants
+from ...core.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, result_place
 from ..errors import QuotaExceeded, RecordUnreadable

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from ...accounts.identity.principal import Grants
+from ...core.principal import Grants
 from ..config import BatchConfig
 from ..submission import SubmissionParser
 from .batch_store import Batch

@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone
 
-from ...accounts.identity.principal import Principal, Scope
+from ...core.principal import Principal, Scope
 from ...http.responses import JSON, STALLED_S
 from ...observability.tracing import JobTrace
 

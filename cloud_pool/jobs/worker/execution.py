@@ -19,13 +19,13 @@ from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
-from ...serving.request_context import AnswerHead
+from ...core.request_context import AnswerHead
 from ..errors import ResultTooLarge
 from ..record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt
 
 if TYPE_CHECKING:
-    from ...parts.late import LateReading
+    from ...core.late import LateReading
 
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")

@@ -21,7 +21,7 @@ from .execution import JobResult
 from .failure_policy import FailureAction, classify_failure
 
 if TYPE_CHECKING:
-    from ...parts.late import LateReading
+    from ...core.late import LateReading
 
 _T = TypeVar("_T")
 _log = logging.getLogger("causeway.cloud.worker")

@@ -47,7 +47,7 @@ from .runner import JobRun, JobRunner, ReadLate, RunReceipt
 from .slots import WorkerSlots
 
 if TYPE_CHECKING:
-    from ...parts.late import LateReading
+    from ...core.late import LateReading
 
 _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.worker")

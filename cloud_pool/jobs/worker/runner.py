@@ -19,13 +19,13 @@ from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
 from ...tiers.tier import Tier
 from ...observability.tracing import Trace
-from ...serving.request_context import AnswerHead, Piece, RequestContext
+from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...upstreams.token_meter import TokenMeter
 from ..record import RunBill
 from ..store.replies import ExpiredJob
 
 if TYPE_CHECKING:
-    from ...parts.late import LateReading
+    from ...core.late import LateReading
     from ...parts.request_parts import RequestParts
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.identity.principal import Grants
+from cloud_pool.core.principal import Grants
 from cloud_pool.accounts.model_access import allowed_tiers
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.config.loader import Flags, load_config

@@ -11,7 +11,7 @@ from router.errors import PermissionDenied
 from router.policy.signals import modalities
 from router.types import Request
 
-from ...admission import RANK, Priority
+from ..admission import RANK, Priority
 
 Scope = Literal["chat", "jobs", "admin"]
 SCOPES: tuple[Scope, ...] = ("chat", "jobs", "admin")

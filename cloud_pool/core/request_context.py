@@ -17,7 +17,7 @@ from ..upstreams.token_meter import TokenMeter
 if TYPE_CHECKING:
     from models.modalities.graph.memory import Memory
 
-    from ..parts.late import LateReading
+    from .late import LateReading
 
 _TIER_HEADER = "x-causeway-tier"
 _REASON_HEADER = "x-causeway-tier-reason"
