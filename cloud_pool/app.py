@@ -20,8 +20,8 @@ from router.serving.live.sessions import Sessions
 
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
-from .balancing.pools import Pools
-from .balancing.reload import reload_endpoints, reload_on_sighup
+from .dispatch.balancing.pools import Pools
+from .dispatch.balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
 from .tiers.tier import Tier, by_name, load_tiers

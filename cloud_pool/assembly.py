@@ -23,8 +23,8 @@ from .accounts.tenants.accounting import TenantAccounting
 from .accounts.tenants.metrics import TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
-from .balancing.metrics import EndpointMetrics
-from .balancing.pools import Pools, TritonClients
+from .dispatch.balancing.metrics import EndpointMetrics
+from .dispatch.balancing.pools import Pools, TritonClients
 from .cache.shared_cache import SharedCache, read_secret
 from .config.schema import Config
 from .tiers.tier import Tier

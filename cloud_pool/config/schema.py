@@ -15,7 +15,7 @@ from router.web_origins import WebOrigins, listener_hosts
 
 from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
-from ..balancing.config import LoadBalancingConfig
+from ..dispatch.balancing.config import LoadBalancingConfig
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
 from ..grpc_api.config import GrpcConfig

@@ -25,7 +25,7 @@ _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within s
 
 
 class EndpointAvailability(Protocol):
-    """A tier's endpoints: `balancing.pool.Pool`."""
+    """A tier's endpoints: `dispatch.balancing.pool.Pool`."""
 
     @property
     def healthy(self) -> int: ...

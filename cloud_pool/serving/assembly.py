@@ -12,7 +12,7 @@ import redis.asyncio
 from ..admission import AdmissionController, AdmissionSettings
 from ..admission.division import PeerKind
 from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from ..balancing.pools import Pools
+from ..dispatch.balancing.pools import Pools
 from ..cache.rules import is_private
 from ..config.schema import Config
 from ..tiers.tier import Tier, encoders_of

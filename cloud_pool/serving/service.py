@@ -31,7 +31,7 @@ from router.tool_calls.formats import NO_FRAME
 from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Embeddings, Modality, Request
 
-from ..balancing.prefix_affinity import prefix_key
+from ..dispatch.balancing.prefix_affinity import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import TierFallback

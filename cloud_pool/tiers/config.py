@@ -11,8 +11,8 @@ from router.errors import InvalidRequest
 from router.types import Modality, Request
 
 from ..admission.config import AdmissionConfig, AdmissionSettings
-from ..balancing.config import LoadBalancing
-from ..balancing.discovery import EndpointAddress, parse_endpoint_address
+from ..dispatch.balancing.config import LoadBalancing
+from ..dispatch.balancing.discovery import EndpointAddress, parse_endpoint_address
 from ..dispatch.config import RetryBudgetConfig
 from ..upstreams.triton.sampling_parameters import GuidedKey
 

@@ -11,10 +11,10 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
-from cloud_pool.balancing.pools import Pools, TritonClients
-from cloud_pool.balancing.reload import reload_endpoints
+from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.balancing.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
+from cloud_pool.dispatch.balancing.pools import Pools, TritonClients
+from cloud_pool.dispatch.balancing.reload import reload_endpoints
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig

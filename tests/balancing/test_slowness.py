@@ -10,11 +10,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.balancing import health, slowness
-from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.endpoint_selection import choose
-from cloud_pool.balancing.slowness import LATE_LIMIT, SLOW
-from cloud_pool.balancing.state import Endpoint, PoolState
+from cloud_pool.dispatch.balancing import health, slowness
+from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.balancing.endpoint_selection import choose
+from cloud_pool.dispatch.balancing.slowness import LATE_LIMIT, SLOW
+from cloud_pool.dispatch.balancing.state import Endpoint, PoolState
 
 CONFIG = LoadBalancingConfig()
 NOW = 1000.0

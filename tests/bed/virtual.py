@@ -37,8 +37,8 @@ import msgspec
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.division import PeerKind
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.balancing.config import LoadBalancingConfig
-from cloud_pool.balancing.pool import Pool
+from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -16,7 +16,7 @@ import msgspec
 
 from cloud_pool.admission import scheduler
 from cloud_pool.admission.permits import PermitAllocator
-from cloud_pool.balancing import slowness
+from cloud_pool.dispatch.balancing import slowness
 from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share

@@ -17,8 +17,8 @@ from tritonclient.grpc import service_pb2
 
 from cloud_pool.accounts.audit import AuditRecord
 from cloud_pool.admission import AdmissionController
-from cloud_pool.balancing.discovery import parse_endpoint_address
-from cloud_pool.balancing.pool import Pool as Endpoints
+from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.pool import Pool as Endpoints
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.tiers.config import TierAbility, TierConfig
 from cloud_pool.tiers.tier import Tier, load_tiers

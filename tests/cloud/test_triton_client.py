@@ -15,8 +15,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.balancing.discovery import parse_endpoint_address
-from cloud_pool.balancing.pool import Pool
+from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -16,8 +16,8 @@ import msgspec
 
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.config import AdmissionSettings as AdmissionSettings
-from cloud_pool.balancing.discovery import parse_endpoint_address
-from cloud_pool.balancing.pool import Pool
+from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals

@@ -17,8 +17,8 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.balancing.discovery import EndpointAddress
-from cloud_pool.balancing.pool import Pool as RealPool
+from cloud_pool.dispatch.balancing.discovery import EndpointAddress
+from cloud_pool.dispatch.balancing.pool import Pool as RealPool
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.protocols import EndpointLease, EndpointSource

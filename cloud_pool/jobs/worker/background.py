@@ -13,8 +13,8 @@ from anyio.abc import TaskGroup
 from ...accounts.accounts import Accounts
 from ...admission import AdmissionConfig, AdmissionSettings
 from ...assembly import build_accounts, build_cache, build_pools, build_tracing
-from ...balancing.pools import Pools
-from ...balancing.reload import reload_endpoints, reload_on_sighup
+from ...dispatch.balancing.pools import Pools
+from ...dispatch.balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config
 from ...tiers.config import TierConfig

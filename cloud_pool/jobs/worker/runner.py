@@ -14,7 +14,7 @@ from router.types import Embeddings, Request
 from ...accounts.ledger import RunEnd
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
 from ...admission import Priority
-from ...balancing.pool import Pool
+from ...dispatch.balancing.pool import Pool
 from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
 from ...tiers.tier import Tier

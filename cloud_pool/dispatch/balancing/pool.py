@@ -20,7 +20,7 @@ from router.errors import (
     StreamBroken,
 )
 
-from ..upstreams.triton.client import TritonClient
+from ...upstreams.triton.client import TritonClient
 from . import health, slowness
 from .capacity import PoolCapacity, capacity_of
 from .config import LoadBalancing, LoadBalancingConfig, ejection_s

@@ -11,7 +11,7 @@ import msgspec
 
 from router.errors import ConfigError
 
-from ..config.schema import Config
+from ...config.schema import Config
 from .pools import Pools
 
 _log = logging.getLogger("causeway.cloud.balancing")

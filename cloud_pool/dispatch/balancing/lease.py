@@ -7,7 +7,7 @@ from typing import Protocol, Self
 
 from router.errors import CausewayError
 
-from ..upstreams.triton.client import TritonClient
+from ...upstreams.triton.client import TritonClient
 
 
 class LeaseListener(Protocol):

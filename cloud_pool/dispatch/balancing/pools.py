@@ -9,10 +9,10 @@ from pathlib import Path
 import anyio
 from anyio.abc import TaskGroup
 
-from ..config.schema import Config
-from ..tiers.config import TierConfig
-from ..tiers.tier import Tier
-from ..upstreams.triton.client import TritonClient
+from ...config.schema import Config
+from ...tiers.config import TierConfig
+from ...tiers.tier import Tier
+from ...upstreams.triton.client import TritonClient
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns
 from .pool import Pool
 
