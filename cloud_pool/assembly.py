@@ -54,7 +54,13 @@ def build_pools(
     """Build each tier's endpoints. `reloaded` gets the name of each model that was loaded again."""
     endpoints = EndpointMetrics(metrics.registry)
     key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
-    pools = Pools(config, tiers, TritonClients(tasks, reloaded, key_file=key_file), ejected=endpoints.ejected)
+    pools = Pools(
+        [tier.endpoints for tier in tiers],
+        TritonClients(tasks, reloaded, key_file=key_file),
+        config.load_balancing,
+        zone=config.server.zone,
+        ejected=endpoints.ejected,
+    )
     endpoints.watch(pools.by_tier)
     return pools
 

@@ -19,7 +19,6 @@ import anyio
 
 from router.errors import CausewayError, DeadlineExceeded
 
-from ..tiers.config import TierConfig
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
 from .endpoint_attempt import EndpointAttempt
@@ -148,9 +147,10 @@ class Dispatcher:
             too_slow.add(lease.endpoint)
 
 
-def build_dispatcher(tier: str, config: TierConfig, pool: EndpointSource, metrics: DispatchMetrics) -> Dispatcher:
-    """Create a tier's dispatcher from its configuration. `metrics` are those of all tiers."""
-    settings = DispatchSettings(max_attempts=config.max_attempts, retry_budget=config.retry_budget)
+def build_dispatcher(
+    tier: str, settings: DispatchSettings, pool: EndpointSource, metrics: DispatchMetrics
+) -> Dispatcher:
+    """Create the dispatcher of a tier. `metrics` are those of all tiers."""
     dispatcher = Dispatcher(pool, settings, counters=metrics.of(tier))
     metrics.watch(tier, lambda: dispatcher.retries_left)
     return dispatcher

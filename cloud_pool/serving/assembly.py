@@ -94,7 +94,7 @@ def build_serving(
             lost_s=lag.lost_s,
         )
         metrics.admission.watch(tier.name, admission)
-        dispatch = build_dispatcher(tier.name, tier.config, pools.by_tier[tier.name], dispatch_metrics)
+        dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pools.by_tier[tier.name], dispatch_metrics)
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     signals = {
         name: TierSignals(pools.by_tier[name], runtime.admission, runtime.tier.config.ttft_objective_s)

@@ -13,7 +13,7 @@ from router.types import Modality, Request
 from ..admission.config import AdmissionConfig, AdmissionSettings
 from ..dispatch.balancing.config import LoadBalancing
 from ..dispatch.balancing.discovery import EndpointAddress, parse_endpoint_address
-from ..dispatch.config import RetryBudgetConfig
+from ..dispatch.config import DispatchSettings, RetryBudgetConfig
 from ..upstreams.triton.sampling_parameters import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
@@ -81,6 +81,10 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ttft_objective_s=self.ttft_objective_s,
             config=self.admission,
         )
+
+    @property
+    def dispatch_settings(self) -> DispatchSettings:
+        return DispatchSettings(self.max_attempts, self.retry_budget)
 
     @property
     def endpoint_addresses(self) -> tuple[EndpointAddress, ...]:

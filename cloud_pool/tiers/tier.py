@@ -16,6 +16,7 @@ from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
 from router.types import Modality, Request
 
+from ..dispatch.balancing.pools import TierEndpoints
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
 from .config import PARTS, TierAbility, TierConfig, too_many_sequences
 
@@ -70,6 +71,14 @@ class Tier(msgspec.Struct, frozen=True):
     def only_embeds(self) -> bool:
         """Whether it can do nothing but embeddings, so that a probe must be one."""
         return set(self.config.can) == {"embedding"}
+
+    @property
+    def endpoints(self) -> TierEndpoints:
+        """Raises ConfigError."""
+        config = self.config
+        return TierEndpoints(
+            self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds
+        )
 
     @property
     def paths(self) -> tuple[str, ...]:

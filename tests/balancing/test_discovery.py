@@ -112,7 +112,8 @@ def config(*endpoints: str, dns_refresh_s: float = 0.02) -> Config:
 async def running(start: Config, resolver: Resolver) -> AsyncIterator[tuple[Pools, TritonClients]]:
     async with anyio.create_task_group() as tasks:
         clients = TritonClients(tasks, lambda model: None)
-        pools = Pools(start, [Tier(tier, ChatFormat("")) for tier in start.tiers], clients, resolve=resolver)
+        tiers = [Tier(tier, ChatFormat("")).endpoints for tier in start.tiers]
+        pools = Pools(tiers, clients, start.load_balancing, resolve=resolver)
         await pools.prepare()
         tasks.start_soon(pools.watch)
         with anyio.fail_after(60.0):
@@ -152,7 +153,8 @@ async def test_a_hanging_resolver_delays_only_its_own_tier() -> None:
     )
     async with anyio.create_task_group() as tasks:
         clients = TritonClients(tasks, lambda model: None)
-        pools = Pools(start, [Tier(tier, ChatFormat("")) for tier in start.tiers], clients, resolve=Hanging())
+        tiers = [Tier(tier, ChatFormat("")).endpoints for tier in start.tiers]
+        pools = Pools(tiers, clients, start.load_balancing, resolve=Hanging())
         tasks.start_soon(pools.watch)
         with pools.by_tier["t"].lease() as lease:
             assert lease.endpoint == "a:1"

@@ -7,16 +7,25 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup
 
-from ...config.schema import Config
-from ...tiers.config import TierConfig
-from ...tiers.tier import Tier
 from ...upstreams.triton.client import TritonClient
+from .config import LoadBalancing, LoadBalancingConfig
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns
 from .pool import Pool
 
 _PREPARE_S = 3.0
+
+
+class TierEndpoints(msgspec.Struct, frozen=True):
+    """Where a tier's model is served, and how its endpoints are selected."""
+
+    tier: str
+    model: str  # its name in Triton
+    addresses: tuple[EndpointAddress, ...]
+    load_balancing: LoadBalancing = "least_loaded"
+    only_embeds: bool = False  # a probe must be an embedding
 
 
 class TritonClients:
@@ -53,30 +62,30 @@ class Pools:
 
     def __init__(
         self,
-        config: Config,
-        tiers: Iterable[Tier],
+        tiers: Iterable[TierEndpoints],
         clients: TritonClients,
+        settings: LoadBalancingConfig,
         *,
+        zone: str = "",
         resolve: Resolver = resolve_dns,
         ejected: Callable[[str, str], None] = lambda tier, code: None,
     ) -> None:
         self._clients = clients
         self._updated = asyncio.Event()
-        self._dns_refresh_s = config.load_balancing.dns_refresh_s
+        self._dns_refresh_s = settings.dns_refresh_s
         self._discoveries: dict[str, EndpointDiscovery] = {}
         self._pools: dict[str, Pool] = {}
         for tier in tiers:
-            addresses = tier.config.endpoint_addresses
-            self._discoveries[tier.name] = EndpointDiscovery(addresses, resolve)
-            self._pools[tier.name] = Pool(
-                tier.name,
+            self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
+            self._pools[tier.tier] = Pool(
+                tier.tier,
                 tier.model,
-                [address for address in addresses if not address.is_dns],
+                [address for address in tier.addresses if not address.is_dns],
                 clients.get,
-                settings=config.load_balancing,
-                load_balancing=tier.config.load_balancing,
+                settings=settings,
+                load_balancing=tier.load_balancing,
                 only_embeds=tier.only_embeds,
-                zone=config.server.zone,
+                zone=zone,
                 ejected=ejected,
             )
 
@@ -105,11 +114,11 @@ class Pools:
                 await self._refresh_all()
                 await self._clients.retain(self._used_addresses())
 
-    def update_endpoints(self, tiers: Iterable[TierConfig]) -> None:
-        """Take the endpoints of a reloaded configuration; `watch` applies them at its next turn."""
-        for tier in tiers:
-            if tier.name in self._discoveries:
-                self._discoveries[tier.name].replace(tier.endpoint_addresses)
+    def update_endpoints(self, addresses: Mapping[str, tuple[EndpointAddress, ...]]) -> None:
+        """Take other addresses, by tier; `watch` applies them at its next turn."""
+        for tier, found in addresses.items():
+            if tier in self._discoveries:
+                self._discoveries[tier].replace(found)
         self._updated.set()
 
     async def close(self) -> None:

@@ -34,7 +34,7 @@ def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config])
     new = reread()
     if _without_endpoints(new) != _without_endpoints(config):
         _log.warning("a reload applies endpoints only; the other changes in the configuration need a restart")
-    pools.update_endpoints(new.tiers)
+    pools.update_endpoints({tier.name: tier.endpoint_addresses for tier in new.tiers})
     _log.info("the endpoints were reloaded")
 
 
