@@ -6,17 +6,20 @@ A background task that fails ends the process: its error leaves `run_with_tasks`
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
 
-if TYPE_CHECKING:
-    from .jobs.worker.worker import StopSignal
-
 Closing = Callable[[], Awaitable[None]]
+
+
+class StopSignal(Protocol):
+    """An event of anyio or asyncio."""
+
+    async def wait(self) -> object: ...
 
 
 async def run_with_tasks(work: Callable[[TaskGroup, list[Closing]], Awaitable[None]]) -> None:

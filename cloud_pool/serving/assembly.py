@@ -11,6 +11,7 @@ import redis.asyncio
 
 from ..admission import AdmissionController, AdmissionSettings
 from ..admission.division import PeerKind
+from ..admission.metrics import AdmissionMetrics
 from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from ..dispatch.balancing.pools import Pools
 from ..cache.rules import is_private
@@ -79,7 +80,7 @@ def build_serving(
     Raises:
         ConfigError: the continue key file is unusable.
     """
-    dispatch_metrics = DispatchMetrics(metrics.registry)
+    admission_metrics, dispatch_metrics = AdmissionMetrics(metrics.registry), DispatchMetrics(metrics.registry)
     lag = EventLoopLag()
     runtimes = {}
     for tier in tiers:
@@ -88,12 +89,12 @@ def build_serving(
             settings.permits,
             settings.max_queued,
             settings,
-            on_admitted=metrics.admission.admitted(tier.name),
-            on_shed=metrics.admission.shed(tier.name),
-            on_preempted=metrics.admission.preempted(tier.name),
+            on_admitted=admission_metrics.admitted(tier.name),
+            on_shed=admission_metrics.shed(tier.name),
+            on_preempted=admission_metrics.preempted(tier.name),
             lost_s=lag.lost_s,
         )
-        metrics.admission.watch(tier.name, admission)
+        admission_metrics.watch(tier.name, admission)
         dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pools.by_tier[tier.name], dispatch_metrics)
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     signals = {

@@ -22,7 +22,7 @@ from router.errors import JobStoreUnavailable
 
 from ..brokers.errors import BrokerUnavailable
 from ..brokers.port import IncomingMessage, MessageSource
-from ..jobs.worker.worker import StopSignal
+from ..lifetime import StopSignal
 from .config import StreamsConfig
 from .effects import EffectStore, KnownEffect
 from .errors import LeaseLost

@@ -25,7 +25,8 @@ from ..webhooks.delivery import WebhookSender
 from .revisions import read_nothing
 from .runner import JobRunner, ReadLate
 from .slots import SharedLimit
-from .worker import StopSignal, Worker
+from ...lifetime import StopSignal
+from .worker import Worker
 
 _FLUSH_S = 3.0
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Protocol
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,6 +26,7 @@ from router.errors import CausewayError, JobStoreUnavailable
 from router.jobs.revisions import outcome_of
 from router.jobs.states import JobState
 
+from ...lifetime import StopSignal
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
 from ..config import JobsConfig
@@ -49,12 +49,6 @@ _UNAVAILABLE_POLL_S = 0.5
 _RELEASE_S = 5.0
 _MAX_CLAIM = 32  # jobs per claim
 _GAUGES_S = 5.0
-
-
-class StopSignal(Protocol):
-    """An event of anyio or asyncio."""
-
-    async def wait(self) -> object: ...
 
 
 class Worker:
