@@ -7,6 +7,8 @@ Reading order:
     demand           arrival rate, and how much work fits; pure
     fallback_plan    tier states → the fallback steps of one request, each with its reason; pure
     fallback         owns tier health, breakers and times to first token; reads pools and admission
+    tier_attempt     one tier up to its first delta
+    stream_merge     the deltas of several sequences as they come
     continue_token   truncated answers, and the token that asks for the rest
     warm_up          keeps tiers warm
     metrics          Prometheus

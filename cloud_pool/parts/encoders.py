@@ -23,7 +23,7 @@ from router.types import Modality
 from ..tiers.tier import Tier, encoders_of
 from ..degradation.fallback import TierFallback
 from ..core.request_context import RequestContext
-from ..serving.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
+from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
 from ..upstreams.triton.part_messages import EncodeJob, PartFailed, PartRead, PartReply, read_reply
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest

@@ -26,7 +26,7 @@ from ..dispatch.metrics import DispatchMetrics
 from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
 from .service import FindStale, Service, nothing_stale
-from .tier_attempt import TierRuntime
+from ..degradation.tier_attempt import TierRuntime
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts

@@ -22,7 +22,7 @@ from ..degradation.fallback_plan import REQUESTED
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from ..core.request_context import AnswerHead, RequestContext, answer_head
-from .tier_attempt import TierFailed, TierRuntime, sole_attempt
+from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
 
 Vector = tuple[float, ...]
 _read_vector = msgspec.json.Decoder(Vector).decode

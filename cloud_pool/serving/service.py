@@ -43,7 +43,7 @@ from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
 from .embedding_service import EmbeddingService
 from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
-from .tier_attempt import TierAttempt, TierFailed, TierRuntime
+from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts

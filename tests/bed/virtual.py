@@ -51,7 +51,7 @@ from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.serving.service import Service
-from cloud_pool.serving.tier_attempt import TierRuntime
+from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError

@@ -27,7 +27,7 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.core.request_context import RequestContext
 from cloud_pool.serving.service import Service
-from cloud_pool.serving.tier_attempt import TierRuntime
+from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from router.errors import CausewayError, CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request

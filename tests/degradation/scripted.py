@@ -19,7 +19,7 @@ from cloud_pool.degradation.continue_token import ContinueTokens
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.core.request_context import AnswerHead, CachedAnswer, RequestContext
 from cloud_pool.serving.service import Service
-from cloud_pool.serving.tier_attempt import TierRuntime
+from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from models.catalog.artifact import Answers
 from router.types import Chunk, Message, Request

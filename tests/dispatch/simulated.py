@@ -24,7 +24,7 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.fallback_plan import FallbackRequest
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.core.request_context import RequestContext
-from cloud_pool.serving.tier_attempt import TierAttempt, TierFailed, TierRuntime
+from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest

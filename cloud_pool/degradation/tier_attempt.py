@@ -22,9 +22,9 @@ from router.errors import (
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
 from ..tiers.tier import Tier
-from ..degradation.fallback import TierFallback
-from ..degradation.fallback_plan import FallbackRequest, FallbackStep
-from ..degradation.tier_health import Stress
+from .fallback import TierFallback
+from .fallback_plan import FallbackRequest, FallbackStep
+from .tier_health import Stress
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from ..core.request_context import RequestContext
 from .stream_merge import merge_streams
