@@ -2,6 +2,7 @@
 
 Reading order: `listener` (socket and connections), `server` (paths and errors), `generation_routes` (one outcome per
 request), `request_admission` with `request_reader` (headers and body), `responses` (chunks to bytes),
-`request_metrics`, `info_routes` (models, health) with `readiness`, `operator` (metrics and operators' calls, on an
-address of their own), `aiohttp_internals` (what this package uses of aiohttp beyond its documented interface).
+`transcription_routes`, `request_metrics`, `info_routes` (models, health) with `readiness`, `operator` (metrics and
+operators' calls, on an address of their own), `aiohttp_internals` (what this package uses of aiohttp beyond its
+documented interface).
 """

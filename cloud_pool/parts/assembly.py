@@ -21,7 +21,7 @@ def build_transcription(
     """Return the handler of `/v1/audio/transcriptions`; None where no tier understands sounds."""
     if parts is None or "audio" not in parts.kinds:
         return None
-    from .transcription_routes import TranscriptionRoutes
+    from ..http.transcription_routes import TranscriptionRoutes
 
     return TranscriptionRoutes(admission, runner, parts).transcription
 

@@ -30,7 +30,7 @@ from ..http.request_reader import read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import JSON, OnChunk, stream_response
 from ..core.request_context import RequestContext, answer_head
-from .request_parts import RequestParts, sound_request
+from ..parts.request_parts import RequestParts, sound_request
 
 TEXT = "text/plain; charset=utf-8"
 
