@@ -20,13 +20,12 @@ from router.serving.live.sessions import Sessions
 
 from .accounts.accounts import Accounts
 from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
-from .dispatch.balancing.pools import Pools
-from .dispatch.balancing.reload import reload_endpoints, reload_on_sighup
 from .cache.caching_service import CachingService
 from .config.schema import Config
-from .tiers.tier import Tier, by_name, load_tiers
-from .grpc_api.assembly import build_grpc
 from .core.body_memory import BodyMemory
+from .dispatch.balancing.pools import Pools
+from .dispatch.balancing.reload import reload_endpoints, reload_on_sighup
+from .grpc_api.assembly import build_grpc
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
 from .http.listener import Listener, allowed_connections
@@ -44,6 +43,7 @@ from .parts.assembly import build_speech_detection, build_transcription
 from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
 from .serving.service import nothing_stale
 from .sessions.requests import GatewayClient, GatewaySessions
+from .tiers.tier import Tier, by_name, load_tiers
 
 if TYPE_CHECKING:
     from models.modalities.graph.speech_detection import SpeechDetection

@@ -23,16 +23,16 @@ from .accounts.tenants.accounting import TenantAccounting
 from .accounts.tenants.metrics import TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
-from .dispatch.balancing.metrics import EndpointMetrics
-from .dispatch.balancing.pools import Pools, TritonClients
 from .cache.shared_cache import SharedCache, read_secret
 from .config.schema import Config
-from .tiers.tier import Tier
+from .dispatch.balancing.metrics import EndpointMetrics
+from .dispatch.balancing.pools import Pools, TritonClients
 from .observability.metrics import Metrics
 from .observability.tracing import Tracing
 from .redis.config import RedisAddress
 from .redis.connect import ConnectionOptions, open_redis
 from .redis.eviction import EvictionCheck
+from .tiers.tier import Tier
 from .upstreams.triton.model_control import default_key_file
 
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation

@@ -12,8 +12,8 @@ import msgspec
 from router.errors import ClientGone
 from router.types import Request, Usage
 
-from .audit import AuditLog, AuditRecord
 from ..core.principal import Principal
+from .audit import AuditLog, AuditRecord
 from .tenants.accounting import BYTES_PER_TOKEN, TenantAccounting
 from .tenants.config import TenantLimits
 from .tenants.metrics import TenantMetrics

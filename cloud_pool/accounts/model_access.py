@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from router.errors import ModelNotAllowed, ModelNotFound
 
-from ..tiers.tier import Tier
 from ..core.principal import Principal
+from ..tiers.tier import Tier
 from .tenants.config import TenantLimits
 
 AllowedTiers = frozenset[str] | None

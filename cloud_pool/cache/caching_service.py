@@ -24,8 +24,8 @@ from router.errors import Draining
 from router.tool_calls.ids import with_own_ids
 from router.types import Chunk
 
-from ..observability.tracing import OUTCOME
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
+from ..observability.tracing import OUTCOME
 from .rules import cached_usage
 from .shared_cache import SharedCache
 from .single_flight.follower import GenerationFollower

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from router.errors import ConfigError
 from router.types import Request
 
-from ..tiers.tier import Tier
-from ..redis.config import RedisAddress
 from ..core.request_context import CachedAnswer
+from ..redis.config import RedisAddress
+from ..tiers.tier import Tier
 from .config import CacheConfig
 from .entry_codec import EntryCodec
 from .metrics import CacheMetrics

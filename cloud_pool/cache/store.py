@@ -13,10 +13,10 @@ import anyio
 import msgspec
 from redis.exceptions import RedisError
 
+from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
-from ..core.request_context import CachedAnswer
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
 from .metrics import CacheMetrics

@@ -21,9 +21,9 @@ from ..accounts.identity import issuing
 from ..accounts.identity.claims import Claims
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 from ..accounts.identity.key_set import read_jwks
-from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..admission import RANK, Priority
+from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..jobs.encryption import rotate_keys
 from ..redis.replicas import PromotableReplicas
 from .gateways_redis import gateways_redis, replication_of_gateways_redis

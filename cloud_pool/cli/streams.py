@@ -9,10 +9,10 @@ import msgspec
 
 from router.errors import ConfigError
 
-from ..core.principal import ClaimName
 from ..brokers.address import parse_topic
 from ..brokers.ranges import parse_range
 from ..config.schema import Config
+from ..core.principal import ClaimName
 from .background import BackgroundProcess, background_command
 from .process import poll_grpc_in_one_thread, run_fast, until_stopped
 

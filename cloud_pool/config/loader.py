@@ -20,9 +20,9 @@ from router.documents import strict_yaml
 from router.errors import ConfigError
 
 from ..dispatch.balancing.discovery import parse_endpoint_address
+from ..http.config import MAX_PORT, OperatorConfig
 from ..redis.config import parse_redis, with_url
 from ..tiers.config import DEFAULT_TRITON, TierConfig
-from ..http.config import MAX_PORT, OperatorConfig
 from .schema import OPERATOR_PORT_OFFSET, Config
 
 _PATHS = re.compile(r"(.+_)?file|state_dir|model_dirs")  # keys that hold paths

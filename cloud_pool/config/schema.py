@@ -15,14 +15,14 @@ from router.web_origins import WebOrigins, listener_hosts
 
 from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
-from ..dispatch.balancing.config import LoadBalancingConfig
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
+from ..dispatch.balancing.config import LoadBalancingConfig
 from ..grpc_api.config import GrpcConfig
 from ..http.config import OperatorConfig, ServerConfig
 from ..jobs.config import JobsConfig
-from ..parts.config import PartsConfig
 from ..observability.tracing import TracingConfig
+from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
 from ..sessions.config import RealtimeConfig
 from ..streams.config import StreamsConfig

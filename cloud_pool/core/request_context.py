@@ -10,8 +10,8 @@ import msgspec
 from router.types import Chunk, Request
 
 from ..admission import Priority
-from ..tiers.tier import Tier
 from ..observability.tracing import Trace
+from ..tiers.tier import Tier
 from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ from router.errors import (
 )
 
 from ..admission import AdmissionController, Permit, Preempted, Priority
+from ..core.request_context import RequestContext
 from ..tiers.tier import Tier
+from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .fallback import TierFallback
 from .fallback_plan import FallbackRequest, FallbackStep
-from .tier_health import Stress
-from ..upstreams.triton.tensors import Delta, InferenceRequest
-from ..core.request_context import RequestContext
 from .stream_merge import merge_streams
+from .tier_health import Stress
 
 BuildRequests = Callable[[], Sequence[InferenceRequest]]
 

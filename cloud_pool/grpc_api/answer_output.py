@@ -13,8 +13,8 @@ from router.openai.answer import has_content
 from router.serving.logs import redacted
 from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
 
-from ..http.responses import OnChunk
 from ..core.request_context import AnswerHead, RequestContext
+from ..http.responses import OnChunk
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 from .outbox import Outbox
 

@@ -24,14 +24,14 @@ from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
-from ..core.principal import Principal
 from ..accounts.ledger import LedgerEntry
 from ..core.body_memory import FREE_BYTES, BodyMemory
+from ..core.principal import Principal
+from ..core.request_context import RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import STALLED_S
-from ..core.request_context import RequestContext
 from .answer_output import CallDelivery
 from .outbox import Outbox
 from .request_input import RequestInput

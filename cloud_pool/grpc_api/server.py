@@ -20,10 +20,10 @@ from grpc_reflection.v1alpha import reflection
 
 from router.errors import ConfigError
 
-from .config import GrpcConfig
 from ..http.config import ServerConfig
 from ..http.responses import STALLED_S
 from .calls import GenerateCalls
+from .config import GrpcConfig
 from .front import GrpcFront
 from .messages import SERVICE, InputChunk, OutputChunk
 

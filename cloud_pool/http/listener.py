@@ -30,8 +30,8 @@ from router.serving.request import read_request_id
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
 
-from .config import ServerConfig
 from .aiohttp_internals import Request, has_response_begun, is_between_requests, make_request
+from .config import ServerConfig
 from .responses import STOPPED, error_response
 
 _MAX_HEADERS = 64

@@ -13,15 +13,15 @@ from router.parts.uploads import FILE_MARK
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
-from ..core.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
-from .config import ServerConfig
-from ..tiers.tier import Tier
-from ..observability.tracing import Tracing
-from ..core.request_context import RequestContext
 from ..core.body_memory import BodyMemory
+from ..core.principal import Principal
+from ..core.request_context import RequestContext
+from ..observability.tracing import Tracing
+from ..tiers.tier import Tier
+from .config import ServerConfig
 from .request_reader import RequestHeaders, read_body, read_headers
 
 Parse = Callable[[bytes, RoutingHints], Request]

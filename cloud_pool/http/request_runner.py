@@ -26,12 +26,12 @@ from router.errors import (
 from router.serving.logs import redacted
 from router.types import Chunk, Usage
 
-from ..core.principal import Principal
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..cache.caching_service import CachingService
 from ..cache.single_flight.reply import Reply
-from ..observability.metrics import Metrics
+from ..core.principal import Principal
 from ..core.request_context import AnswerHead, RequestContext
+from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..upstreams.token_meter import Consumption
 from .responses import BrokenStream, OnChunk, embedding_response

@@ -16,9 +16,9 @@ from router.serving.live.sessions import Sessions
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import allowed_methods, read_request_id, served_method
 
+from ..core.body_memory import BodyMemory
 from ..jobs.http.job_api import JobApi
 from ..parts.config import NO_SOUND
-from ..core.body_memory import BodyMemory
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission

@@ -24,12 +24,12 @@ from router.serving.logs import REQUEST
 from router.types import Chunk, RoutingHints, Usage
 
 from ..accounts.ledger import LedgerEntry
+from ..core.request_context import RequestContext, answer_head
 from ..degradation.fallback_plan import REQUESTED
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import JSON, OnChunk, stream_response
-from ..core.request_context import RequestContext, answer_head
 from ..parts.request_parts import RequestParts, sound_request
 
 TEXT = "text/plain; charset=utf-8"

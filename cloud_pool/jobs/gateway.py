@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from router.errors import JobStoreUnavailable
 
 from ..accounts.audit import AuditLog
-from ..core.principal import Principal
 from ..accounts.model_access import allowed_tiers
 from ..accounts.tenants.config import TenantLimits
-from ..tiers.tier import Tier
 from ..core.body_memory import BodyMemory
+from ..core.principal import Principal
 from ..observability.supervision import keep_running
 from ..observability.tracing import JobTrace
+from ..tiers.tier import Tier
 from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .http.batch_api import BatchApi

@@ -17,13 +17,13 @@ from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
-from ..core.principal import Principal
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
-from ..tiers.tier import Tier, encoders_of
+from ..core.principal import Principal
 from ..serving.service import check_parts, check_supported
+from ..tiers.tier import Tier, encoders_of
 from .config import JobsConfig
 from .named_files import refuse_named_files
 from .off_peak import OffPeakHours, no_off_peak_hours

@@ -20,10 +20,10 @@ from models.modalities.process.parent import Tell, WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, CloudFailed, CloudTimeout, DeadlineExceeded
 from router.types import Modality
 
-from ..tiers.tier import Tier, encoders_of
-from ..degradation.fallback import TierFallback
 from ..core.request_context import RequestContext
+from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
+from ..tiers.tier import Tier, encoders_of
 from ..upstreams.triton.part_messages import EncodeJob, PartFailed, PartRead, PartReply, read_reply
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest

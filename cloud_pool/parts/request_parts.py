@@ -19,10 +19,10 @@ from router.openai.audio import Transcript, TranscriptionRequest
 from router.parts.fusion import fuse
 from router.types import AudioPart, Message, Modality, Request, RoutingHints, Transcripts
 
+from ..core.late import LateReading
 from ..core.request_context import DEGRADED, AnswerHead, RequestContext
 from .config import PartsConfig
 from .encoders import EncoderTiers
-from ..core.late import LateReading
 from .memory import FORGETS, JobMemory, TenantMemories
 
 HEADER = "x-causeway-modalities"

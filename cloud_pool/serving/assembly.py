@@ -13,20 +13,20 @@ from ..admission import AdmissionController, AdmissionSettings
 from ..admission.division import PeerKind
 from ..admission.metrics import AdmissionMetrics
 from ..admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from ..dispatch.balancing.pools import Pools
 from ..cache.rules import is_private
 from ..config.schema import Config
-from ..tiers.tier import Tier, encoders_of
 from ..degradation.continue_token import load_continue_tokens
 from ..degradation.fallback import TierFallback, TierSignals
 from ..degradation.metrics import DegradationMetrics
+from ..degradation.tier_attempt import TierRuntime
 from ..degradation.warm_up import TierWarmer
+from ..dispatch.balancing.pools import Pools
 from ..dispatch.dispatcher import build_dispatcher
 from ..dispatch.metrics import DispatchMetrics
 from ..observability.event_loop_lag import EventLoopLag
 from ..observability.metrics import Metrics
+from ..tiers.tier import Tier, encoders_of
 from .service import FindStale, Service, nothing_stale
-from ..degradation.tier_attempt import TierRuntime
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts
@@ -95,7 +95,9 @@ def build_serving(
             lost_s=lag.lost_s,
         )
         admission_metrics.watch(tier.name, admission)
-        dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pools.by_tier[tier.name], dispatch_metrics)
+        dispatch = build_dispatcher(
+            tier.name, tier.config.dispatch_settings, pools.by_tier[tier.name], dispatch_metrics
+        )
         runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
     signals = {
         name: TierSignals(pools.by_tier[name], runtime.admission, runtime.tier.config.ttft_objective_s)

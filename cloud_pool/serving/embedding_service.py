@@ -16,13 +16,13 @@ import msgspec
 from router.errors import CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request, Usage
 
-from ..tiers.tier import InferencePrompt
+from ..core.request_context import AnswerHead, RequestContext, answer_head
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import REQUESTED
+from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
+from ..tiers.tier import InferencePrompt
 from ..upstreams.triton.sampling_parameters import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from ..core.request_context import AnswerHead, RequestContext, answer_head
-from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
 
 Vector = tuple[float, ...]
 _read_vector = msgspec.json.Decoder(Vector).decode

@@ -31,19 +31,19 @@ from router.tool_calls.formats import NO_FRAME
 from router.tool_calls.schema import answer_schema, call_frame
 from router.types import Embeddings, Modality, Request
 
-from ..dispatch.balancing.prefix_affinity import prefix_key
-from ..tiers.tier import InferencePrompt, Tier
+from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
 from ..degradation.fallback import TierFallback
 from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.metrics import DegradationMetrics, Kind
+from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from ..degradation.tier_health import Stress, caller_position
+from ..dispatch.balancing.prefix_affinity import prefix_key
+from ..tiers.tier import InferencePrompt, Tier
 from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
 from ..upstreams.triton.tensors import InferenceRequest
 from .answer_builder import AnswerBuilder
 from .embedding_service import EmbeddingService
-from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
-from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 
 if TYPE_CHECKING:
     from ..parts.request_parts import ReadParts, RequestParts

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from router.realtime import ResponseStream
 from router.types import Chunk
 
-from ..http.responses import OnChunk
 from ..core.request_context import AnswerHead
+from ..http.responses import OnChunk
 
 _PREFIX = "x-causeway-"
 

@@ -25,15 +25,15 @@ from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
-from ..core.principal import Principal
 from ..accounts.ledger import LedgerEntry
 from ..core.body_memory import FREE_BYTES, BodyMemory
+from ..core.principal import Principal
+from ..core.request_context import RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from ..http.responses import OnChunk
 from ..parts.config import NO_SOUND
-from ..core.request_context import RequestContext
 from .delivery import SessionDelivery
 
 if TYPE_CHECKING:

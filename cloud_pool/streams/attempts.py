@@ -15,8 +15,8 @@ from router.jobs.cloud_event import CloudEvent
 from router.jobs.states import JobState
 from router.serving.request import read_tags
 
-from ..core.principal import Grants, Principal
 from ..accounts.tenants.config import TenantLimits
+from ..core.principal import Grants, Principal
 from ..jobs.backoff import job_retry_delay_s
 from ..jobs.config import JobsConfig
 from ..jobs.record import JobRecord, NewJob, RunBill

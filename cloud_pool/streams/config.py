@@ -7,9 +7,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ..core.principal import ClaimName
 from ..admission import Priority
 from ..brokers.address import BrokerLogin
+from ..core.principal import ClaimName
 
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]

@@ -76,9 +76,7 @@ class Tier(msgspec.Struct, frozen=True):
     def endpoints(self) -> TierEndpoints:
         """Raises ConfigError."""
         config = self.config
-        return TierEndpoints(
-            self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds
-        )
+        return TierEndpoints(self.name, self.model, config.endpoint_addresses, config.load_balancing, self.only_embeds)
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -146,9 +144,7 @@ def load_tiers(tiers: Iterable[TierConfig], model_dirs: Iterable[str] = ()) -> t
         model_dirs: folders that are searched for artifacts before the account's own.
     """
     folders = [Path(folder) for folder in model_dirs]
-    return tuple(
-        Tier(tier, _load_chat_format(tier, folders, f"tiers[{index}]")) for index, tier in enumerate(tiers)
-    )
+    return tuple(Tier(tier, _load_chat_format(tier, folders, f"tiers[{index}]")) for index, tier in enumerate(tiers))
 
 
 def by_name(tiers: tuple[Tier, ...]) -> Mapping[str, Tier]:

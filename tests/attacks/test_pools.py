@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.sessions.config import RealtimeConfig
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.sessions.config import RealtimeConfig
 from edge_node.config.schema import FilesConfig, KeyConfig
 from edge_node.config.schema import RealtimeConfig as EdgeRealtime
 from edge_node.config.schema import ServerConfig as EdgeServer

@@ -37,21 +37,21 @@ import msgspec
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.division import PeerKind
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.pool import Pool
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.degradation.warm_up import TierWarmer
+from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.jobs.worker.background import worker_admission
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
-from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.serving.service import Service
-from cloud_pool.degradation.tier_attempt import TierRuntime
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError

@@ -16,10 +16,10 @@ import msgspec
 
 from cloud_pool.admission import scheduler
 from cloud_pool.admission.permits import PermitAllocator
-from cloud_pool.dispatch.balancing import slowness
 from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share
+from cloud_pool.dispatch.balancing import slowness
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from tests.tool import run_tool
 

@@ -63,7 +63,7 @@ def loaded_with(start: Path) -> set[str]:
 
 
 def imported_names(path: Path, statements: Iterable[ast.AST]) -> list[str]:
-    """Return the absolute dotted names that a file imports; `from a import b` gives `a.b`, a module or a name in one."""
+    """Return absolute dotted names that a file imports; `from a import b` gives `a.b`, a module or a name in one."""
     names: list[str] = []
     package = list(path.relative_to(ROOT).parts[:-1])
     for node in statements:

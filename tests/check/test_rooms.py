@@ -1,4 +1,4 @@
-"""How the rooms are furnished: circles of imports, a folder's size, one name per class in a package, and words that are out of use."""
+"""Furnishing of the rooms: circles of imports, folder sizes, one name per class, and words that are out of use."""
 
 from __future__ import annotations
 

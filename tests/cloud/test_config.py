@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 import cloud_pool
-from cloud_pool.core.principal import Grants
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys
-from cloud_pool.tiers.chat_format import escape_special_tokens
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
+from cloud_pool.core.principal import Grants
 from cloud_pool.http.config import ServerConfig
+from cloud_pool.tiers.chat_format import escape_special_tokens
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier, load_tiers
 from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of

@@ -17,17 +17,17 @@ from tritonclient.grpc import service_pb2
 
 from cloud_pool.accounts.audit import AuditRecord
 from cloud_pool.admission import AdmissionController
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool as Endpoints
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.tiers.config import TierAbility, TierConfig
-from cloud_pool.tiers.tier import Tier, load_tiers
+from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.core.request_context import RequestContext
-from cloud_pool.serving.service import Service
 from cloud_pool.degradation.tier_attempt import TierRuntime
+from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.pool import Pool as Endpoints
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.serving.service import Service
+from cloud_pool.tiers.config import TierAbility, TierConfig
+from cloud_pool.tiers.tier import Tier, load_tiers
 from cloud_pool.upstreams.triton.client import TritonClient
 from router.errors import CausewayError, CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request

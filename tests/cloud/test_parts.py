@@ -23,11 +23,11 @@ from cloud_pool.app import App, build
 from cloud_pool.cli.main import main
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.config import TierConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.app import run as run_worker
 from cloud_pool.parts.config import PartsConfig
 from cloud_pool.parts.memory import FORGETS, TenantMemories
+from cloud_pool.tiers.config import TierConfig
 from models.modalities.graph.branch import ReadPart
 from models.modalities.installed import is_installed
 from models.modalities.process.messages import Found

@@ -15,17 +15,17 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.admission import AdmissionController
+from cloud_pool.core.request_context import RequestContext
+from cloud_pool.degradation.config import DegradationConfig
+from cloud_pool.degradation.fallback import TierFallback, TierSignals
+from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.serving.service import Service
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
-from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.core.request_context import RequestContext
-from cloud_pool.serving.service import Service
-from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest

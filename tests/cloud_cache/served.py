@@ -23,14 +23,14 @@ from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
-from cloud_pool.tiers.tier import by_name, load_tiers
 from cloud_pool.core.body_memory import BodyMemory
+from cloud_pool.core.request_context import answer_head
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.observability.metrics import Metrics
-from cloud_pool.core.request_context import answer_head
 from cloud_pool.serving.service import Service
+from cloud_pool.tiers.tier import by_name, load_tiers
 
 from .gateways import Script
 

@@ -20,8 +20,8 @@ from cloud_pool.accounts.tenants.usage import UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.assembly import open_shared_redis
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.cache.config import CacheConfig
+from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.config import JobsConfig

@@ -30,8 +30,8 @@ from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.assembly import open_shared_redis
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.cache.config import CacheConfig
+from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.stores import JobStores

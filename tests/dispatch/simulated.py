@@ -16,15 +16,15 @@ import msgspec
 
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.config import AdmissionSettings as AdmissionSettings
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.fallback_plan import FallbackRequest
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
+from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.tiers.tier import Tier
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest

@@ -194,6 +194,7 @@ async def test_an_attempt_needs_time_for_a_first_token() -> None:
     async with bed([GOOD]) as it:
         for _ in range(8):
             await it.text()
+            it.clock.now += 0.3
         it.endpoints[0].play(GOOD)
         with pytest.raises(DeadlineExceeded):
             await it.text(0.004)

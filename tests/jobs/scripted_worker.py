@@ -9,6 +9,7 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
@@ -16,7 +17,6 @@ from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.revisions import read_nothing
 from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner, ReadLate
 from cloud_pool.jobs.worker.worker import Worker
-from cloud_pool.core.request_context import AnswerHead, RequestContext
 from router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]

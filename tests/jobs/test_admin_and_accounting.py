@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.ledger import Ledger
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
@@ -22,6 +21,7 @@ from cloud_pool.accounts.tenants.metrics import TenantMetrics
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.cli.main import main
+from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.metrics import JobMetrics

@@ -13,11 +13,8 @@ import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi
 from cloud_pool.jobs.http.routing import begin_response
@@ -26,6 +23,9 @@ from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import AuthenticationFailed, ClientGone
 from router.openai import parse_chat
 from router.sse import Event, SSEParser

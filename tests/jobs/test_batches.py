@@ -16,9 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.batches.input_file import InputCheck, LineSplitter
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
@@ -29,6 +26,9 @@ from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import ContextLengthExceeded, ModelNotFound
 from router.jobs.submission import Endpoint
 from router.types import Chunk, Embeddings, Usage

@@ -12,9 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import FilesConfig, JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
@@ -25,6 +22,9 @@ from cloud_pool.jobs.store.redis_client import as_bytes, as_text
 from cloud_pool.jobs.store.replies import LiveText
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import ConfigError
 from router.jobs.states import JobState
 

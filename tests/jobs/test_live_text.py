@@ -16,9 +16,6 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi
 from cloud_pool.jobs.record import NewJob
@@ -29,6 +26,9 @@ from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.live_text import MAX_CHARACTERS
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import CloudFailed
 from router.jobs.states import JobState
 from router.sse import Event, SSEParser

@@ -17,9 +17,6 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
 from cloud_pool.erasure.erasure import Erasure
 from cloud_pool.erasure.kinds import job_kinds
 from cloud_pool.erasure.subject import ErasureSubject
@@ -28,6 +25,9 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 
 from .batch_support import create_from, input_line, process, rows, upload
 from .conftest import Clock

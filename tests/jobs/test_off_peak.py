@@ -15,9 +15,6 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, OffPeakConfig
 from cloud_pool.jobs.gateway import JobsGateway
@@ -26,6 +23,9 @@ from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import ConfigError
 from router.jobs.states import JobState
 from router.openai import parse_chat

@@ -21,9 +21,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.core.late import LateReading
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, rotate_keys
 from cloud_pool.jobs.http.job_api import JobApi
@@ -33,8 +31,10 @@ from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.webhooks.delivery import WebhookSender
 from cloud_pool.jobs.worker.runner import JobRun, JobRunner
-from cloud_pool.core.late import LateReading
 from cloud_pool.parts.memory import FORGETS, JobMemory
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from models.modalities.graph.branch import PartJob, ReadPart
 from models.modalities.graph.graph import EncoderGraph
 from models.modalities.process.messages import Found

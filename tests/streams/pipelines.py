@@ -14,12 +14,9 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.core.principal import Principal
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.brokers.address import TopicAddress
-from cloud_pool.tiers.chat_format import ChatFormat
-from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.submission import SubmissionParser
@@ -32,6 +29,9 @@ from cloud_pool.streams.metrics import StreamMetrics
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
 from cloud_pool.streams.settlement import MessageSettler
+from cloud_pool.tiers.chat_format import ChatFormat
+from cloud_pool.tiers.config import TierConfig
+from cloud_pool.tiers.tier import Tier
 from router.errors import AuthenticationFailed
 from router.types import Chunk, Usage
 from tests.jobs.conftest import until

@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.observability.tracing import TracingConfig
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.observability.otel_tracing import OtelTracing
+from cloud_pool.observability.tracing import TracingConfig
 from router.errors import CloudFailed
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from router.errors import AuthenticationFailed
 
-from .config import IdentityConfig
 from ...core.principal import ClaimName, Grants, Principal
+from .config import IdentityConfig
 
 
 class Claims(Grants, frozen=True, forbid_unknown_fields=False, kw_only=True):

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from router.errors import ConfigError
 
+from ...core.principal import NO_GRANTS, Grants
 from .claims import Claims
 from .key_set import Jwk, Jwks, public_jwk, read_jwks
-from ...core.principal import NO_GRANTS, Grants
 from .token_verifier import ALGORITHM
 
 

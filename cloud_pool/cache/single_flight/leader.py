@@ -11,8 +11,8 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
 from router.types import Request
 
-from ...observability.tracing import OUTCOME
 from ...core.request_context import AnswerHead, Generate, RequestContext
+from ...observability.tracing import OUTCOME
 from ..entry_codec import EntryCodec, pack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable

@@ -16,8 +16,8 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded
 from router.types import Chunk, Usage
 
-from ...observability.tracing import CacheOperation, Span, Trace
 from ...core.request_context import AnswerHead, RequestContext
+from ...observability.tracing import CacheOperation, Span, Trace
 from ..store import GenerationKey
 
 _CHUNK_BYTES = 160  # of a chunk without its text; about as much for each logprob

@@ -21,9 +21,9 @@ from router.serving.logs import REQUEST
 from router.serving.request import send_continue
 from router.serving.upload import check_upload, read_upload
 
-from ...core.principal import Grants, Principal, Scope
 from ...accounts.model_access import AllowedTiers
 from ...core.body_memory import BodyMemory
+from ...core.principal import Grants, Principal, Scope
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog

@@ -32,10 +32,10 @@ from router.serving.logs import REQUEST
 from router.serving.request import allowed_methods, served_method
 from router.trackers.fair_share import FairShare
 
-from ...core.principal import Principal, Scope
 from ...accounts.tenants.config import TenantLimits
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...core.body_memory import BodyMemory
+from ...core.principal import Principal, Scope
 from ...http.request_reader import read_body, read_headers
 from ...http.responses import JSON
 from ...observability.tracing import JobTrace

@@ -13,17 +13,17 @@ from anyio.abc import TaskGroup
 from ...accounts.accounts import Accounts
 from ...admission import AdmissionConfig, AdmissionSettings
 from ...assembly import build_accounts, build_cache, build_pools, build_tracing
-from ...dispatch.balancing.pools import Pools
-from ...dispatch.balancing.reload import reload_endpoints, reload_on_sighup
 from ...cache.caching_service import CachingService
 from ...config.schema import Config
-from ...tiers.config import TierConfig
-from ...tiers.tier import Tier, by_name, load_tiers
+from ...dispatch.balancing.pools import Pools
+from ...dispatch.balancing.reload import reload_endpoints, reload_on_sighup
 from ...http.listener import Listener
 from ...http.operator import OperatorRoutes, operator_listener
 from ...observability.metrics import Metrics
 from ...observability.tracing import JobTrace
 from ...serving.assembly import ReloadListeners, ServingRuntime, build_serving
+from ...tiers.config import TierConfig
+from ...tiers.tier import Tier, by_name, load_tiers
 from .metered_runner import MeteredRunner
 from .runner import ReadLate, ServiceBackend
 

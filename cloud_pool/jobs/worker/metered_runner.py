@@ -17,13 +17,13 @@ import msgspec
 from router.errors import AuthenticationFailed, CausewayError, ClientGone, DeadlineExceeded, RateLimited
 from router.types import Usage
 
-from ...core.principal import Principal
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
 from ...cache.single_flight.reply import Reply
-from ...observability.tracing import JobTrace, Trace
+from ...core.principal import Principal
 from ...core.request_context import AnswerHead
+from ...observability.tracing import JobTrace, Trace
 from ...upstreams.triton.cancellation import STOP_S
 from ..errors import TokenRevoked
 from ..record import RunBill

@@ -14,12 +14,12 @@ from router.types import Embeddings, Request
 from ...accounts.ledger import RunEnd
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
 from ...admission import Priority
-from ...dispatch.balancing.pool import Pool
 from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
-from ...tiers.tier import Tier
-from ...observability.tracing import Trace
 from ...core.request_context import AnswerHead, Piece, RequestContext
+from ...dispatch.balancing.pool import Pool
+from ...observability.tracing import Trace
+from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
 from ..record import RunBill
 from ..store.replies import ExpiredJob

@@ -10,10 +10,10 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from ...accounts.tenants.config import TenantLimits
-from ...tiers.tier import Tier
-from ...lifetime import open_all
+from ...lifetime import StopSignal, open_all
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
+from ...tiers.tier import Tier
 from ..batches.processor import BatchProcessor
 from ..config import JobsConfig
 from ..metrics import JobMetrics
@@ -25,7 +25,6 @@ from ..webhooks.delivery import WebhookSender
 from .revisions import read_nothing
 from .runner import JobRunner, ReadLate
 from .slots import SharedLimit
-from ...lifetime import StopSignal
 from .worker import Worker
 
 _FLUSH_S = 3.0

@@ -16,17 +16,17 @@ from cloud_pool.app import build_admission, build_server
 from cloud_pool.assembly import build_accounts
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
-from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.tier import by_name, load_tiers
 from cloud_pool.core.body_memory import BodyMemory
+from cloud_pool.core.request_context import Piece, RequestContext, answer_head
+from cloud_pool.http.config import ServerConfig
 from cloud_pool.http.listener import Listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.request_admission import RequestAdmission
 from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.http.server import Server
 from cloud_pool.observability.metrics import Metrics
-from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from cloud_pool.serving.service import Service
+from cloud_pool.tiers.tier import by_name, load_tiers
 from router.errors import CausewayError
 from router.types import Chunk, Usage
 
