@@ -13,7 +13,7 @@ import pytest
 from .sources import PACKAGES, ROOT, imported_files, parse, python_files
 
 LARGEST_FOLDER = 14  # Python files
-ROOMS_IN_CIRCLES = {"fleet": 5, "edge_node": 8, "cloud_pool": 18}
+ROOMS_IN_CIRCLES = {"edge_node": 2, "cloud_pool": 17}
 """The most rooms of a package that import each other in circles; of the other packages none may."""
 VAGUE = {"utils", "common", "manager", "base", "helpers", "misc"}
 # Words of an older vocabulary, spelled backwards so that this file is no hit itself.
