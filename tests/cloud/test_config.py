@@ -124,7 +124,8 @@ def test_a_tier_s_adapter_is_one_of_its_artifact(tmp_path: Path) -> None:
 
     def tiers(keys: str) -> tuple[Tier, ...]:
         text = f"model_dirs: [{tmp_path / 'models'}]\ntiers: [{{name: t, artifact: tiny, {keys}}}]"
-        return load_tiers(load_config(write(tmp_path, text), Flags()).tiers)
+        config = load_config(write(tmp_path, text), Flags())
+        return load_tiers(config.tiers, config.model_dirs)
 
     request = Request(kind="chat", model="t", messages=(Message("user", "hi"),))
     (adapted,), (plain,) = tiers("adapter: legal"), tiers("model: t")
