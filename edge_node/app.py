@@ -61,8 +61,9 @@ from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.costly_signals import CostlySignals
 from .serving.generation import SharedGenerations
+from .serving.request_context import Records
 from .serving.semantic_checks import SemanticChecks
-from .serving.service import Service
+from .serving.service import AnswerSources, Service
 from .serving.shadow import Shadows
 from .sessions.requests import DeviceSessions, SessionAudio
 from .signals.collector import SignalCollector
@@ -191,27 +192,22 @@ def build(
         chance=random.Random(os.urandom(16)),
         checks=checks,
     )
+    records = Records(decisions, spend, metrics, clock)
     service = Service(
         admission=admission,
-        cache=cache,
-        shared_generations=shared_generations,
+        sources=AnswerSources(cache, semantic, shared_generations),
         attempts=AttemptRunner(backends, {"cloud": _cloud_timeouts(config)}, learned.calibrate, part_encoders),
         signals=signals,
-        spend=spend,
-        decisions=decisions,
-        metrics=metrics,
-        clock=clock,
         costly=CostlySignals(
             clock,
             count_tokens=None if engines is None else engines.count,
             estimate_quality=None if engines is None else learned.quality,
             encoders=part_encoders,
+            record_all=record_all,
         ),
-        semantic=semantic,
-        default_deadline_s=config.server.default_deadline_s,
-        record_all=record_all,
+        records=records,
         shadows=shadows,
-        checks=checks,
+        default_deadline_s=config.server.default_deadline_s,
     )
     files = FileStore(state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
     reader = RequestReader(config.server, NamedFileReader(files, config.server.max_body_bytes))
@@ -236,10 +232,8 @@ def build(
             reader,
             environ,
             config,
-            clock,
             admission=admission,
-            decisions=decisions,
-            metrics=metrics,
+            records=records,
             signals=signals,
             policies=policies,
         )
@@ -324,8 +318,7 @@ def build(
         service=service,
         reader=reader,
         policies=policies,
-        metrics=metrics,
-        clock=clock,
+        records=records,
         tracing=parts.tracing,
         more_paths={
             **inspection.paths(),

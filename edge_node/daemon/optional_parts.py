@@ -25,10 +25,10 @@ from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry, JobParts
 from ..observability.metrics import Metrics
 from ..serving.admission import Admission
+from ..serving.request_context import Records
 from ..serving.service import Service
 from ..signals.collector import SignalCollector
 from ..signals.estimators import LearnedEstimators
-from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
 from ..storage.state_folder import StateFolderLock
 from ..version import daemon_version
@@ -183,11 +183,9 @@ def make_audio(
     reader: RequestReader,
     environ: Mapping[str, str],
     config: Config,
-    clock: Clock,
     *,
     admission: Admission,
-    decisions: DecisionStore,
-    metrics: Metrics,
+    records: Records,
     signals: SignalCollector,
     policies: PolicyStore,
 ) -> tuple[AudioService, AudioApi]:
@@ -201,14 +199,12 @@ def make_audio(
         None if part_encoders is None else part_encoders.graph,
         Speaker(environ, Voices(model_dirs), config.modalities.voice),
         admission=admission,
-        decisions=decisions,
-        metrics=metrics,
+        records=records,
         signals=signals,
         policy=lambda: policies.active,
-        clock=clock,
         default_deadline_s=config.server.default_deadline_s,
     )
-    return audio, AudioApi(audio, reader, clock, policy=lambda: policies.active, new_id=new_decision_id)
+    return audio, AudioApi(audio, reader, records.clock, policy=lambda: policies.active, new_id=new_decision_id)
 
 
 def make_jobs(

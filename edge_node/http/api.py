@@ -28,10 +28,8 @@ from router.serving.request import allowed_methods, read_traceparent, served_met
 from router.serving.responses import HttpReplyWriter, error_response, json_response
 from router.types import Request
 
-from ..clock import Clock
-from ..observability.metrics import Metrics
 from ..serving.generation import policy_label
-from ..serving.request_context import RequestContext
+from ..serving.request_context import Records, RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 from .request_reader import Endpoint, RequestReader
@@ -72,8 +70,7 @@ class Api:
         service: Service,
         reader: RequestReader,
         policies: PolicyStore,
-        metrics: Metrics,
-        clock: Clock,
+        records: Records,
         tracing: RequestTracer | None = None,
         more_paths: Mapping[str, tuple[str, Handler]] = {},
         as_job: AsJob | None = None,
@@ -82,8 +79,8 @@ class Api:
         self._service = service
         self._reader = reader
         self._policies = policies
-        self._metrics = metrics
-        self._clock = clock
+        self._metrics = records.metrics
+        self._clock = records.clock
         self._tracing = tracing
         self._as_job = as_job
         self._heartbeat_s = heartbeat_s

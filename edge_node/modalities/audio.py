@@ -52,12 +52,9 @@ from router.types import (
     TextPart,
 )
 
-from ..clock import Clock
-from ..observability.metrics import Metrics
 from ..serving.admission import Admission
-from ..serving.request_context import Status
+from ..serving.request_context import Records, Status
 from ..signals.collector import SignalCollector
-from ..storage.decisions import DecisionStore
 from .boxed import NO_SPEECH
 from .sound import PCM_HZ, SpokenText
 from .speaker import NothingToSpeak, Speaker
@@ -92,21 +89,18 @@ class AudioService:
         speaker: Speaker,
         *,
         admission: Admission,
-        decisions: DecisionStore,
-        metrics: Metrics,
+        records: Records,
         signals: SignalCollector,
         policy: Callable[[], Policy],
-        clock: Clock,
         default_deadline_s: float,
     ) -> None:
         self._graph = graph
         self._speaker = speaker
         self._admission = admission
-        self._decisions = decisions
-        self._metrics = metrics
+        self._records = records
         self._signals = signals
         self._policy = policy
-        self._clock = clock
+        self._clock = records.clock
         self._default_deadline_s = default_deadline_s
 
     async def transcribe(self, call: AudioCall, request: TranscriptionRequest, tell: Tell | None = None) -> Transcript:
@@ -256,8 +250,8 @@ class AudioService:
                 outcome=_outcome(kind, model, failure, self._clock.monotonic() - call.arrived),
                 parts=tuple(parts),
             )
-            self._decisions.add(record)
-            self._metrics.request_finished(record.outcome)
+            self._records.decisions.add(record)
+            self._records.metrics.request_finished(record.outcome)
 
     def _time_s(self, hints: RoutingHints) -> float:
         if hints.deadline_ms is None:

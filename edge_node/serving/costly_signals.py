@@ -39,6 +39,7 @@ class CostlySignals:
         count_tokens: prompt length in tokens of the edge model; None on a box without an engine.
         estimate_quality: the signal `edge.quality`; None on a box without an engine.
         encoders: turn sounds and pictures into text, whose signals are computed; None: this box has none.
+        record_all: compute them for every request that is decided, for its record.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class CostlySignals:
         count_tokens: TokenCounter | None = None,
         estimate_quality: QualityEstimator | None = None,
         encoders: PartEncoders | None = None,
+        record_all: bool = False,
     ) -> None:
         self._clock = clock
         self._count_tokens = count_tokens
         self._estimate_quality = estimate_quality
         self._encoders = encoders
+        self.record_all = record_all
 
     def concerns(self, request: Request) -> bool:
         """Whether the request has a part for which the child processes of encoders are needed."""

@@ -7,6 +7,7 @@ ends, `finish` turns them into the one Outcome.
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,7 +21,11 @@ from router.tool_calls.ids import with_own_ids
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
 from ..backends.backend import JobTerms
+from ..clock import Clock
+from ..observability.metrics import Metrics
 from ..storage.cache import CacheHit
+from ..storage.decisions import DecisionStore
+from ..storage.spend import SpendStore
 from .generation import Generation, policy_label
 
 if TYPE_CHECKING:
@@ -30,6 +35,16 @@ Status = Literal["ok", "error", "cancelled", "rejected"]
 
 
 _NO_USAGE = Usage()
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the outcomes of requests go, and the clock that dates them."""
+
+    decisions: DecisionStore
+    spend: SpendStore
+    metrics: Metrics
+    clock: Clock
 
 
 class RequestContext:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,20 +41,16 @@ from router.serving.reply import Sink
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..backends.backend import JobTerms
-from ..clock import Clock
-from ..observability.metrics import FinishedGeneration, Metrics
+from ..observability.metrics import FinishedGeneration
 from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
-from ..storage.decisions import DecisionStore
-from ..storage.spend import SpendStore
 from .admission import Admission
 from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
 from .generation import Generation, SemanticCheck, SharedGeneration, SharedGenerations, Subscriber
-from .request_context import RequestContext
-from .semantic_checks import SemanticChecks
+from .request_context import Records, RequestContext
 
 if TYPE_CHECKING:
     from .shadow import Shadows
@@ -88,53 +85,54 @@ class Explanation(msgspec.Struct, frozen=True):
     similarity: float | None = None
 
 
+@dataclass(frozen=True)
+class AnswerSources:
+    """Where an answer may come from without an attempt: stored ones, and those that are being made.
+
+    `semantic` finds answers to questions that mean the same; used only by policies with `semantic` rules.
+    """
+
+    cache: AnswerCache
+    semantic: SemanticAnswers
+    shared_generations: SharedGenerations
+
+
 class Service:
     """Answers requests under the policy that `use` activated last.
 
     Args:
+        sources: where an answer may come from without an attempt.
         costly: computes the signals that are computed only where the policy names them.
-        default_deadline_s: time of a request that names no deadline.
-        semantic: finds answers to questions that mean the same; used only by policies with `semantic` rules.
-        record_all: compute the costly signals of every request that is decided, for its record.
+        records: where outcomes go.
         shadows: ask the other side too, after an answer; used only by policies with `shadow`.
-        checks: compares some semantic answers with new ones; used only by policies with `shadow`.
+        default_deadline_s: time of a request that names no deadline.
     """
 
     def __init__(
         self,
         *,
         admission: Admission,
-        cache: AnswerCache,
-        shared_generations: SharedGenerations,
+        sources: AnswerSources,
         attempts: AttemptRunner,
         signals: SignalCollector,
-        spend: SpendStore,
-        decisions: DecisionStore,
-        metrics: Metrics,
-        clock: Clock,
         costly: CostlySignals,
-        default_deadline_s: float = 120.0,
-        semantic: SemanticAnswers | None = None,
-        record_all: bool = False,
-        shadows: Shadows | None = None,
-        checks: SemanticChecks | None = None,
+        records: Records,
+        shadows: Shadows,
+        default_deadline_s: float,
     ) -> None:
         self._admission = admission
-        self._cache = cache
-        self._shared_generations = shared_generations
+        self._cache = sources.cache
+        self._shared_generations = sources.shared_generations
+        self._semantic = sources.semantic
         self._attempts = attempts
         self._signals = signals
-        self._spend = spend
-        self._decisions = decisions
-        self._metrics = metrics
-        self._clock = clock
         self._costly = costly
-        self._planner = CachePlanner()
-        self._semantic = semantic
-        self._default_deadline_s = default_deadline_s
-        self._record_all = record_all
+        self._records = records
+        self._clock = records.clock
         self._shadows = shadows
-        self._checks = checks
+        self._checks = shadows.checks
+        self._default_deadline_s = default_deadline_s
+        self._planner = CachePlanner()
         self._policy: Policy
 
     def use(self, policy: Policy, scope: bytes = b"") -> None:
@@ -145,8 +143,7 @@ class Service:
         """
         self._policy = policy
         self._planner = CachePlanner(scope)
-        if self._semantic is not None:
-            self._semantic.activate(policy)
+        self._semantic.activate(policy)
 
     async def answer(self, context: RequestContext) -> None:
         """Return when the last byte is handed to the client's connection.
@@ -283,7 +280,7 @@ class Service:
             await context.replay(found)
             return
         if generation.cache_plan.semantic is not None:
-            share = self._checks.share(generation) if self._checks is not None and self._admission.has_room else 0.0
+            share = self._checks.share(generation) if self._admission.has_room else 0.0
             similar = await self._find_similar(generation, share)
             if similar is not None:
                 await context.replay(similar)
@@ -308,8 +305,7 @@ class Service:
 
     async def _replay_checked(self, context: RequestContext, check: SemanticCheck, error: CausewayError) -> None:
         """Answer with the cached answer after all: no new one could be made, because of `error`."""
-        if self._checks is not None:
-            self._checks.fail()
+        self._checks.fail()
         await context.replay(check.hit, check=error)
 
     async def _find(self, generation: Generation, memo: RequestMemo) -> CacheHit | None:
@@ -335,7 +331,7 @@ class Service:
     async def _find_similar(self, generation: Generation, check_share: float = 0.0) -> CacheHit | None:
         """Cache: a fresh answer to a question of the same client that means the same; `check_share` are made anew."""
         plan, semantic = generation.cache_plan, self._semantic
-        if plan.semantic is None or semantic is None:
+        if plan.semantic is None:
             return None
         request = generation.request
         question = generation.semantic_question = semantic.question(request)
@@ -355,7 +351,7 @@ class Service:
         if found is None or found.age_s >= plan.semantic.ttl_s:
             return None
         similar = msgspec.structs.replace(found, similarity=match.similarity)
-        if check_share and self._checks is not None and self._checks.draw(check_share):
+        if check_share and self._checks.draw(check_share):
             generation.semantic_check = SemanticCheck(match.log_odds, similar)
             return None
         return similar
@@ -395,10 +391,10 @@ class Service:
         """The decision, the attempts."""
         generation.snapshot = self._signals.snapshot(generation.policy)
         decision = await self._decide(generation)
-        tap = self._shadows.tap(generation, sink) if decision.shadow is not None and self._shadows is not None else None
+        tap = None if decision.shadow is None else self._shadows.tap(generation, sink)
         try:
             await self._attempts.run(generation, sink if tap is None else tap)
-            if tap is not None and self._shadows is not None:
+            if tap is not None:
                 generation.shadow = self._shadows.put(tap)
         finally:
             generation.finished = True
@@ -407,7 +403,7 @@ class Service:
     async def _decide(self, generation: Generation) -> Decision:
         policy, request = generation.policy, generation.request
         needs = policy.route_needs if request.model == AUTO else policy.constraint_needs
-        if self._record_all:
+        if self._costly.record_all:
             await self._costly.compute(generation, _COSTLY)
         elif not _COSTLY.isdisjoint(needs.signals):
             await self._costly.compute(generation, needs.signals)
@@ -443,20 +439,20 @@ class Service:
             if not is_keepable(generation.request, cached.choices, cached.usage):
                 return
             answer = StoredAnswer(target.name, target.model, cached)
-        if self._checks is not None and generation.semantic_check is not None:
+        if generation.semantic_check is not None:
             self._checks.compare(generation, generation.semantic_check, answer)
         self._cache.put(generation.cache_key, answer, durable=not generation.on_device)
-        if self._semantic is not None and generation.semantic_question is not None:
+        if generation.semantic_question is not None:
             self._semantic.add(generation.semantic_scope, generation.semantic_question, generation.cache_key)
 
     def _finish_generation(self, generation: Generation, ended: float) -> None:
         """Once per generation, however many requests shared it."""
         usd = generation.usd()
         if usd > 0.0:
-            self._spend.add(usd)
-        if generation.semantic_check is not None and self._checks is not None:
+            self._records.spend.add(usd)
+        if generation.semantic_check is not None:
             self._checks.charge(usd)
-        self._metrics.generation_finished(
+        self._records.metrics.generation_finished(
             FinishedGeneration(
                 kind=generation.request.kind,
                 requested=generation.request.model,
@@ -471,8 +467,8 @@ class Service:
     def _finish_request(self, context: RequestContext, ended: float) -> None:
         """Once per request."""
         record = context.finish(ended, self._clock.unix())
-        self._decisions.add(record)
-        self._metrics.request_finished(record.outcome)
+        self._records.decisions.add(record)
+        self._records.metrics.request_finished(record.outcome)
         if log.isEnabledFor(logging.DEBUG):
             log_outcome(record)
         if context.trace is not None and not self._is_bound(context):

@@ -92,7 +92,7 @@ class Shadows:
         self._metrics = metrics
         self._clock = clock
         self._chance = chance
-        self._checks = checks
+        self.checks = checks
         self._policy: Policy | None = None
         self._store: ShadowStore | None = None
         self._observer: ShadowObserver | None = None
@@ -131,7 +131,7 @@ class Shadows:
         self._drop_waiting()
         self._policy, self._unusable = policy, ""
         self._follow_policy(policy)
-        self._checks.use(policy, self._store)
+        self.checks.use(policy, self._store)
 
     def _follow_policy(self, policy: Policy) -> None:
         if policy.shadow is None:
@@ -195,7 +195,7 @@ class Shadows:
             if not started and self._store is not None and self._observer is not None:
                 started = True
                 self._observer.add(await self._store.start(self._observer.window), self._max_drift)
-                self._checks.restore(self._store)
+                self.checks.restore(self._store)
             while self._waiting:
                 await self._run_next(self._waiting.popleft())
 
