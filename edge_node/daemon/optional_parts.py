@@ -231,7 +231,6 @@ def make_jobs(
         store,
         service,
         cloud,
-        lambda: policies.active.revision,
         config,
         clock,
         new_decision_id,

@@ -83,12 +83,10 @@ class MqttBridge:
             self._config,
             topics,
             client_id,
-            parts.intake,
-            parts.runner.feed.change,
+            parts,
             self._service.admit,
             self._metrics.request_rejected,
             self.stats,
-            parts.store.time.unix,
         )
         self._answers = AnswerPublisher(parts.store, parts.runner.feed, self.stats)
         pause_s, short = _SHORTEST_S, 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import anyio
 import anyio.abc
@@ -28,8 +28,8 @@ from router.types import RoutingHints
 
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
+from ..jobs.entry import JobParts
 from ..jobs.errors import OutboxFull
-from ..jobs.intake import JobIntake
 from ..jobs.tables.values import ReplyTo
 from ..observability.faults import Fault
 from .connection import Connection
@@ -71,12 +71,10 @@ class MessageIntake:
         config: its bounds.
         topics: what is taken.
         client_id: the session's name.
-        jobs: stores jobs.
-        change: waits for a job to start or end, at most so long.
+        jobs: stores jobs, waits for one to start or end, and has the clock.
         admit: charges a client's rate. Raises RateLimited or Draining.
         refused: counts a message that is refused, by the error's code.
         stats: counts what is done.
-        unix: wall clock, s.
     """
 
     def __init__(
@@ -84,22 +82,18 @@ class MessageIntake:
         config: MqttConfig,
         topics: Topics,
         client_id: str,
-        jobs: JobIntake,
-        change: Callable[[float], Awaitable[None]],
+        jobs: JobParts,
         admit: Callable[[str], None],
         refused: Callable[[str], None],
         stats: MqttStats,
-        unix: Callable[[], float],
     ) -> None:
         self._config = config
         self._topics = topics
         self._client_id = client_id
         self._jobs = jobs
-        self._change = change
         self._admit = admit
         self._refused = refused
         self._stats = stats
-        self._unix = unix
         self._unsettled: deque[_Delivery] = deque()
         self._arrived: asyncio.Queue[_Delivery] = asyncio.Queue()
         self._waiting = Fault(log, logging.WARNING)
@@ -154,7 +148,7 @@ class MessageIntake:
             check_message(message, self._config.max_message_bytes)
             message = in_binary_mode(message, config.form)
             address = address_of(message, config, topic, self._client_id)
-            submission = read_message(message, config, self._unix())
+            submission = read_message(message, config, self._jobs.store.time.unix())
             hints = routing_hints(submission.headers, Caller(f"mqtt:{config.filter}", config.tags))
             deadlines_ms = [one for one in (hints.deadline_ms, submission.deadline_ms) if one is not None]
             hints = msgspec.structs.replace(hints, deadline_ms=min(deadlines_ms, default=None))
@@ -179,14 +173,14 @@ class MessageIntake:
                 if not is_admitted:
                     self._admit(hints.client)
                     is_admitted = True
-                accepted = await self._jobs.accept(submission.body, hints, priority, submission.key, reply=reply)
+                accepted = await self._jobs.intake.accept(submission.body, hints, priority, submission.key, reply=reply)
             except _NO_ROOM as error:
                 if message.qos == 0 or (priority == "bulk" and isinstance(error, OutboxFull)):
                     raise
                 self._waiting.begin(f"messages wait unacknowledged, and the broker keeps the others: {error.message}")
                 if isinstance(error, JobStoreUnavailable):  # it may be stored
                     reply = ReplyTo(reply.address)
-                await self._change(min(max(error.retry_after_s or 0.0, _SHORTEST_S), _LONGEST_S))
+                await self._jobs.runner.feed.change(min(max(error.retry_after_s or 0.0, _SHORTEST_S), _LONGEST_S))
             else:
                 self._waiting.end("messages are taken again")
                 return "known" if accepted.known else "accepted"

@@ -85,8 +85,6 @@ class Generation:
         *,
         arrived: float,
         deadline: float,
-        traceparent: str = "",
-        trace: RequestTrace | None = None,
         job: JobTerms | None = None,
     ) -> None:
         self.id = id
@@ -97,8 +95,8 @@ class Generation:
         self.snapshot = snapshot
         self.arrived = arrived
         self.deadline = deadline
-        self.traceparent = traceparent  # of the client's request
-        self.trace = trace
+        self.traceparent = ""  # of the client's request
+        self.trace: RequestTrace | None = None
         self.cache_plan = _NOT_ASKED
         self.cache_key: bytes | None = None  # None: the policy keeps this request out of the cache
         self.semantic_question: ComparedText | None = None  # set if the semantic cache was searched

@@ -223,6 +223,11 @@ class Service:
         )
 
     @property
+    def revision(self) -> str:
+        """The revision of the active policy."""
+        return self._policy.revision
+
+    @property
     def draining(self) -> bool:
         """Whether this server is shutting down."""
         return self._admission.draining
@@ -248,19 +253,17 @@ class Service:
     def _begin(self, context: RequestContext) -> None:
         policy = self._policy
         context.deadline = self._deadline(context.request, context.arrived, is_job=context.job is not None)
-        context.follow(
-            Generation(
-                context.id,
-                context.request,
-                policy,
-                self._signals.recent_snapshot(policy),
-                arrived=context.arrived,
-                deadline=context.deadline,
-                traceparent=context.traceparent,
-                trace=context.trace,
-                job=context.job,
-            )
+        generation = Generation(
+            context.id,
+            context.request,
+            policy,
+            self._signals.recent_snapshot(policy),
+            arrived=context.arrived,
+            deadline=context.deadline,
+            job=context.job,
         )
+        generation.traceparent, generation.trace = context.traceparent, context.trace
+        context.follow(generation)
 
     def _deadline(self, request: Request, arrived: float, *, is_job: bool = False) -> float:
         if request.hints.deadline_ms is None:

@@ -127,6 +127,7 @@ class _FailingService:
     """A service whose answers fail."""
 
     draining = False
+    revision = "r"
 
     def __init__(self, *errors: Exception) -> None:
         self._errors = list(errors)
@@ -145,7 +146,7 @@ async def test_a_job_that_meets_a_bug_stops_no_other(tmp_path: Path) -> None:
     store = await opened(tmp_path, config, clock)
     service = cast("Service", _FailingService(RuntimeError("a bug"), CloudFailed("no"), CloudFailed("no")))
     ids = iter(("one", "\udcff no text", "three"))
-    runner = JobRunner(store, service, None, lambda: "r", config, clock, lambda: next(ids), random.Random(7))
+    runner = JobRunner(store, service, None, config, clock, lambda: next(ids), random.Random(7))
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
     jobs = [(await store.accept(new_job(store, str(number)), body)).job.id for number in range(3)]
     running = asyncio.create_task(runner.run())

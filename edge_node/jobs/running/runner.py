@@ -56,7 +56,6 @@ class JobRunner:
         store: JobStore,
         service: Service,
         cloud: CloudBackend | None,
-        revision: Callable[[], str],
         config: JobsConfig,
         clock: Clock,
         new_id: Callable[[], str],
@@ -66,7 +65,6 @@ class JobRunner:
         self._store = store
         self._service = service
         self._cloud = cloud
-        self._revision = revision
         self._config = config
         self._clock = clock
         self._chance = chance
@@ -147,7 +145,7 @@ class JobRunner:
         if not store.stats.unfinished:
             return _LONGEST_PAUSE_S
         reachable = self._is_reachable
-        if (conditions := (self._revision(), reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
+        if (conditions := (self._service.revision, reachable, int(now / _DECIDED_ANEW_S))) != self._decided_under:
             await store.reset_lanes()
             self._decided_under = conditions
         placed = await self._place()
