@@ -219,7 +219,6 @@ def build(
             clock,
             service=service,
             cloud=cloud,
-            policies=policies,
             part_encoders=part_encoders,
             reader=reader,
         ),

@@ -214,7 +214,6 @@ def make_jobs(
     *,
     service: Service,
     cloud: CloudBackend | None,
-    policies: PolicyStore,
     part_encoders: PartEncoders | None,
     reader: RequestReader,
 ) -> JobParts:

@@ -17,7 +17,7 @@ from router.types import Modality
 from ..box_time import BoxTime
 from ..clock import Clock
 from ..config.schema import JobsConfig
-from ..storage.group_commit import GroupCommit
+from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
 from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance
@@ -52,10 +52,7 @@ class JobStore:
         self._file = GroupCommit(
             folder / FILE,
             SCHEMA,
-            load=rows.load,
-            seal=rows.mark,
-            set_aside=rows.set_unreadable_aside,
-            deletions=lambda: rows.bodies.deletions,
+            TableHooks(rows.load, rows.mark, rows.set_unreadable_aside, lambda: rows.bodies.deletions),
             monotonic=clock.monotonic,
             erase_after_s=erase_after_s,
             page_bytes=PAGE_BYTES,

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -59,17 +60,31 @@ class _Work(Generic[T]):
             self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class TableHooks:
+    """What a file's tables do in its thread.
+
+    Attributes:
+        load: Called after the file was opened, and after a transaction was undone.
+        seal: Called before each commit that changes something.
+        set_aside: Called in a transaction of its own, after a unit failed unexpectedly: sets aside the rows that cannot
+            be read, and returns how many.
+        deletions: Grows with each deletion of what must not stay readable.
+    """
+
+    load: Callable[[sqlite3.Connection], None]
+    seal: Callable[[sqlite3.Connection], None] = lambda _: None
+    set_aside: Callable[[sqlite3.Connection], int] = lambda _: 0
+    deletions: Callable[[], int] = lambda: 0
+
+
 class GroupCommit:
     """A SQLite file and the thread that commits to it.
 
     Args:
         path: The file; created with mode 0600.
         schema: The SQL script to run when the file is opened.
-        load: Called in the thread after the file was opened, and after a transaction was undone.
-        seal: Called in the thread before each commit that changes something.
-        set_aside: Called in the thread, in a transaction of its own, after a unit failed unexpectedly: sets aside the
-            rows that cannot be read, and returns how many.
-        deletions: Grows with each deletion of what must not stay readable; called in the thread.
+        tables: What its tables do in the thread.
         monotonic: The clock, seconds.
         gather_s: The time to wait for as many units as the last transaction had.
         erase_after_s: The time from a deletion to its erasure from the file's log, at least.
@@ -80,11 +95,8 @@ class GroupCommit:
         self,
         path: Path,
         schema: str,
+        tables: TableHooks,
         *,
-        load: Callable[[sqlite3.Connection], None],
-        seal: Callable[[sqlite3.Connection], None] = lambda _: None,
-        deletions: Callable[[], int] = lambda: 0,
-        set_aside: Callable[[sqlite3.Connection], int] = lambda _: 0,
         monotonic: Callable[[], float] = time.monotonic,
         gather_s: float = 0.003,
         erase_after_s: float = 1.0,
@@ -92,10 +104,7 @@ class GroupCommit:
     ) -> None:
         self._path = path
         self._schema = schema
-        self._load = load
-        self._seal = seal
-        self._deletions = deletions
-        self._set_aside_rows = set_aside
+        self._tables = tables
         self._gather_s = gather_s
         self._page_bytes = page_bytes
         self._ready = threading.Condition()
@@ -176,7 +185,7 @@ class GroupCommit:
     def _commit(self, units: list[_Work[object]]) -> None:
         """(3) Commit all, without those that fail unexpectedly also after unreadable rows were set aside."""
         while (broken := self._transaction(units)) is not None:
-            repair = _Work(self._set_aside_rows, broken.loop)
+            repair = _Work(self._tables.set_aside, broken.loop)
             if self._transaction([repair]) is None and repair.error is None and repair.result:  # type: ignore[list-item]
                 continue
             units = [unit for unit in units if unit is not broken]
@@ -186,7 +195,7 @@ class GroupCommit:
         try:
             database = self._database or self._open()
             database.execute("BEGIN IMMEDIATE")
-            changes, deletions = database.total_changes, self._deletions()
+            changes, deletions = database.total_changes, self._tables.deletions()
             for unit in units:
                 try:
                     unit.result, unit.error = unit.run(database), None
@@ -200,7 +209,7 @@ class GroupCommit:
                     self._close_undone()
                     return unit
             if database.total_changes != changes:
-                self._seal(database)
+                self._tables.seal(database)
             database.execute("COMMIT")
         except Exception as error:
             self._undo(error)
@@ -209,7 +218,7 @@ class GroupCommit:
                 unit.error = JobStoreUnavailable(message, retry_after_s=5.0)
         else:
             self._fault.end(f"{self._path} is written again")
-            if self._deletions() != deletions:
+            if self._tables.deletions() != deletions:
                 self._erasure.note()
         return None
 
@@ -236,7 +245,7 @@ class GroupCommit:
                 f"PRAGMA wal_autocheckpoint={_LOG_BYTES // self._page_bytes};"
             )
             database.executescript(f"BEGIN;{self._schema}")
-            self._load(database)
+            self._tables.load(database)
             database.execute("COMMIT")
             _sync_folder(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
         except BaseException:

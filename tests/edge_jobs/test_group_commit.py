@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.storage.group_commit import GroupCommit
+from edge_node.storage.group_commit import GroupCommit, TableHooks
 from router.errors import CausewayError, JobStoreUnavailable
 
 CALLERS = 8
@@ -27,8 +27,7 @@ async def test_callers_that_come_again_together_share_a_commit(tmp_path: Path) -
     file = GroupCommit(
         tmp_path / "test.sqlite",
         "CREATE TABLE rows (number INTEGER)",
-        load=lambda _: None,
-        seal=lambda database: commits.append(database.total_changes),
+        TableHooks(lambda _: None, seal=lambda database: commits.append(database.total_changes)),
         gather_s=60.0,
     )
 
@@ -52,7 +51,7 @@ async def test_callers_that_come_again_together_share_a_commit(tmp_path: Path) -
 
 async def test_a_corrupt_file_that_cannot_be_renamed_is_an_error_for_its_callers(tmp_path: Path) -> None:
     """The thread survives, and tries the file again with the next caller."""
-    file = GroupCommit(tmp_path / "test.sqlite", "CREATE TABLE IF NOT EXISTS rows (number)", load=lambda _: None)
+    file = GroupCommit(tmp_path / "test.sqlite", "CREATE TABLE IF NOT EXISTS rows (number)", TableHooks(lambda _: None))
     (tmp_path / "test.sqlite.bad" / "in the way").mkdir(parents=True)
     file.start()
 
@@ -70,7 +69,7 @@ async def test_a_corrupt_file_that_cannot_be_renamed_is_an_error_for_its_callers
 
 async def test_a_bug_in_one_transaction_is_told_to_its_caller_alone(tmp_path: Path) -> None:
     """What it wrote is undone, and the others are committed."""
-    file = GroupCommit(tmp_path / "test.sqlite", "CREATE TABLE IF NOT EXISTS rows (number)", load=lambda _: None)
+    file = GroupCommit(tmp_path / "test.sqlite", "CREATE TABLE IF NOT EXISTS rows (number)", TableHooks(lambda _: None))
 
     def insert(database: sqlite3.Connection) -> None:
         database.execute("INSERT INTO rows VALUES (1)")
