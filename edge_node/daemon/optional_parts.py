@@ -130,22 +130,21 @@ def make_engine_factory(
     def make(model: str) -> Engine:
         from models.llama_cpp.protocol import adapter_files
 
-        from ..backends.engine.backend import EngineBackend
+        from ..backends.engine.backend import EngineBackend, EngineModel
 
         artifact = find_artifact(model, model_dirs)
         manifest = artifact.manifest
-        return EngineBackend(
-            artifact.path,
-            config,
+        described = EngineModel(
+            name=artifact.name,
+            weights_sha256=manifest.sha256,
             refuse_token=manifest.refuse_token or "",
             temperature=manifest.temperature,
             answer_tokens=manifest.answer_tokens,
             answers=manifest.answers,
-            name=artifact.name,
-            weights_sha256=manifest.sha256,
             adapters=adapter_files(artifact),
-            prompt_folder=None if state_dir is None else state_dir / "prompts" / artifact.name,
         )
+        prompts = None if state_dir is None else state_dir / "prompts" / artifact.name
+        return EngineBackend(artifact.path, config, described, prompt_folder=prompts)
 
     return make
 

@@ -23,7 +23,7 @@ import pytest
 
 from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from edge_node.daemon.golden import golden_answer
 from models.catalog.artifact import Manifest, save_manifest, sha256_of
@@ -155,7 +155,7 @@ async def answer_of(weights: Path, adapter: Path | None = None, soft: SoftTokens
     """What a model answers to the prompt, from an engine of its own."""
     files = () if adapter is None else (AdapterFile("night", str(adapter)),)
     config = EngineConfig(sequences=1, threads=1, context_tokens=256)
-    engine = EngineBackend(weights, config, answer_tokens=24, adapters=files)
+    engine = EngineBackend(weights, config, EngineModel(answer_tokens=24, adapters=files))
     await engine.start()
     try:
         target = Target("m-small", "edge", "m-small", adapter="" if adapter is None else "night")

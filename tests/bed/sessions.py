@@ -28,7 +28,7 @@ from pathlib import Path
 import psutil
 
 from edge_node.app import App, build
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import Config, EngineConfig, RealtimeConfig, ServerConfig
 from tests.tool import run_tool
 
@@ -101,7 +101,7 @@ async def daemon_with_engine(folder: Path, model: str) -> AsyncIterator[tuple[Ap
     policy = folder / "policy.yaml"
     policy.write_text(POLICY)
     path = Path(model) if model else write_tiny_gguf(folder / "tiny.gguf")
-    engine = EngineBackend(path, EngineConfig(sequences=32), name="m-small")
+    engine = EngineBackend(path, EngineConfig(sequences=32), EngineModel(name="m-small"))
     config = Config(
         policy=str(policy),
         state_dir=str(folder / "engine-state"),

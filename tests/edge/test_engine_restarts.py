@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from edge_node.app import build
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.backends.engine.restart_backoff import RestartBackoff
 from edge_node.config.schema import EngineConfig, ServerConfig
 from tests.engine import scripted_drafts
@@ -32,7 +32,8 @@ ON_DEVICE = {"x-causeway-prefer": "only_on_device"}
 async def real_engine(tmp_path: Path, backoff: RestartBackoff) -> AsyncIterator[tuple[Box, EngineBackend]]:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
     # Sampled, the answer of a tiny random model may be empty, or end before it is cancelled.
-    engine = EngineBackend(path, EngineConfig(threads=1, sequences=4), temperature=0.0, name="m-small", backoff=backoff)
+    model = EngineModel(temperature=0.0, name="m-small")
+    engine = EngineBackend(path, EngineConfig(threads=1, sequences=4), model, backoff=backoff)
     policy = POLICY.replace("20s", "60s").replace("25s", "60s")
     server = ServerConfig(port=0, drain_s=1.0, default_deadline_s=60.0)
     app = build(config(tmp_path, policy=policy, server=server), make_engine=lambda _: engine, environ={})

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from edge_node.app import build
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.cli.doctor.policy_and_models import check_unloading
 from edge_node.config.schema import EngineConfig
 from router.types import Request
@@ -32,7 +32,7 @@ ON_DEVICE = {"x-causeway-prefer": "only_on_device"}
 async def idle_box(tmp_path: Path) -> AsyncIterator[tuple[Box, EngineBackend]]:
     """A box without a cloud, whose model was unloaded."""
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
-    engine = EngineBackend(path, EngineConfig(threads=1, sequences=4, unload_after_s=0.3), name="m-small")
+    engine = EngineBackend(path, EngineConfig(threads=1, sequences=4, unload_after_s=0.3), EngineModel(name="m-small"))
     policy = POLICY.replace("20s", "60s").replace("25s", "60s")
     app = build(config(tmp_path, policy=policy), make_engine=lambda _: engine, environ={})
     await app.start()

@@ -36,6 +36,18 @@ _TEXTS_AT_ONCE = 32  # texts of one request in the child: they share its batches
 _LOAD_S = 60.0  # to count a prompt; the caller waits for less
 
 
+class EngineModel(msgspec.Struct, frozen=True):
+    """What a model's manifest says. `name`: for messages; `adapters`: those that requests may name."""
+
+    name: str = ""
+    weights_sha256: str = ""
+    refuse_token: str = ""
+    temperature: float | None = None
+    answer_tokens: int = 0
+    answers: Answers = "text"
+    adapters: tuple[AdapterFile, ...] = ()
+
+
 class EngineBackend:
     """One model in one child process. `start` returns at once; `ready` waits until the model can answer."""
 
@@ -43,14 +55,8 @@ class EngineBackend:
         self,
         model_path: Path,
         config: EngineConfig,
+        model: EngineModel | None = None,
         *,
-        refuse_token: str = "",
-        temperature: float | None = None,
-        answer_tokens: int = 0,
-        answers: Answers = "text",
-        name: str = "",
-        weights_sha256: str = "",
-        adapters: tuple[AdapterFile, ...] = (),
         prompt_folder: Path | None = None,
         stuck_s: float = 30.0,
         backoff: RestartBackoff | None = None,
@@ -59,14 +65,12 @@ class EngineBackend:
 
         Args:
             model_path: of the GGUF file.
-            refuse_token, temperature, answer_tokens, answers: of the model's manifest.
-            name: of the model, for messages.
-            weights_sha256: of the model's manifest.
-            adapters: those of the model, which requests may name.
+            model: what the model's manifest says; None: there is none.
             prompt_folder: for files of system prompts, where `config.stored_prompts_bytes` allows any.
             stuck_s: a child with jobs that makes no step for so many seconds is restarted.
             backoff: the pauses before restarts.
         """
+        model = model or EngineModel()
         options = EngineOptions(
             model_path=str(model_path.resolve()),
             context_tokens=config.context_tokens,
@@ -78,19 +82,19 @@ class EngineBackend:
             prompt_lookup=config.prompt_lookup,
             prompt_folder="" if prompt_folder is None else str(prompt_folder.absolute()),
             prompt_bytes=config.stored_prompts_bytes,
-            weights_sha256=weights_sha256,
-            adapters=adapters,
-            refuse_token=refuse_token,
-            temperature=temperature,
-            answer_tokens=answer_tokens,
+            weights_sha256=model.weights_sha256,
+            adapters=model.adapters,
+            refuse_token=model.refuse_token,
+            temperature=model.temperature,
+            answer_tokens=model.answer_tokens,
         )
-        self._calls_only = answers == "calls"
-        self._restrict_arguments = answers == "calls" and config.restrict_tool_arguments
+        self._calls_only = model.answers == "calls"
+        self._restrict_arguments = self._calls_only and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._at_once = 2 * options.sequences  # jobs of one request in the child: some run, and some wait for a slot
         self._supervisor = Supervisor(
             options,
-            name or model_path.stem,
+            model.name or model_path.stem,
             stuck_s=stuck_s,
             backoff=backoff,
             unload_after_s=config.unload_after_s or math.inf,

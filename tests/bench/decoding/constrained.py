@@ -19,7 +19,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
 from router.types import Message, Request, ResponseFormat, Tool, ToolChoice
@@ -144,7 +144,7 @@ async def _tiny(rounds: int) -> Row:
 
 @contextlib.asynccontextmanager
 async def _backend(path: Path, answers: str) -> AsyncIterator[EngineBackend]:
-    backend = EngineBackend(path, EngineConfig(), answers=answers)  # type: ignore[arg-type]
+    backend = EngineBackend(path, EngineConfig(), EngineModel(answers=answers))  # type: ignore[arg-type]
     await backend.start()
     try:
         await backend.ready(asyncio.get_running_loop().time() + START_S)

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 
 from edge_node.backends.backend import BackendRequest
-from edge_node.backends.engine.backend import EngineBackend
+from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from edge_node.deploy.prepare.llama import cached_wheel
 from edge_node.deploy.prepare.places import find_places
@@ -102,7 +102,7 @@ async def our_engine(
     path: Path, config: EngineConfig, prompt_folder: Path | None = None, weights_sha256: str = ""
 ) -> AsyncIterator[OurEngine]:
     """Run the engine in its child process."""
-    backend = EngineBackend(path, config, prompt_folder=prompt_folder, weights_sha256=weights_sha256)
+    backend = EngineBackend(path, config, EngineModel(weights_sha256=weights_sha256), prompt_folder=prompt_folder)
     await backend.start()
     try:
         await backend.ready(asyncio.get_running_loop().time() + START_S)

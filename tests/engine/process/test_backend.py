@@ -18,7 +18,7 @@ import pytest
 import uvloop
 
 from edge_node.backends.backend import BackendRequest
-from edge_node.backends.engine.backend import DECLINED, EngineBackend
+from edge_node.backends.engine.backend import DECLINED, EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
 from models.evaluate.greedy import GreedyModel
@@ -112,7 +112,7 @@ async def make_backend(tiny_model: Path) -> AsyncIterator[Callable[..., EngineBa
 
 @pytest.fixture
 async def backend(make_backend: MakeBackend) -> EngineBackend:
-    backend = make_backend(refuse_token="<|refuse|>")
+    backend = make_backend(model=EngineModel(refuse_token="<|refuse|>"))
     await backend.start()
     await backend.ready(now() + TIMEOUT_S)
     return backend
@@ -515,8 +515,9 @@ async def test_call_arguments_are_copied_from_the_message(make_backend: MakeBack
     artifact = find_artifact("assistant")
     sampling = prefer_letter("Q", artifact.path)
     request = chat("wake me up at six am", sampling=sampling, max_tokens=200)
-    constrained = make_backend(artifact.path, answers=artifact.manifest.answers)
-    unconstrained = make_backend(artifact.path, EngineConfig(threads=1, restrict_tool_arguments=False), answers="calls")
+    constrained = make_backend(artifact.path, model=EngineModel(answers=artifact.manifest.answers))
+    config, calls = EngineConfig(threads=1, restrict_tool_arguments=False), EngineModel(answers="calls")
+    unconstrained = make_backend(artifact.path, config, model=calls)
     for backend in (constrained, unconstrained):
         await backend.start()
         await backend.ready(now() + TIMEOUT_S)
@@ -533,7 +534,7 @@ async def test_call_arguments_are_copied_from_the_message(make_backend: MakeBack
 async def test_optional_tools_keep_the_call_grammar(make_backend: MakeBackend) -> None:
     """A call of one of them is a tool call with words of the message."""
     artifact = find_artifact("assistant")
-    backend = make_backend(artifact.path, answers=artifact.manifest.answers)
+    backend = make_backend(artifact.path, model=EngineModel(answers=artifact.manifest.answers))
     await backend.start()
     tools = (Tool("alarm_set", parameters='{"type":"object","properties":{"time":{"type":"string"}}}'),)
     chunks = await answer(backend, chat("wake me up at six am", max_tokens=200, tools=tools))
