@@ -15,7 +15,7 @@ import pytest
 
 from edge_node.app import build
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
-from edge_node.backends.engine.restart_backoff import RestartBackoff
+from edge_node.backends.engine.supervisor import RestartBackoff
 from edge_node.config.schema import EngineConfig, ServerConfig
 from tests.engine import scripted_drafts
 from tests.engine.tiny_gguf import write_tiny_gguf

@@ -27,8 +27,7 @@ from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, Tool
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
-from .restart_backoff import RestartBackoff
-from .supervisor import State, Supervisor
+from .supervisor import RestartBackoff, State, Supervisor
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
