@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +31,8 @@ from .clock import Clock, system_clock
 from .config.schema import Config
 from .console.routes import Console
 from .console.state import read_state
-from .daemon.components import Components, read_gauges
-from .daemon.lifecycle import App
+from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
+from .daemon.lifecycle import App, StopRequest
 from .daemon.manifests import cache_scope, model_adapters, model_temperatures, weights_of
 from .daemon.optional_parts import (
     boot_bundle,
@@ -82,9 +84,24 @@ from .storage.state_folder import StateFolderLock
 if TYPE_CHECKING:
     from models.modalities.process.messages import WorkerSpec
 
+    from .agent.agent import Agent
     from .agent.host import FleetLink
+    from .backends.cloud.credentials import Credentials
+    from .serving.part_encoders import PartEncoders
 
 __all__ = ["App", "build"]
+
+
+@dataclass(frozen=True)
+class _Device:
+    """What every builder reads: the configuration under the bundle, this device's folders, and what is measured."""
+
+    config: Config
+    state_dir: Path | None
+    model_dirs: list[Path]  # the agent puts another bundle's first
+    clock: Clock
+    environ: Mapping[str, str]
+    metrics: Metrics
 
 
 def build(
@@ -117,23 +134,48 @@ def build(
     factory = config
     state_folder = StateFolderLock(state_dir, (CACHE_FILE, DECISIONS_FILE, SPEND_FILE, SHADOW_FILE, JOBS_FILE))
     booted, config = boot_bundle(config, state_folder, clock)
-    model_dirs = [Path(folder) for folder in config.engine.model_dirs]  # the agent puts another bundle's first
-    engines = None
-    if config.engine.enabled:
-        engines = EnginePool(
-            make_engine or make_engine_factory(config.engine, model_dirs, state_dir), weights_of(model_dirs)
-        )
-    metrics = Metrics(lambda: read_gauges(parts))
+    model_dirs = [Path(folder) for folder in config.engine.model_dirs]
+    device = _Device(config, state_dir, model_dirs, clock, environ, Metrics())
     connection, fleet_problem, credentials = None, "", None
     if fleet is None:
-        connection, fleet_problem, credentials = connect_fleet(config, state_dir, clock, metrics)
-    cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
+        connection, fleet_problem, credentials = connect_fleet(config, state_dir, clock, device.metrics)
+    engines = None
+    if config.engine.enabled:
+        make_engine = make_engine or make_engine_factory(config.engine, model_dirs, state_dir)
+        engines = EnginePool(make_engine, weights_of(model_dirs))
     part_encoders = make_part_encoders(config, model_dirs, clock, encoders, speech_detector)
-    record_all = config.decisions.record == "all"
-    learned = LearnedEstimators(model_dirs, always_quality=record_all)
-    spend = SpendStore(state_dir, clock)
+    backends = _build_backends(device, engines, part_encoders, credentials)
+    serving = _build_serving(device, backends)
+    ways_in = _build_ways_in(device, backends, serving)
+    parts = Components(
+        **vars(backends),
+        **vars(serving),
+        **vars(ways_in),
+        started=clock.monotonic(),
+        clock=clock,
+        metrics=device.metrics,
+        fleet=connection,
+        fleet_problem=fleet_problem,
+        state_folder=state_folder,
+    )
+    device.metrics.watch(partial(read_gauges, parts))
+    stop = StopRequest()
+    agent = make_agent(
+        booted, fleet, connection, parts, config=config, factory=factory, model_dirs=model_dirs, restart=stop.restart
+    )
+    return App(config, parts, _build_api(device, parts, agent), SystemdNotifier(environ), agent, stop)
+
+
+def _build_backends(
+    device: _Device, engines: EnginePool | None, part_encoders: PartEncoders | None, credentials: Credentials | None
+) -> Backends:
+    """Construct what generates answers, and the signals of it."""
+    config = device.config
+    cloud = CloudBackend(config.cloud, credentials=credentials) if config.cloud.url else None
+    learned = LearnedEstimators(device.model_dirs, always_quality=config.decisions.record == "all")
+    spend = SpendStore(device.state_dir, device.clock)
     signals = SignalCollector(
-        clock,
+        device.clock,
         spend=spend,
         edge=engines,
         cloud=cloud,
@@ -142,7 +184,62 @@ def build(
         projected=(lambda _: ()) if part_encoders is None else part_encoders.projectors.kinds,
         learned=learned,
     )
+    return Backends(engines=engines, cloud=cloud, encoders=part_encoders, learned=learned, spend=spend, signals=signals)
+
+
+def _build_serving(device: _Device, backends: Backends) -> Serving:
+    """Construct the service and what it keeps, under a policy that the start loads."""
+    config, clock, model_dirs, metrics = device.config, device.clock, device.model_dirs, device.metrics
+    engines, learned, part_encoders = backends.engines, backends.learned, backends.encoders
     admission = Admission(AdmissionLimits())
+    cache = AnswerCache(
+        memory_bytes=config.cache.memory_bytes,
+        disk_bytes=config.cache.disk_bytes,
+        directory=device.state_dir,
+        clock=clock,
+    )
+    decisions = DecisionStore(
+        memory_records=config.decisions.memory_records,
+        max_age_s=config.decisions.max_age_s,
+        directory=device.state_dir,
+        clock=clock,
+    )
+    by_location: dict[Location, Backend] = {}
+    if engines is not None:
+        by_location["edge"] = engines
+    if backends.cloud is not None:
+        by_location["cloud"] = backends.cloud
+    semantic = SemanticAnswers(model_dirs)
+    shadows = Shadows(
+        backends=by_location,
+        admission=admission,
+        make=lambda: make_shadow(device.state_dir, clock, learned, model_dirs),
+        spend=backends.spend,
+        metrics=metrics,
+        clock=clock,
+        chance=random.Random(os.urandom(16)),
+        checks=SemanticChecks(semantic, metrics, random.Random(os.urandom(16))),
+    )
+    timeouts = Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
+    costly = CostlySignals(
+        clock,
+        count_tokens=None if engines is None else engines.count,
+        estimate_quality=None if engines is None else learned.quality,
+        encoders=part_encoders,
+        record_all=config.decisions.record == "all",
+    )
+    records = Records(decisions, backends.spend, metrics, clock)
+    sources = AnswerSources(cache, semantic, SharedGenerations())
+    service = Service(
+        admission=admission,
+        sources=sources,
+        attempts=AttemptRunner(by_location, {"cloud": timeouts}, learned.calibrate, part_encoders),
+        signals=backends.signals,
+        costly=costly,
+        records=records,
+        shadows=shadows,
+        default_deadline_s=config.server.default_deadline_s,
+    )
 
     def activate(policy: Policy) -> None:
         limits = policy.limits
@@ -152,199 +249,108 @@ def build(
         if engines is not None:
             engines.use(policy)
             learned.activate(policy)
-        signals.use(policy)  # the projectors change with their models
+        backends.signals.use(policy)  # the projectors change with their models
         if part_encoders is not None:
             part_encoders.projectors.use({target.model for target in policy.targets if target.at == "edge"})
         shadows.use(policy)
 
     policies = PolicyStore(
         Path(config.policy) if config.policy else DEFAULT_POLICY,
-        state_dir=state_dir,
+        state_dir=device.state_dir,
         clock=clock,
         on_activate=activate,
         on_load=metrics.policy_loaded,
         model_temperature=model_temperatures(model_dirs),
         model_adapters=model_adapters(model_dirs),
     )
-    cache = AnswerCache(
-        memory_bytes=config.cache.memory_bytes,
-        disk_bytes=config.cache.disk_bytes,
-        directory=state_dir,
-        clock=clock,
-    )
-    decisions = DecisionStore(
-        memory_records=config.decisions.memory_records,
-        max_age_s=config.decisions.max_age_s,
-        directory=state_dir,
-        clock=clock,
-    )
-    shared_generations = SharedGenerations()
-    backends = _backends(engines, cloud)
-    semantic = SemanticAnswers(model_dirs)
-    checks = SemanticChecks(semantic, metrics, random.Random(os.urandom(16)))
-    shadows = Shadows(
-        backends=backends,
+    return Serving(
         admission=admission,
-        make=lambda: make_shadow(state_dir, clock, learned, model_dirs),
-        spend=spend,
-        metrics=metrics,
-        clock=clock,
-        chance=random.Random(os.urandom(16)),
-        checks=checks,
-    )
-    records = Records(decisions, spend, metrics, clock)
-    service = Service(
-        admission=admission,
-        sources=AnswerSources(cache, semantic, shared_generations),
-        attempts=AttemptRunner(backends, {"cloud": _cloud_timeouts(config)}, learned.calibrate, part_encoders),
-        signals=signals,
-        costly=CostlySignals(
-            clock,
-            count_tokens=None if engines is None else engines.count,
-            estimate_quality=None if engines is None else learned.quality,
-            encoders=part_encoders,
-            record_all=record_all,
-        ),
+        cache=cache,
+        decisions=decisions,
         records=records,
+        service=service,
         shadows=shadows,
-        default_deadline_s=config.server.default_deadline_s,
+        shared_generations=sources.shared_generations,
+        policies=policies,
     )
-    files = FileStore(state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
+
+
+def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
+    """Construct what takes requests: files, jobs, sound, live sessions, a broker's messages."""
+    config, clock, part_encoders = device.config, device.clock, backends.encoders
+    files = FileStore(device.state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
     reader = RequestReader(config.server, NamedFileReader(files, config.server.max_body_bytes))
-    jobs = JobEntry(
-        state_dir,
-        lambda folder: make_jobs(
-            folder,
-            config.jobs,
-            clock,
-            service=service,
-            cloud=cloud,
-            part_encoders=part_encoders,
-            reader=reader,
-        ),
-    )
+    jobs = JobEntry(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
+    sound = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)
-    sound = AudioEntry(
-        lambda: make_audio(
-            part_encoders,
-            model_dirs,
-            reader,
-            environ,
-            config,
-            admission=admission,
-            records=records,
-            signals=signals,
-            policies=policies,
-        )
-    )
     sessions = Sessions(
         config.realtime,
         DeviceSessions(
             config.realtime,
-            service,
+            serving.service,
             reader,
-            policies,
+            serving.policies,
             clock,
             SessionAudio(
                 sound,
                 transcribes=part_encoders is not None and "audio" in part_encoders.kinds,
                 detect=None if part_encoders is None or part_encoders.detector is None else part_encoders.detector.run,
                 max_sounds=config.modalities.max_parts,
-                speaks=find_program(environ) is not None,
+                speaks=find_program(device.environ) is not None,
                 voice=config.modalities.voice,
             ),
             tracing,
         ),
         clock.monotonic,
     )
-
-    def restart() -> None:
-        app.restart()
-
-    parts = Components(
-        started=clock.monotonic(),
-        clock=clock,
-        policies=policies,
-        admission=admission,
-        cache=cache,
-        decisions=decisions,
-        shared_generations=shared_generations,
-        signals=signals,
-        spend=spend,
-        metrics=metrics,
-        service=service,
-        engines=engines,
-        cloud=cloud,
+    return WaysIn(
         connections=(
             ConnectionTable("tcp", config.server.max_connections, clock.monotonic),
             ConnectionTable("unix", config.server.max_connections, clock.monotonic),
         ),
-        tracing=tracing,
-        encoders=part_encoders,
-        agent=make_agent(
-            booted,
-            fleet,
-            connection,
-            config=config,
-            factory=factory,
-            model_dirs=model_dirs,
-            clock=clock,
-            parts=lambda: parts,
-            restart=restart,
-        ),
-        fleet=connection,
-        fleet_problem=fleet_problem,
-        jobs=jobs,
+        reader=reader,
         files=files,
-        mqtt=make_mqtt_bridge(config, jobs, service, metrics),
-        sessions=sessions,
+        jobs=jobs,
         sound=sound,
-        shadows=shadows,
-        state_folder=state_folder,
+        sessions=sessions,
+        mqtt=make_mqtt_bridge(config, jobs, serving.service, device.metrics),
+        tracing=tracing,
     )
-    console = Console(reader=reader, decisions=decisions, policies=policies, state=lambda: read_state(parts))
+
+
+def _build_api(device: _Device, parts: Components, agent: Agent | None) -> Api:
+    """Construct the HTTP API of all ways in, the console and the inspection."""
+    config, reader, policies = device.config, parts.reader, parts.policies
+    console = Console(
+        reader=reader, decisions=parts.decisions, policies=policies, state=partial(read_state, parts, agent)
+    )
     inspection = Inspection(
-        service=service,
+        service=parts.service,
         reader=reader,
         policies=policies,
-        decisions=decisions,
-        metrics=metrics,
-        clock=clock,
+        decisions=parts.decisions,
+        metrics=device.metrics,
+        clock=device.clock,
         readiness=parts.readiness,
         describe=_describe,
     )
-    api = Api(
-        service=service,
+    return Api(
+        service=parts.service,
         reader=reader,
         policies=policies,
-        records=records,
+        records=parts.records,
         tracing=parts.tracing,
         more_paths={
             **inspection.paths(),
             **console.paths(),
             **parts.jobs.paths(),
-            **FileApi(files, reader, config.server.read_timeout_s).paths(),
-            **sound.paths(),
-            "/v1/realtime": ("GET", sessions.connect),
+            **FileApi(parts.files, reader, config.server.read_timeout_s).paths(),
+            **parts.sound.paths(),
+            "/v1/realtime": ("GET", parts.sessions.connect),
         },
         heartbeat_s=config.server.heartbeat_s,
         as_job=parts.jobs.as_job,
     )
-    app = App(config, parts, api, SystemdNotifier(environ), state_folder)
-    return app
-
-
-def _backends(engines: EnginePool | None, cloud: CloudBackend | None) -> dict[Location, Backend]:
-    backends: dict[Location, Backend] = {}
-    if engines is not None:
-        backends["edge"] = engines
-    if cloud is not None:
-        backends["cloud"] = cloud
-    return backends
-
-
-def _cloud_timeouts(config: Config) -> Timeouts:
-    return Timeouts(first_token_s=config.cloud.first_token_timeout_s, whole_s=config.cloud.timeout_s)
 
 
 def _describe() -> object:

@@ -14,6 +14,7 @@ from ..http.inspection import Readiness
 from ..observability.metrics import RequestCount
 
 if TYPE_CHECKING:
+    from ..agent.agent import Agent
     from .fleet import FleetState
 
 
@@ -43,8 +44,8 @@ class ConsoleState(msgspec.Struct, frozen=True):
     fleet: FleetState | None
 
 
-def read_state(parts: Components) -> ConsoleState:
-    """Return the state of the daemon with these parts."""
+def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
+    """Return the state of the daemon with these parts. `agent`: of a box in a fleet."""
     policy = parts.policies.active
     admission = parts.admission.stats()
     return ConsoleState(
@@ -57,13 +58,13 @@ def read_state(parts: Components) -> ConsoleState:
         concurrent=policy.limits.concurrent,
         queue=policy.limits.queue,
         requests=parts.metrics.request_counts(),
-        fleet=_read_fleet(parts),
+        fleet=_read_fleet(parts, agent),
     )
 
 
-def _read_fleet(parts: Components) -> FleetState | None:
-    if parts.agent is None:
+def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
+    if agent is None:
         return None
     from .fleet import read_fleet  # most boxes are in no fleet and load none of its code
 
-    return read_fleet(parts.agent, parts.fleet)
+    return read_fleet(agent, parts.fleet)

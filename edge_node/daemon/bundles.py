@@ -67,7 +67,7 @@ class BundleHost:
     """The daemon as its agent sees it.
 
     Args:
-        parts: The daemon's components; called when they exist.
+        parts: The daemon's components.
         config: The configuration without a bundle.
         settings: The settings of the bundle that the daemon started with.
         model_dirs: The folders that models are found in, the bundle's first; changed here and read everywhere.
@@ -76,7 +76,7 @@ class BundleHost:
 
     def __init__(
         self,
-        parts: Callable[[], Components],
+        parts: Components,
         config: Config,
         settings: Mapping[str, SettingValue],
         model_dirs: list[Path],
@@ -96,7 +96,7 @@ class BundleHost:
 
     @property
     def policy_file(self) -> Path:
-        return Path(self._parts().policies.report.file)
+        return Path(self._parts.policies.report.file)
 
     @property
     def model_dirs(self) -> Sequence[Path]:
@@ -107,7 +107,7 @@ class BundleHost:
         return int(psutil.virtual_memory().total)
 
     def condition(self) -> BoxCondition:
-        parts = self._parts()
+        parts = self._parts
         readiness = parts.readiness()
         traffic = parts.metrics.traffic()
         if parts.engines is not None:
@@ -127,7 +127,7 @@ class BundleHost:
         before = list(self._model_dirs)
         self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
         try:
-            policy = await asyncio.to_thread(self._parts().policies.check, path)
+            policy = await asyncio.to_thread(self._parts.policies.check, path)
             try:
                 await self._load_models(policy, bundle)
             except UpdateRefused as refusal:
@@ -135,10 +135,10 @@ class BundleHost:
                     raise
                 log.error("%s: %s", refusal.code, refusal.message)
             await asyncio.to_thread(_hash_projectors, policy, tuple(self._model_dirs))
-            await self._parts().policies.follow(path)
+            await self._parts.policies.follow(path)
         except BaseException as error:
             self._model_dirs[:] = before
-            engines = self._parts().engines
+            engines = self._parts.engines
             if engines is not None:
                 with anyio.CancelScope(shield=True):
                     await engines.drop_beside()
@@ -152,7 +152,7 @@ class BundleHost:
         Raises:
             ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
         """
-        engines = self._parts().engines
+        engines = self._parts.engines
         if engines is None:
             return
         models = {} if bundle is None else {model.name: model for model in bundle.manifest.models}
@@ -177,7 +177,7 @@ class BundleHost:
         return bool(need < psutil.virtual_memory().available)
 
     async def check_model(self, model: BundleModel) -> None:
-        engines = self._parts().engines
+        engines = self._parts.engines
         if engines is None:
             raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
         if (model.name, engines.weights(model.name)) not in self._checked_models:

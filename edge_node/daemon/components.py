@@ -16,15 +16,18 @@ from ..clock import Clock
 from ..files.store import FileStore
 from ..http.inspection import Reachability, Readiness
 from ..http.listener import ConnectionTable
+from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry
 from ..modalities.entry import AudioEntry
 from ..observability.metrics import Metrics
 from ..serving.admission import Admission
 from ..serving.generation import SharedGenerations
+from ..serving.request_context import Records
 from ..serving.service import Service
 from ..serving.shadow import Shadows
 from ..sessions.requests import DeviceClient
 from ..signals.collector import SignalCollector
+from ..signals.estimators import LearnedEstimators
 from ..storage.background_sqlite import SqliteStats
 from ..storage.cache import AnswerCache
 from ..storage.decisions import DecisionStore
@@ -33,43 +36,62 @@ from ..storage.spend import SpendStore
 from ..storage.state_folder import StateFolderLock
 
 if TYPE_CHECKING:
-    from ..agent.agent import Agent
     from ..agent.link.connection import FleetConnection
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..serving.part_encoders import PartEncoders
 
 
-@dataclass(frozen=True)
-class Components:
+@dataclass(frozen=True, kw_only=True)
+class Backends:
+    """What generates answers, and the signals of it."""
+
+    engines: EnginePool | None
+    cloud: CloudBackend | None
+    encoders: PartEncoders | None  # of a box that has some
+    learned: LearnedEstimators
+    spend: SpendStore
+    signals: SignalCollector
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """The service, and what it keeps."""
+
+    admission: Admission
+    cache: AnswerCache
+    decisions: DecisionStore
+    records: Records
+    service: Service
+    shadows: Shadows
+    shared_generations: SharedGenerations
+    policies: PolicyStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaysIn:
+    """What takes requests."""
+
+    connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
+    reader: RequestReader
+    files: FileStore
+    jobs: JobEntry
+    sound: AudioEntry
+    sessions: Sessions[DeviceClient]
+    mqtt: MqttBridge | None  # of a box that knows a broker
+    tracing: RequestTracer | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components(Backends, Serving, WaysIn):
     """What `build` constructs; the lifecycle starts and closes it."""
 
     started: float  # monotonic s
     clock: Clock
-    policies: PolicyStore
-    admission: Admission
-    cache: AnswerCache
-    decisions: DecisionStore
-    shared_generations: SharedGenerations
-    signals: SignalCollector
-    spend: SpendStore
     metrics: Metrics
-    service: Service
-    engines: EnginePool | None
-    cloud: CloudBackend | None
-    connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
-    jobs: JobEntry
-    files: FileStore
-    sessions: Sessions[DeviceClient]
-    sound: AudioEntry
-    shadows: Shadows
     state_folder: StateFolderLock
-    tracing: RequestTracer | None = None
-    encoders: PartEncoders | None = None  # of a box that has some
-    agent: Agent | None = None  # of a box that joined a fleet
-    fleet: FleetConnection | None = None  # the same
-    mqtt: MqttBridge | None = None  # of a box that knows a broker
-    fleet_problem: str = ""  # why a box that joined a fleet has none
+    fleet: FleetConnection | None  # of a box that joined a fleet
+    fleet_problem: str  # why such a box has no connection
 
     def readiness(self) -> Readiness:
         """Ready when a target can answer: the engine is loaded, or the cloud is not known to be unreachable."""

@@ -14,6 +14,7 @@ import math
 import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -23,9 +24,11 @@ from router.web_origins import WebOrigins, listener_hosts
 from ..config.schema import Config, ServerConfig
 from ..http.api import Api
 from ..http.listener import Address, ConnectionTable, Listener
-from ..storage.state_folder import StateFolderLock
 from .components import Components
 from .systemd import SystemdNotifier
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +40,30 @@ _STARTING_S = 5.0  # between two messages to systemd while no target can answer
 _GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
+class StopRequest:
+    """Asks the daemon to stop: a signal does, or its agent, to start it again with the settings of another bundle."""
+
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+        self.restarting = False
+
+    def restart(self) -> None:
+        """Let `serve` drain, close and end, to be started anew."""
+        self.restarting = True
+        self.requested.set()
+
+
 class App:
-    """One daemon, constructed by `edge_node.app.build`."""
+    """One daemon, constructed by `edge_node.app.build`. `agent`: of a box that joined a fleet."""
 
     def __init__(
-        self, config: Config, parts: Components, api: Api, notifier: SystemdNotifier, state_folder: StateFolderLock
+        self,
+        config: Config,
+        parts: Components,
+        api: Api,
+        notifier: SystemdNotifier,
+        agent: Agent | None,
+        stop: StopRequest,
     ) -> None:
         self._config = config
         self._parts = parts
@@ -50,10 +72,9 @@ class App:
         self._listener = Listener(
             api.handle, _addresses(config.server, *parts.connections), config.server.read_timeout_s
         )
-        self._state_folder = state_folder
+        self.agent = agent
+        self._stop_request = stop
         self._stop = asyncio.Event()
-        self._stop_requested = asyncio.Event()  # by a signal, or by `restart`
-        self._restarting = False
         self._failed = False
         self._reload_requested = asyncio.Event()  # by SIGHUP
         self._listening = asyncio.Event()
@@ -87,17 +108,12 @@ class App:
     @property
     def restarting(self) -> bool:
         """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
-        return self._restarting
+        return self._stop_request.restarting
 
     @property
     def failed(self) -> bool:
         """After `serve`: a background task ended early, and the daemon with it."""
         return self._failed
-
-    def restart(self) -> None:
-        """Let `serve` drain, close and end, to be started anew."""
-        self._restarting = True
-        self._stop_requested.set()
 
     async def start(self) -> None:
         """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
@@ -108,11 +124,11 @@ class App:
         """
         parts = self._parts
         _raise_file_limit()
-        self._state_folder.acquire()
+        self._parts.state_folder.acquire()
         try:
             parts.policies.load()
         except BaseException:
-            self._state_folder.release()
+            self._parts.state_folder.release()
             raise
         parts.signals.sample()
         parts.cache.start()
@@ -143,14 +159,14 @@ class App:
         log.critical("A background task failed, and the daemon ends: %s", redacted(_first_cause(error)))
         self._failed = True
         self._notifier.stopping("a background task failed")
-        self._stop_requested.set()
+        self._stop_request.requested.set()
         if not started.done():
             started.set_exception(error)
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
         log.info("draining for up to %g s, requests in progress: %d", self._config.server.drain_s, self.in_flight)
-        if self._restarting:
+        if self._stop_request.restarting:
             self._notifier.reloading("draining, to start anew with other settings")
         else:
             self._notifier.stopping("draining")
@@ -186,7 +202,7 @@ class App:
         self._parts.spend.close()
         if self._parts.tracing is not None:
             self._parts.tracing.close()
-        self._state_folder.release()
+        self._parts.state_folder.release()
 
     async def serve(
         self,
@@ -204,17 +220,17 @@ class App:
         a parent that dies (prctl(2), PR_SET_PDEATHSIG).
         """
         loop = asyncio.get_running_loop()
-        stop_requested, abort_requested = self._stop_requested, asyncio.Event()
+        stop_requested, abort_requested = self._stop_request.requested, asyncio.Event()
 
         def terminate() -> None:
             if not stop_requested.is_set():
                 log.info("SIGTERM received")
-            self._restarting = False
+            self._stop_request.restarting = False
             stop_requested.set()
 
         def interrupt() -> None:
             log.info("SIGINT received%s", ": the drain ends now" * stop_requested.is_set())
-            self._restarting = False
+            self._stop_request.restarting = False
             (abort_requested if stop_requested.is_set() else stop_requested).set()
 
         await self.start()
@@ -258,8 +274,8 @@ class App:
                 tasks.start_soon(_every, self._notifier.watchdog_s, self._ping_watchdog)
             tasks.start_soon(parts.shadows.run)
             tasks.start_soon(self._announce_ready)
-            if parts.agent is not None:
-                tasks.start_soon(parts.agent.run)
+            if self.agent is not None:
+                tasks.start_soon(self.agent.run)
             if parts.fleet is not None:
                 tasks.start_soon(parts.fleet.run)
             await parts.jobs.start(tasks)

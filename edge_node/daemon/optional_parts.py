@@ -16,7 +16,6 @@ from models.modalities.installed import find_encoders, find_speech_detector
 from router.errors import ConfigError
 from router.types import Modality
 
-from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import Engine
 from ..clock import Clock
 from ..config.schema import Config, EngineConfig, JobsConfig
@@ -24,12 +23,8 @@ from ..http.api import new_decision_id
 from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry, JobParts
 from ..observability.metrics import Metrics
-from ..serving.admission import Admission
-from ..serving.request_context import Records
 from ..serving.service import Service
-from ..signals.collector import SignalCollector
 from ..signals.estimators import LearnedEstimators
-from ..storage.policies import PolicyStore
 from ..storage.state_folder import StateFolderLock
 from ..version import daemon_version
 from .manifests import transcripts_of, weights_of
@@ -49,7 +44,7 @@ if TYPE_CHECKING:
     from ..serving.part_encoders import PartEncoders
     from ..signals.shadow import ShadowObserver
     from ..storage.shadow import ShadowStore
-    from .components import Components
+    from .components import Backends, Components, Serving
 
 FLEET_FOLDER = "fleet"  # in the state folder
 
@@ -87,12 +82,11 @@ def make_agent(
     booted: Booted | None,
     link: FleetLink | None,
     connection: FleetConnection | None,
+    parts: Components,
     *,
     config: Config,
     factory: Config,
     model_dirs: list[Path],
-    clock: Clock,
-    parts: Callable[[], Components],
     restart: Callable[[], None],
 ) -> Agent | None:
     """Return the agent of a box in a fleet.
@@ -115,7 +109,7 @@ def make_agent(
         booted=booted,
         link=link,
         host=BundleHost(parts, factory, settings, model_dirs, restart),
-        clock=clock,
+        clock=parts.clock,
     )
     if connection is not None:
         follow(connection, agent)
@@ -177,16 +171,12 @@ def make_part_encoders(
 
 
 def make_audio(
-    part_encoders: PartEncoders | None,
-    model_dirs: Sequence[Path],
-    reader: RequestReader,
-    environ: Mapping[str, str],
     config: Config,
-    *,
-    admission: Admission,
-    records: Records,
-    signals: SignalCollector,
-    policies: PolicyStore,
+    environ: Mapping[str, str],
+    model_dirs: Sequence[Path],
+    backends: Backends,
+    serving: Serving,
+    reader: RequestReader,
 ) -> tuple[AudioService, AudioApi]:
     """Return what serves `/v1/audio/*` and the sound of live sessions."""
     from ..modalities.api import AudioApi
@@ -194,12 +184,13 @@ def make_audio(
     from ..modalities.speaker import Speaker
     from ..modalities.voices import Voices
 
+    policies, records = serving.policies, serving.records
     audio = AudioService(
-        None if part_encoders is None else part_encoders.graph,
+        None if backends.encoders is None else backends.encoders.graph,
         Speaker(environ, Voices(model_dirs), config.modalities.voice),
-        admission=admission,
+        admission=serving.admission,
         records=records,
-        signals=signals,
+        signals=backends.signals,
         policy=lambda: policies.active,
         default_deadline_s=config.server.default_deadline_s,
     )
@@ -207,14 +198,7 @@ def make_audio(
 
 
 def make_jobs(
-    folder: Path,
-    config: JobsConfig,
-    clock: Clock,
-    *,
-    service: Service,
-    cloud: CloudBackend | None,
-    part_encoders: PartEncoders | None,
-    reader: RequestReader,
+    folder: Path, config: JobsConfig, backends: Backends, serving: Serving, reader: RequestReader
 ) -> JobParts:
     """Return the outbox of jobs in the state folder, with what runs them."""
     from ..jobs.api import JobApi
@@ -224,17 +208,10 @@ def make_jobs(
     from ..jobs.running.webhooks import WebhookSender
     from ..jobs.store import JobStore
 
+    cloud, service, clock = backends.cloud, serving.service, serving.records.clock
     store = JobStore(folder, config, clock)
-    runner = JobRunner(
-        store,
-        service,
-        cloud,
-        config,
-        clock,
-        new_decision_id,
-        random.Random(os.urandom(16)),
-        part_encoders,
-    )
+    chance = random.Random(os.urandom(16))
+    runner = JobRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
     intake = JobIntake(config, store, runner, service, reader.with_files)
     api = JobApi(store, runner, intake, service, reader)
     webhooks = WebhookSender(store, runner.feed, config.webhooks, clock, random.Random(os.urandom(16)))

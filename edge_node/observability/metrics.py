@@ -67,9 +67,9 @@ class RequestCount(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """All metrics of one daemon. `read_gauges` is called at each scrape."""
+    """All metrics of one daemon."""
 
-    def __init__(self, read_gauges: Callable[[], Iterable[Gauge]] = tuple) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         make = _MetricFactory(self.registry)
         self._requests = make.counter("causeway_edge_requests", "Requests, by route and result.", _REQUEST)
@@ -117,8 +117,11 @@ class Metrics:
         self._usage = make.histogram(
             "gen_ai_client_token_usage", "Tokens per request.", (*_GEN_AI, "gen_ai_token_type"), _TOKENS
         )
-        self.registry.register(GaugeCollector(read_gauges))
         self._models: frozenset[str] = frozenset({AUTO})
+
+    def watch(self, read_gauges: Callable[[], Iterable[Gauge]]) -> None:
+        """Read further gauges at each scrape."""
+        self.registry.register(GaugeCollector(read_gauges))
 
     def set_targets(self, names: Iterable[str]) -> None:
         """Set the target names. Other model names become the label value "other", since clients can invent any."""

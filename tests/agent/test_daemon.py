@@ -56,7 +56,7 @@ async def ask(app: App) -> tuple[int, str]:
 
 
 async def wait_for(app: App, state: BoxState, running: str | None) -> None:
-    agent = app.parts.agent
+    agent = app.agent
     assert agent is not None
     async with asyncio.timeout(120.0):
         while (agent.state, agent.running) != (state, running):  # noqa: ASYNC110 -- nothing tells of both
@@ -120,7 +120,7 @@ async def test_a_policy_that_breaks_answers_is_undone_by_itself(tmp_path: Path, 
         engine.fault = "none"
         assert [status for status, _ in answers] == [503] * 4
         await wait_for(app, BoxState.IDLE, None)
-        agent = app.parts.agent
+        agent = app.agent
         assert agent is not None
         assert agent.row.code == "errors_rose"
         assert list(agent.row.quarantined) == [bundle]
