@@ -1,4 +1,4 @@
-"""Commands that measure models and router signals on files of rows: evaluate, evaluate-scope, evaluate-routing.
+"""Commands that measure models and router signals on files of rows: evaluate, evaluate-routing.
 
 None of them needs torch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -16,8 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from router.types import Confidence
-
 from ..catalog.artifact import Artifact, find_artifact
 from ..evaluate.report import EvaluationReport
 from ..evaluate.routing_curves import RoutingSample, mix
@@ -25,8 +23,6 @@ from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
 from .options import folder, limit_option, models_option, rows_argument, spread_evenly, threads_option
-
-HANDOFF_TOKENS = 8  # the confidence that `evaluate-scope` joins in is the one after this many tokens
 
 _run = click.option("--run", type=folder, help="Keep the models' answers here and reuse them in the next call.")
 _held = click.option(
@@ -73,43 +69,6 @@ def evaluate(
     for report in reports:
         if report.refusal_auroc is not None:
             console.print(f"{report.model}: refusal of out-of-domain requests, AUROC {report.refusal_auroc:.3f}")
-
-
-@click.command("evaluate-scope")
-@rows_argument
-@_held
-@click.option("--model", default="assistant", show_default=True, help="Model whose confidence is joined in.")
-@click.option("--source", default="clinc150", show_default=True, help="Label set of the rows.")
-@_run
-@threads_option(1)
-@models_option
-def evaluate_scope(
-    files: Sequence[Path],
-    held: bool,
-    model: str,
-    source: str,
-    run: Path | None,
-    threads: int,
-    extra_dirs: Sequence[Path],
-) -> None:
-    """Measure out-of-scope detection on FILES (intent `oos` is out of scope): from the prompt alone, and joined with
-    a model's confidence.
-    """
-    from ..signals.lookup import find_judged_artifact, find_signal
-    from ..signals.scope import ScopeEstimator
-    from ..train.signals.scope import measure
-
-    rows = [row for path in files for row in _selected(read_rows(path, source), held)]
-    signal = find_signal("scope", None, extra_dirs)
-    estimator = ScopeEstimator.for_encoder(signal, find_judged_artifact(signal, extra_dirs))
-    with _answers_folder(run) as answers:
-        metrics = measure(estimator, rows, confidence_source(find_artifact(model, extra_dirs), answers, threads))
-    click.echo(f"{metrics.rows} rows, {metrics.outside} of them out of scope")
-    click.echo(f"AUROC from the prompt alone: {metrics.auroc:.4f}")
-    click.echo(
-        f"on the half that was not used for fitting: {metrics.half_auroc:.4f} alone, "
-        f"{metrics.joined_auroc:.4f} with the confidence of {model}"
-    )
 
 
 @click.command("evaluate-routing")
@@ -175,23 +134,6 @@ def evaluate_routing(
         (to / "routing.md").write_text(title + text, encoding="utf-8")
         (to / "routing.csv").write_text(routing_plots.points(mixes), encoding="utf-8")
         (to / "routing.svg").write_text(routing_plots.picture(shown), encoding="utf-8")
-
-
-def confidence_source(model: Artifact, folder: Path, threads: int) -> Callable[[Sequence[str]], list[Confidence]]:
-    """Return a function from texts to the confidence of `model` after its first HANDOFF_TOKENS tokens.
-
-    Args:
-        folder: where the model's answers are kept between calls.
-    """
-    from ..train.signals.calibration import confidence_at
-    from ..train.signals.graded_answers import answer_rows, grade, question
-
-    def confidences(texts: Sequence[str]) -> list[Confidence]:
-        rows = [question(text) for text in texts]
-        graded = grade(rows, answer_rows(model, rows, folder, threads=threads), lambda _: False)
-        return [confidence_at(one, HANDOFF_TOKENS)[0] for one in graded]
-
-    return confidences
 
 
 def _evaluated(
@@ -288,4 +230,4 @@ def _answers_folder(run: Path | None) -> Iterator[Path]:
         yield Path(temporary)
 
 
-COMMANDS: tuple[click.Command, ...] = (evaluate, evaluate_scope, evaluate_routing)
+COMMANDS: tuple[click.Command, ...] = (evaluate, evaluate_routing)

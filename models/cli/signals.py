@@ -1,4 +1,6 @@
-"""Commands that train the router signals: convert-bert, train-encoder, train-quality, train-scope. None needs torch."""
+"""Commands that train the router signals: convert-bert, train-encoder, train-quality, train-spoken,
+train-heard-words. None of them needs torch.
+"""
 
 from __future__ import annotations
 
@@ -275,45 +277,6 @@ def train_heard_words(data: Path, run: Path, to: Path) -> None:
     _print_metrics(publish_signal(file, "heard-words", to, metadata))
 
 
-@click.command("train-scope")
-@data_option
-@_run
-@click.option("--model", default="assistant", show_default=True, help="Model whose confidence is joined in.")
-@to_option
-@click.option("--epochs", type=click.IntRange(1), default=15, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True)
-@threads_option(1)
-def train_scope(data: Path, run: Path, model: str, to: Path, epochs: int, seed: int, threads: int) -> None:
-    """Train out-of-scope detection on CLINC150, over the published encoder."""
-    from ..signals.encoder import SentenceEncoder
-    from ..signals.lookup import find_signal
-    from ..train.data.corpus import Corpus
-    from ..train.signals.scope import train_scope as train
-    from .evaluate import confidence_source
-
-    encoder, corpus = find_signal("embedding", None, (to,)), Corpus.read(data)
-    rows, held = ([row for row in part if row.source == "clinc150"] for part in (corpus.train, corpus.validation))
-    graph = run / "scope.onnx"
-    run.mkdir(parents=True, exist_ok=True)
-    confidences = confidence_source(find_artifact(model, (to,)), run, threads)
-    metrics = train(
-        rows, held, SentenceEncoder(encoder.path), confidences, graph, seed=seed, epochs=epochs, progress=click.echo
-    )
-    metadata = SignalMetadata(
-        kind="scope",
-        architecture="three linear heads (encoder, hashed words, hashed letters), nearest training texts, "
-        "logistic regression",
-        quantisation="int8",
-        command=f"causeway-models train-scope --model {model} --epochs {epochs} --seed {seed}",
-        note="Estimates the probability that a text fits none of CLINC150's intents, from the prompt alone or joined "
-        f"with the confidence of {model} (`causeway-models evaluate-scope` measures it).",
-        metrics=metrics.metrics(),
-        seed=seed,
-        data=(MINILM, *(one for one in ATTRIBUTIONS if one.name == "CLINC150")),
-    )
-    _print_metrics(publish_signal(graph, "encoder-scope", to, metadata, judged=encoder))
-
-
 def _print_metrics(artifact: Artifact) -> None:
     figures = ", ".join(f"{key} {value:g}" for key, value in artifact.manifest.metrics.items())
     click.echo(f"{artifact.path}: {figures}")
@@ -325,5 +288,4 @@ COMMANDS: tuple[click.Command, ...] = (
     train_quality,
     train_spoken,
     train_heard_words,
-    train_scope,
 )

@@ -4,8 +4,7 @@
     calibration     confidence of the first tokens -> probability that the answer is right
     quality         `edge.quality`: the same probability, from the prompt alone
     encoder         sentence embeddings, for the semantic cache
-    scope           out-of-scope detection, on top of the encoder
-    onnx_graph      the ONNX Runtime session that quality, encoder and scope share
+    onnx_graph      the ONNX Runtime session that quality and encoder share
     providers       which processor runs such a graph
 
 Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest).

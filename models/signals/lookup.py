@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..catalog.artifact import SHIPPED, Artifact, ArtifactNotFound, list_artifacts
 
-SignalKind = Literal["embedding", "scope", "edge.quality", "confidence", "pair", "same-answer", "heard-words"]
+SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "same-answer", "heard-words"]
 
 
 def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:

@@ -40,11 +40,11 @@ class OnnxGraph:
         except Exception as error:  # onnxruntime raises classes of its own without a common base
             name = "a graph in memory" if isinstance(model, bytes) else model
             raise ArtifactError(f"{name}: ONNX Runtime cannot load it ({error})") from error
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._outputs = [output.name for output in self._session.get_outputs()][:1]
 
-    def __call__(self, inputs: Arrays, output: str = "") -> NDArray[np.float32]:
-        """Run the graph and return the output named `output`, by default the first one."""
-        result: NDArray[np.float32] = self._session.run([output] if output else self._outputs[:1], inputs)[0]
+    def __call__(self, inputs: Arrays) -> NDArray[np.float32]:
+        """Run the graph and return its first output."""
+        result: NDArray[np.float32] = self._session.run(self._outputs, inputs)[0]
         return result
 
     @property

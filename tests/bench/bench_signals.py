@@ -25,7 +25,6 @@ from models.signals.calibration import ConfidenceCalibrator
 from models.signals.encoder import SentenceEncoder
 from models.signals.lookup import find_judged_artifact, find_signal
 from models.signals.quality import QualityEstimator
-from models.signals.scope import ScopeEstimator
 from router.types import Confidence, Message, Sampling
 
 from .rows import Row, scaled
@@ -67,8 +66,6 @@ def _signal_rows() -> list[Row]:
         rows.append(_row("calibrator", lambda _: calibrator(sure, 8, 0.7, ended=False), None))
     except ArtifactError as error:
         print(f"(signals) not all are measured: {error}")
-    scope = ScopeEstimator.for_encoder(find_signal("scope"), find_signal("embedding"))
-    rows.append(_row("out of scope, encoder included", scope, None))
     rows.append(_row("semantic look-up, 10,000 questions in one bucket", _semantic_lookup(), SEMANTIC))
     return rows
 

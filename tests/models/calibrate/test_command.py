@@ -93,7 +93,7 @@ def test_signals_of_other_weights_are_refused(calibrated: tuple[Path, Result]) -
     """Of the small model, and of the sentence encoder."""
     to, _ = calibrated
     signal, encoder = find_signal("pair", None, (to,)), find_signal("embedding")
-    for small, other in (("assistant-large", encoder), ("assistant", find_signal("scope"))):
+    for small, other in (("assistant-large", encoder), ("assistant", find_signal("edge.quality"))):
         with pytest.raises(ArtifactError, match="made for other"):
             PairEstimator.for_models(signal, find_artifact(small), other)
 

@@ -217,7 +217,7 @@ def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> 
 
 
 def test_an_added_transformer_precedes_the_shipped_table(published: Path, tmp_path: Path) -> None:
-    """The shipped scope estimator keeps its own encoder."""
+    """The shipped judge of the semantic cache keeps its own encoder."""
     convert(published, tmp_path / "large-encoder.onnx", int8=True)
     command = ["add", str(tmp_path / "large-encoder.onnx"), "--to", str(tmp_path / "mine")]
     result = CliRunner().invoke(main, command, catch_exceptions=False)
@@ -225,7 +225,7 @@ def test_an_added_transformer_precedes_the_shipped_table(published: Path, tmp_pa
     found = find_signal("embedding", None, (tmp_path / "mine",))
     assert found.name == "large-encoder"
     assert SentenceEncoder(found.path)("turn on the lights").shape == (WIDTH,)
-    assert find_judged_artifact(find_signal("scope"), (tmp_path / "mine",)) == find_signal("embedding")
+    assert find_judged_artifact(find_signal("same-answer"), (tmp_path / "mine",)) == find_signal("embedding")
     with pytest.raises(ArtifactNotFound, match="not here"):
         find_judged_artifact(found, (tmp_path / "mine",))
 
