@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from ..catalog.artifact import ArtifactError
-from . import assistant, calibrate, catalog, evaluate, panels, pull, semantic, signals
+from . import assistant, calibrate, catalog, evaluate, pull, semantic, signals
 
 
 class _Group(click.Group):
@@ -32,6 +32,6 @@ def main() -> None:
     """Pull, add, check, train, measure and publish models and router signals."""
 
 
-for _module in (catalog, pull, evaluate, assistant, signals, calibrate, semantic, panels):
+for _module in (catalog, pull, evaluate, assistant, signals, calibrate, semantic):
     for _command in _module.COMMANDS:
         main.add_command(_command)

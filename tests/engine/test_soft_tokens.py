@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
-from models.train.export.embedding_rows import embedding_rows
 from router.types import Message, Sampling
 
 from .conftest import Answer, Rig
+from .embedding_rows import embedding_rows
 from .test_prompt_lookup import EveryDraft
 from .tiny_gguf import write_tiny_gguf
 

@@ -28,7 +28,6 @@ from models.llama_cpp.protocol import SoftTokens
 from models.modalities.graph.graph import EncoderGraph
 from models.modalities.process.messages import WorkerSpec
 from models.publish.publish import publish_gguf
-from models.train.export.embedding_rows import embedding_rows
 from router.decision.decide import decide
 from router.parts.reading import find_parts
 from router.policy.compiled import parse_policy
@@ -47,6 +46,7 @@ from router.types import (
     Snapshot,
     TextPart,
 )
+from tests.engine.embedding_rows import embedding_rows
 from tests.engine.tiny_gguf import write_tiny_gguf
 
 from ..edge.box import POLICY, Answer, Box, config, running

@@ -2,9 +2,6 @@
 
 - paced: encoders that take a given time, the shipped assistant; needs Pillow (extra `pictures`)
 - real: Whisper, PP-OCRv4 and a brought model; needs the extras, `causeway-models pull speech` and espeak-ng
-- panels: drawn instrument panels (synthetic) as text facts and as soft tokens; needs the extra `pictures` and a model
-  with a projector (`causeway-models train-panels`)
-- batched: pictures encoded and projected one by one, and eight in a run; as `panels`
 - invoice (`make demo-invoice`): a rendered and a distorted invoice (synthetic), questions typed and spoken, a stalled
   branch; as `real`
 """
@@ -18,12 +15,12 @@ from pathlib import Path
 
 from tests.tool import run_tool
 
-from . import invoice, panels, side_by_side
+from . import invoice, side_by_side
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.modalities", description=__doc__)
-    parser.add_argument("what", choices=("paced", "real", "invoice", "panels", "batched"))
+    parser.add_argument("what", choices=("paced", "real", "invoice"))
     parser.add_argument("--model", default="qwen-05b", help="a brought model that answers in words")
     parser.add_argument("--models", type=Path, action="append", default=[], help="folder of brought models")
     parser.add_argument("--rounds", type=int, default=5)
@@ -33,10 +30,6 @@ def main() -> None:
         holds = asyncio.run(side_by_side.paced(arguments.rounds))
     elif arguments.what == "real":
         holds = asyncio.run(side_by_side.real(arguments.model, arguments.models, arguments.espeak, arguments.rounds))
-    elif arguments.what == "panels":
-        holds = asyncio.run(panels.run(arguments.model, arguments.models, arguments.rounds))
-    elif arguments.what == "batched":
-        holds = panels.batched(arguments.model, arguments.models, arguments.rounds)
     else:
         holds = asyncio.run(invoice.run(arguments.model, arguments.models, arguments.espeak))
     sys.exit(0 if holds else 1)

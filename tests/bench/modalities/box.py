@@ -14,14 +14,14 @@ import msgspec
 from edge_node.app import App, build
 from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig, ServerConfig
 from models.modalities.process.messages import WorkerSpec
-from router.types import DecisionRecord, Fusion, Modality
+from router.types import DecisionRecord, Modality
 
 POLICY = """
 version: 1
 name: modalities
 targets: {{small: {{at: edge, model: {model}, temperature: 0}}}}
 constraints: [{{name: parts-stay, keep: parts_on_device}}]
-routes: [{{name: device, use: [small], fusion: {fusion}}}]
+routes: [{{name: device, use: [small]}}]
 """
 
 
@@ -77,12 +77,11 @@ async def benched(
     folders: Sequence[Path] = (),
     encoders: Mapping[Modality, WorkerSpec] | None = None,
     modalities: ModalitiesConfig | None = None,
-    fusion: Fusion = "late",
 ) -> AsyncIterator[Bench]:
     """A running daemon whose only target is `model`. `encoders`: None: those that are installed."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policy.yaml"
-        policy.write_text(POLICY.format(model=model, fusion=fusion))
+        policy.write_text(POLICY.format(model=model))
         state = Path(folder) / "state"
         config = Config(
             policy=str(policy),
