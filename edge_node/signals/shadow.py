@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from models.calibrate.drift import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.calibrate.label import answers_agree
 from models.calibrate.shadow import ShadowAnswer
-from models.evaluate.calibration import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.signals.encoder import SentenceEncoder
 from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, prompt_features

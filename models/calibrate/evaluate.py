@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evaluate.calibration import calibration_error
-from ..evaluate.routing_curves import apgr
 from ..signals.pair import LENGTH_INPUT
 from ..train.signals.optimizers import Array64
+from .drift import calibration_error
 from .fit import Indices, Rows, Unseen
+from .routing_curves import apgr
 
 BOOTSTRAPS = 400
 LEAST_ROWS = 20  # of a task, from which it is judged by itself

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..evaluate.routing_curves import RoutingSample, mix
-from ..evaluate.routing_plots import picture
 from ..signals.pair import ModelIdentity, PairHandoff
 from ..train.signals.optimizers import Array64
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
+from .routing_curves import RoutingSample, mix
+from .routing_plots import picture
 
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10

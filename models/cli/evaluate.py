@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from ..calibrate.routing_curves import RoutingSample, mix
 from ..catalog.artifact import Artifact, find_artifact
 from ..evaluate.report import EvaluationReport
-from ..evaluate.routing_curves import RoutingSample, mix
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
@@ -110,7 +110,7 @@ def evaluate_routing(
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.
     """
-    from ..evaluate import routing_plots
+    from ..calibrate import routing_plots
 
     rows = [row for path in files for row in read_rows(path) if not held or _unseen(row)]
     with _answers_folder(run) as answers:

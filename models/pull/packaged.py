@@ -108,7 +108,7 @@ def check_memory(model: PackagedModel, usable_bytes: int, device: str) -> None:
 
 def _make(made: RemoteFile, sources: Sequence[Path]) -> Path:
     """Make the file in the cache. Raises PullError if it is not the one that was tested."""
-    from ..train.pictures.efficientnet import convert
+    from .efficientnet import convert
 
     target = cache_folder() / made.name
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalog.artifact import Artifact, Manifest, ProjectorEntry, save_manifest, sha256_of
-from models.train.signals.onnx_writer import FLOAT, UINT8, Node, Port, write_onnx
+from models.pull.onnx_writer import FLOAT, UINT8, Node, Port, write_onnx
 
 ENCODER = "brightness"
 _SIDE = 4

@@ -9,9 +9,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
+from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
+from models.calibrate.routing_plots import picture, points, table
 from models.cli.commands import main
-from models.evaluate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
-from models.evaluate.routing_plots import picture, points, table
 
 
 def samples() -> list[RoutingSample]:

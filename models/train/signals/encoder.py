@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 
 from ...catalog.artifact import sha256_of
+from ...pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from ...signals.encoder import PIECES_KEY, SentenceEncoder, Vector
-from .onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from .optimizers import Adam, Indices
 
 DIMENSIONS = 256

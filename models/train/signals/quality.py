@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ...calibrate.drift import calibration_error
 from ...evaluate.assistant import auroc
-from ...evaluate.calibration import calibration_error
 from ...function_calls.dataset import is_held_out
+from ...pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from ...signals.quality import BUCKETS, QualityEstimator, features
 from .graded_answers import GradedAnswer, traffic_weights
-from .onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from .optimizers import Adam, Array32, Array64, fit_logistic
 
 WIDTH, HIDDEN, EPOCHS, BATCH = 32, 16, 4, 256

@@ -22,9 +22,9 @@ from models.calibrate.evaluate import (
 from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
+from models.calibrate.routing_curves import apgr
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
-from models.evaluate.routing_curves import apgr
 from models.signals.encoder import SentenceEncoder
 from models.train.signals.optimizers import Array64
 from router.types import Confidence

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from models.catalog.artifact import ArtifactError
-from models.train.pictures.efficientnet import write_classifier
-from models.train.pictures.torch_file import read_tensors
+from models.pull.efficientnet import write_classifier
+from models.pull.torch_file import read_tensors
 
 torch = pytest.importorskip("torch", reason="needs torch, which makes models (extra train)")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -15,11 +15,11 @@ pytest.importorskip("onnxruntime")
 
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, load_artifact, verify_artifact
 from models.cli.commands import main
+from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
 from models.signals.lookup import find_judged_artifact, find_signal
 from models.train.signals.bert_to_onnx import convert
 from models.train.signals.encoder import distill
-from models.train.signals.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from tests.models.train.requirements import need_training_packages
 
 PIECES = [

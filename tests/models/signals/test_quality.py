@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from models.calibrate.drift import calibration_error
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
 from models.cli.commands import main
-from models.evaluate.calibration import calibration_error
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.lookup import find_signal

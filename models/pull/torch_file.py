@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...catalog.artifact import ArtifactError
+from ..catalog.artifact import ArtifactError
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _LENGTH = struct.Struct("<q")

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...catalog.artifact import ArtifactError
-from ..signals.onnx_writer import FLOAT, UINT8, Attribute, Constant, Node, Port, write_onnx
+from ..catalog.artifact import ArtifactError
+from .onnx_writer import FLOAT, UINT8, Attribute, Constant, Node, Port, write_onnx
 from .torch_file import read_tensors
 
 Weights = Mapping[str, NDArray[np.float32]]

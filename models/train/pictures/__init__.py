@@ -1,1 +1,0 @@
-"""A picture classifier from published weights: `torch_file` reads them without torch, `efficientnet` writes ONNX."""
