@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..signals.pair import LENGTH_INPUT
-from ..train.signals.optimizers import Array64
-from .drift import calibration_error
+from .drift import Array64, calibration_error
 from .fit import Indices, Rows, Unseen
 from .routing_curves import apgr
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..signals.calibration import LinearLogit, log_odds
 from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairParameters, PairStage, handoff_inputs
-from ..train.signals.optimizers import Array64, fit_logistic
+from .drift import Array64
 from .label import LabelledAnswer
 
 FOLDS = 5
@@ -30,6 +30,8 @@ _MOST_RIDGE = 10.0  # of what is added to the gain of the kind: it still tells p
 _HANDOFF_RIDGES = (0.01, 0.1, 1.0, 10.0, 1000.0)  # the last one leaves `edge.quality` alone
 _FREE = 1e-6  # penalty of the kinds' gain as an input of `edge.quality`, and of `edge.quality` as one of a handoff
 _EVEN = 1e-9
+_LEAST_RIDGE = 1e-4  # penalty of an input that has no other
+_NEWTON_STEPS = 60
 
 Indices = NDArray[np.int64]
 
@@ -264,3 +266,29 @@ def _unseen(inputs: Array64, truth: NDArray[np.bool_], ridges: Sequence[float], 
 def _log_losses(predicted: Array64, truth: NDArray[np.bool_]) -> Array64:
     losses: Array64 = -np.log(np.where(truth, predicted, 1 - predicted))
     return losses
+
+
+def fit_logistic(
+    inputs: Array64, truth: NDArray[np.bool_], weights: Array64, ridges: Sequence[float] = ()
+) -> LinearLogit:
+    """Fit a logistic regression by Newton's method on standardised inputs.
+
+    Args:
+        inputs: [rows, inputs].
+        truth: [rows].
+        weights: [rows], of each row in the loss.
+        ridges: one L2 penalty per input; default: a small one for all.
+    """
+    mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
+    scaled = np.concatenate([(inputs - mean) / spread, np.ones((len(inputs), 1))], axis=1)
+    ridge = len(inputs) * np.diag([*(ridges or [_LEAST_RIDGE] * inputs.shape[1]), 1e-6])
+    line = np.zeros(scaled.shape[1])
+    for _ in range(_NEWTON_STEPS):
+        predicted = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))
+        hessian = (scaled * (weights * predicted * (1 - predicted))[:, None]).T @ scaled + ridge
+        step = np.linalg.solve(hessian, scaled.T @ (weights * (predicted - truth)) + ridge @ line)
+        line = line - step
+        if float(np.abs(step).max()) < 1e-8:
+            break
+    slopes = line[:-1] / spread
+    return LinearLogit(tuple(float(slope) for slope in slopes), float(line[-1] - slopes @ mean))

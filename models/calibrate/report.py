@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ..signals.pair import ModelIdentity, PairHandoff
-from ..train.signals.optimizers import Array64
+from .drift import Array64
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
 from .routing_curves import RoutingSample, mix

@@ -13,10 +13,10 @@ from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.lookup import find_signal
 from ..signals.pair import PairHandoff, PairParameters, find_pair, prompt_features
-from ..train.signals.optimizers import Array64
 from . import SHADOW_FILE as FILE
 from .answers import AnswerLog
 from .ask import LEAST_PROMPTS, Echo, Plan
+from .drift import Array64
 from .evaluate import (
     BOTH,
     PROMPT,

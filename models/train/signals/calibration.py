@@ -15,6 +15,8 @@ import numpy as np
 
 from router.types import Confidence
 
+from ...calibrate.drift import Array64
+from ...calibrate.fit import fit_logistic
 from ...signals.calibration import (
     CalibrationParameters,
     CalibrationStage,
@@ -23,7 +25,6 @@ from ...signals.calibration import (
     log_odds,
 )
 from .graded_answers import CONFIDENCE_TOKENS, GradedAnswer, traffic_weights
-from .optimizers import Array64, fit_logistic
 from .quality import QualityMetrics, correctness, halves, measure
 
 

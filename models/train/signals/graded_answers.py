@@ -15,6 +15,7 @@ import numpy as np
 
 from router.types import Confidence
 
+from ...calibrate.drift import Array64
 from ...catalog.artifact import Artifact
 from ...chat.template import PromptRenderer
 from ...evaluate.greedy import Answer, GreedyModel
@@ -22,7 +23,6 @@ from ...function_calls.call import parse_call, score_answer
 from ...function_calls.dataset import Row
 from ...function_calls.grammar import ANSWER_TOKENS, call_grammar
 from ...function_calls.intents import OUT_OF_SCOPE
-from .optimizers import Array64
 
 CONFIDENCE_TOKENS = 16  # number of first tokens whose confidence is recorded
 DOMAIN_SHARE = 0.7  # share of in-domain requests in the traffic that probabilities are calibrated for

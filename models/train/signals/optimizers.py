@@ -1,19 +1,12 @@
-"""Adam and logistic regression in numpy, for models too small to need torch."""
+"""Adam in numpy, for models too small to need torch."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...signals.calibration import LinearLogit
-
 Array32 = NDArray[np.float32]
-Array64 = NDArray[np.float64]
 Indices = NDArray[np.int64]
-_RIDGE = 1e-4
-_NEWTON_STEPS = 60
 
 
 class Adam:
@@ -37,29 +30,3 @@ class Adam:
         steps = self._steps[rows]
         step = (mean / (1 - 0.9**steps)) / (np.sqrt(square / (1 - 0.999**steps)) + 1e-8)
         self.value[rows] -= rate * (step + self._decay * self.value[rows])
-
-
-def fit_logistic(
-    inputs: Array64, truth: NDArray[np.bool_], weights: Array64, ridges: Sequence[float] = ()
-) -> LinearLogit:
-    """Fit a logistic regression by Newton's method on standardised inputs.
-
-    Args:
-        inputs: [rows, inputs].
-        truth: [rows].
-        weights: [rows], of each row in the loss.
-        ridges: one L2 penalty per input; default: a small one for all.
-    """
-    mean, spread = inputs.mean(axis=0), inputs.std(axis=0) + 1e-9
-    scaled = np.concatenate([(inputs - mean) / spread, np.ones((len(inputs), 1))], axis=1)
-    ridge = len(inputs) * np.diag([*(ridges or [_RIDGE] * inputs.shape[1]), 1e-6])
-    line = np.zeros(scaled.shape[1])
-    for _ in range(_NEWTON_STEPS):
-        predicted = 1 / (1 + np.exp(-np.clip(scaled @ line, -30, 30)))
-        hessian = (scaled * (weights * predicted * (1 - predicted))[:, None]).T @ scaled + ridge
-        step = np.linalg.solve(hessian, scaled.T @ (weights * (predicted - truth)) + ridge @ line)
-        line = line - step
-        if float(np.abs(step).max()) < 1e-8:
-            break
-    slopes = line[:-1] / spread
-    return LinearLogit(tuple(float(slope) for slope in slopes), float(line[-1] - slopes @ mean))

@@ -14,13 +14,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...calibrate.drift import calibration_error
+from ...calibrate.drift import Array64, calibration_error
+from ...calibrate.fit import fit_logistic
 from ...evaluate.assistant import auroc
 from ...function_calls.dataset import is_held_out
 from ...pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from ...signals.quality import BUCKETS, QualityEstimator, features
 from .graded_answers import GradedAnswer, traffic_weights
-from .optimizers import Adam, Array32, Array64, fit_logistic
+from .optimizers import Adam, Array32
 
 WIDTH, HIDDEN, EPOCHS, BATCH = 32, 16, 4, 256
 RATE, DECAY, DROPOUT = 3e-3, 1e-2, 0.1

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from ...calibrate.fit import fit_logistic
 from ...evaluate.greedy import Answer
 from ...signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
 from ..data.transcripts import TranscribedRow
 from .calibration import confidence_at, probability_at
 from .graded_answers import GradedAnswer, grade
-from .optimizers import fit_logistic
 from .quality import correctness, halves
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from models.calibrate.answers import ModelAnswer, PairAnswers
+from models.calibrate.drift import Array64
 from models.calibrate.evaluate import (
     BOTH,
     PROMPT,
@@ -26,7 +27,6 @@ from models.calibrate.routing_curves import apgr
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
 from models.signals.encoder import SentenceEncoder
-from models.train.signals.optimizers import Array64
 from router.types import Confidence
 from tests.models.calibrate.pairs import EASY, answered, prompts
 
