@@ -159,11 +159,26 @@ def _try_template(file: Path, template: str) -> None:
 
 
 def _try_load(file: Path, context: int) -> None:
-    """Load the file with llama.cpp and decode one step."""
-    from ..evaluate.greedy import GreedyModel
+    """Load the file with llama.cpp and decode one step: unlike the engine, whatever this machine's memory."""
+    import llama_cpp.llama_cpp as native
 
-    with GreedyModel(file, slots=1, context=min(context, _CHECK_CONTEXT_TOKENS), threads=1) as model:
-        model.logits(model.tokenize("hello") or [0])
+    from ..llama_cpp.native import bindings
+    from ..llama_cpp.native.vocabulary import Vocabulary
+
+    bindings.start_backend()
+    model = native.llama_model_load_from_file(str(file).encode(), native.llama_model_default_params())
+    if not model:
+        raise ArtifactError(f"{file}: llama.cpp cannot load it: {bindings.last_errors() or 'it does not say why'}")
+    params = native.llama_context_default_params()
+    params.n_ctx, params.n_threads, params.n_threads_batch = min(context, _CHECK_CONTEXT_TOKENS), 1, 1
+    pointer = native.llama_init_from_model(model, params)
+    if not pointer:
+        raise ArtifactError(f"{file}: llama.cpp cannot allocate a context of {params.n_ctx} tokens")
+    ids = Vocabulary(model).encode("hello", special=True)
+    tokens = (native.llama_token * max(1, len(ids)))(*ids)
+    code = native.llama_decode(pointer, native.llama_batch_get_one(tokens, len(tokens)))
+    if code:
+        raise ArtifactError(f"{file}: llama_decode failed with code {code}")
 
 
 def _examine_adapter(file: Path, model: Path) -> None:
