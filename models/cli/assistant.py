@@ -15,17 +15,8 @@ from ..catalog.gguf import read_gguf
 from ..function_calls.catalog import CATALOG, catalog_of, save_catalog
 from ..function_calls.dataset import INTENT_SOURCES, Row, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
-from .options import (
-    data_option,
-    existing_file,
-    existing_folder,
-    file,
-    folder,
-    mebibytes,
-    rows_argument,
-    threads_option,
-    to_option,
-)
+from ..train.options import data_option, rows_argument
+from .options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
 from .signals import MINILM
 
 _importance = click.option("--importance", type=existing_file, help="Importance matrix from the command importance.")
@@ -275,7 +266,7 @@ def publish(
     gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str, minilm: bool
 ) -> None:
     """Make an artifact of a GGUF trained here: weights, manifest, and card with the measured figures."""
-    from ..publish.publish import publish_assistant
+    from ..train.publish import publish_assistant
 
     teachers = (MINILM,) if minilm else ()
     artifact = publish_assistant(

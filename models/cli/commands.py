@@ -7,24 +7,12 @@ from __future__ import annotations
 
 import click
 
-from ..catalog.artifact import ArtifactError
 from . import assistant, calibrate, catalog, evaluate, pull, semantic, signals
+from .options import CommandGroup
 
 
-class _Group(click.Group):
-    """Prints expected errors as one line instead of a traceback."""
-
-    def invoke(self, ctx: click.Context) -> object:
-        try:
-            return super().invoke(ctx)
-        except ArtifactError as error:
-            raise click.ClickException(str(error)) from error
-        except ModuleNotFoundError as error:
-            if error.name in ("torch", "tokenizers"):
-                raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[train]'") from error
-            if error.name in ("huggingface_hub", "httpx2"):
-                raise click.ClickException(f"{error.name} is not installed: pip install 'causeway[hub]'") from error
-            raise
+class _Group(CommandGroup):
+    extras = {**CommandGroup.extras, "torch": "causeway[train]", "tokenizers": "causeway[train]"}
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

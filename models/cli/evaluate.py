@@ -22,7 +22,8 @@ from ..evaluate.report import EvaluationReport
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
 from ..function_calls.intents import is_device_row
-from .options import folder, limit_option, models_option, rows_argument, spread_evenly, threads_option
+from ..train.options import limit_option, rows_argument, spread_evenly
+from .options import folder, models_option, threads_option
 
 _run = click.option("--run", type=folder, help="Keep the models' answers here and reuse them in the next call.")
 _held = click.option(
@@ -110,7 +111,8 @@ def evaluate_routing(
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.
     """
-    from ..calibrate import routing_plots
+    from ..calibrate.routing_plots import picture
+    from ..evaluate.routing_table import points, table
 
     rows = [row for path in files for row in read_rows(path) if not held or _unseen(row)]
     with _answers_folder(run) as answers:
@@ -125,15 +127,15 @@ def evaluate_routing(
         )
     names = list(samples[0].signals) if samples else []
     mixes = [mix(samples, share, names) for share in shares]
-    text = routing_plots.table(mixes, len(samples))
+    text = table(mixes, len(samples))
     click.echo(text)
     if to is not None:
         to.mkdir(parents=True, exist_ok=True)
         shown = min(mixes, key=lambda one: abs(one.domain_share - 0.8))
         title = f"# Routing between {device} and {cloud}\n\n![curve](routing.svg)\n\n"
         (to / "routing.md").write_text(title + text, encoding="utf-8")
-        (to / "routing.csv").write_text(routing_plots.points(mixes), encoding="utf-8")
-        (to / "routing.svg").write_text(routing_plots.picture(shown), encoding="utf-8")
+        (to / "routing.csv").write_text(points(mixes), encoding="utf-8")
+        (to / "routing.svg").write_text(picture(shown), encoding="utf-8")
 
 
 def _evaluated(

@@ -1,14 +1,14 @@
-"""Options and formatting that several `causeway-models` commands share."""
+"""The command group, options and formatting that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
-from ..function_calls.dataset import Row
+from ..catalog.artifact import ArtifactError
 
 T = TypeVar("T", bound=Callable[..., Any] | click.Command)
 
@@ -17,28 +17,31 @@ existing_folder = click.Path(exists=True, file_okay=False, path_type=Path)
 file = click.Path(dir_okay=False, path_type=Path)
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
-data_option = click.option(
-    "--data", type=existing_folder, required=True, help="Folder with intents/*.jsonl and routing/*.jsonl."
-)
 models_option = click.option(
     "--models", "extra_dirs", multiple=True, type=folder, help="Search these folders for models first."
 )
 to_option = click.option("--to", type=folder, required=True, help="Folder of models to publish to.")
-rows_argument = click.argument("files", nargs=-1, required=True, type=existing_file)
-limit_option = click.option(
-    "--limit", type=click.IntRange(1), help="Use at most this many rows of each file, spread evenly."
-)
+
+
+class CommandGroup(click.Group):
+    """Prints expected errors as one line instead of a traceback."""
+
+    extras: ClassVar[Mapping[str, str]] = {"huggingface_hub": "causeway[hub]", "httpx2": "causeway[hub]"}
+    """What to install where a package is missing, by the package's name."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ArtifactError as error:
+            raise click.ClickException(str(error)) from error
+        except ModuleNotFoundError as error:
+            if (extra := self.extras.get(error.name or "")) is None:
+                raise
+            raise click.ClickException(f"{error.name} is not installed: pip install '{extra}'") from error
 
 
 def threads_option(default: int) -> Callable[[T], T]:
     return click.option("--threads", type=click.IntRange(1), default=default, show_default=True, help="CPU threads.")
-
-
-def spread_evenly(rows: Sequence[Row], limit: int | None) -> Sequence[Row]:
-    """Return at most `limit` rows, evenly spaced over `rows`, so that every source is represented."""
-    if limit is None or len(rows) <= limit:
-        return rows
-    return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def mebibytes(size_bytes: int) -> str:

@@ -14,8 +14,10 @@ from rich.table import Table
 from ..catalog.artifact import ArtifactError
 from ..evaluate.same_answer import SOURCES, LabelledRow, Part, label
 from ..function_calls.dataset import INTENT_SOURCES, read_rows
-from ..publish.publish import ATTRIBUTIONS, SignalMetadata, publish_signal
-from .options import data_option, folder, models_option, to_option
+from ..publish.publish import SignalMetadata, publish_signal
+from ..train.options import data_option
+from ..train.publish import ATTRIBUTIONS
+from .options import folder, models_option, to_option
 
 if TYPE_CHECKING:
     from ..semantic.judge import Judge

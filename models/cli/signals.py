@@ -12,19 +12,10 @@ import msgspec
 
 from ..catalog.artifact import Artifact, DataSource, find_artifact
 from ..function_calls.dataset import Row
-from ..publish.publish import ATTRIBUTIONS, SignalMetadata, publish_signal
-from .options import (
-    data_option,
-    existing_file,
-    existing_folder,
-    file,
-    folder,
-    limit_option,
-    mebibytes,
-    spread_evenly,
-    threads_option,
-    to_option,
-)
+from ..publish.publish import SignalMetadata, publish_signal
+from ..train.options import data_option, limit_option, spread_evenly
+from ..train.publish import ATTRIBUTIONS
+from .options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
 
 MINILM = DataSource(
     "all-MiniLM-L6-v2", "Apache-2.0", "sentence-transformers/all-MiniLM-L6-v2 (Reimers and Gurevych 2019): the teacher"
@@ -164,6 +155,7 @@ def train_quality(
         note=f"Estimates from the prompt alone the probability that {model} answers it correctly.",
         metrics=quality_metrics.metrics(),
         seed=seed,
+        data=ATTRIBUTIONS,
     )
     _print_metrics(publish_signal(graph, "edge-quality", to, metadata, judged=judged))
     metadata = SignalMetadata(
@@ -174,6 +166,7 @@ def train_quality(
         note=f"Maps the confidence of the first tokens of an answer by {model} to the probability that it is correct.",
         metrics=calibration_metrics.metrics(),
         seed=seed,
+        data=ATTRIBUTIONS,
     )
     _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
 
@@ -246,6 +239,7 @@ def train_spoken(
         f"{len(measured_on)} others.",
         metrics={**typed.manifest.metrics, **figures.metrics()},
         seed=typed.manifest.seed,
+        data=ATTRIBUTIONS,
     )
     _print_metrics(publish_signal(file, typed.name, to, metadata, judged=judged, appendix=ROUTING_LINK))
 

@@ -1,1 +1,3 @@
-"""Measures models: `greedy` answers prompts with llama.cpp, `assistant` scores the answers into a `report`."""
+"""Measures models: `greedy` answers prompts with llama.cpp, `assistant` scores the answers into a `report`;
+`routing_table` shows routing curves.
+"""

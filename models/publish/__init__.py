@@ -1,5 +1,4 @@
 """Turns weights into artifacts: a folder with weights, manifest and card.
 
-Read `publish` first (artifacts of our own training), then `add` (a user's own file) and `card` (the README beside the
-weights).
+Read `publish` first (manifest and card), then `add` (a user's own file) and `check` (a file of unknown origin).
 """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -22,35 +22,23 @@ from ..catalog.artifact import (
     verify_artifact,
 )
 from ..catalog.gguf import read_gguf
-from ..evaluate.report import EvaluationReport
-from ..function_calls.catalog import CATALOG
-from ..function_calls.grammar import ANSWER_TOKENS
 from ..signals.lookup import SignalKind
-from .card import card
 from .placing import Placing, place
 
 LICENCE = "Apache-2.0"
-ATTRIBUTIONS = (
-    DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),
-    DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
-    DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
-    DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
-    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to refuse"),
-    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to refuse"),
-)
 
 
 class SignalMetadata(msgspec.Struct, frozen=True):
     """Manifest fields of a signal that its file does not hold."""
 
-    kind: SignalKind | Literal[""]  # "": a picture encoder, which computes no signal
+    kind: SignalKind
     architecture: str
     quantisation: str
     command: str
     note: str
     metrics: Mapping[str, float]
     seed: int | None = None
-    data: tuple[DataSource, ...] = ATTRIBUTIONS
+    data: tuple[DataSource, ...] = ()
 
 
 def publish_gguf(
@@ -116,47 +104,6 @@ def publish_gguf(
     return artifact
 
 
-def publish_assistant(
-    weights: Path,
-    name: str,
-    root: Path,
-    *,
-    report: Path | None,
-    command: str,
-    seed: int | None,
-    note: str,
-    teachers: tuple[DataSource, ...] = (),
-) -> Artifact:
-    """Publish one of the assistants trained here.
-
-    Args:
-        report: the output of `evaluate --json`; its figures go into the manifest and the card.
-        teachers: pretrained models to attribute beside the training data.
-    """
-    reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
-    reports = [one for one in reports if one.model == name] or reports
-    metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
-    artifact = publish_gguf(
-        weights,
-        name,
-        root,
-        data=(*ATTRIBUTIONS, *teachers),
-        metrics=metrics,
-        command=command,
-        licence=LICENCE,
-        seed=seed,
-        note=note,
-        catalog_sha256=sha256_of(CATALOG),
-        # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.
-        temperature=0.0,
-        answer_tokens=ANSWER_TOKENS,
-        answers="calls",
-        transcripts="spoken",
-    )
-    write_card(artifact)
-    return artifact
-
-
 def publish_signal(
     weights: Path,
     name: str,
@@ -197,13 +144,51 @@ def publish_signal(
     partial.replace(folder / manifest.file)
     artifact = save_manifest(manifest, folder)
     verify_artifact(artifact)
-    write_card(artifact, appendix)
+    (folder / "README.md").write_text(signal_card(manifest, appendix), encoding="utf-8")
     return artifact
 
 
-def write_card(artifact: Artifact, appendix: Sequence[str] = ()) -> None:
-    """Write the model card beside the weights, from the manifest alone. `appendix`: lines of Markdown at its end."""
-    (artifact.folder / "README.md").write_text(card(artifact.manifest, appendix), encoding="utf-8")
+def signal_card(manifest: Manifest, appendix: Sequence[str] = ()) -> str:
+    """Return the card of a signal: `card` with its figures, and `appendix` at the end."""
+    figures = [f"- {key}: {value:g}" for key, value in manifest.metrics.items()]
+    measured = ["## Measured", "", "On prompts held back from training.", "", *figures] if figures else []
+    return card(manifest, manifest.note, measured, appendix)
+
+
+def card(
+    manifest: Manifest,
+    purpose: str,
+    measured: Sequence[str],
+    appendix: Sequence[str] = (),
+    facts: Mapping[str, str] | None = None,
+) -> str:
+    """Return the model card, the `README.md` beside the weights: purpose, facts, figures, and training data.
+
+    Args:
+        manifest: describes the weights.
+        purpose: what the model is for.
+        measured: lines of Markdown about its figures.
+        appendix: lines of Markdown at the end.
+        facts: further rows of the table of facts; empty ones are left out.
+    """
+    parameters = f", {manifest.parameters:,} parameters" if manifest.parameters else ""
+    rows = {
+        "architecture": manifest.architecture + parameters,
+        "weights": f"{manifest.quantisation}, {manifest.size_bytes:,} bytes",
+        "licence": manifest.licence,
+        "made by": f"`{manifest.command}`" if manifest.command else "",
+        **(facts or {}),
+    }
+    data = [f"- {one.name} ({one.licence}): {one.attribution}" for one in manifest.data]
+    sections = [
+        [f"# {manifest.name}"],
+        [textwrap.fill(purpose, 120, break_long_words=False, break_on_hyphens=False)] if purpose else [],
+        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items() if value)],
+        measured,
+        ["## Trained on", "", *data] if data else [],
+        appendix,
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
 
 
 def _hash(text: str) -> str:

@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
-from models.calibrate.routing_plots import picture, points, table
+from models.calibrate.routing_plots import picture
 from models.cli.commands import main
+from models.evaluate.routing_table import points, table
 
 
 def samples() -> list[RoutingSample]:

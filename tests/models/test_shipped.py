@@ -12,8 +12,9 @@ from models.catalog.gguf import read_gguf
 from models.chat.template import PromptRenderer
 from models.cli.signals import ROUTING_LINK
 from models.function_calls.call import parse_call
-from models.publish.card import card
+from models.publish.publish import signal_card
 from models.signals.quality import QualityEstimator
+from models.train.publish import assistant_card
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -46,10 +47,11 @@ def test_manifest_and_card_agree_with_the_weights(artifact: Artifact) -> None:
 @pytest.mark.parametrize("artifact", list_artifacts(), ids=lambda artifact: artifact.name)
 def test_cards_are_generated_from_the_manifests(artifact: Artifact) -> None:
     """The calibrator's card ends with a link to the routing figures, a calibrated pair's with its report."""
-    written = (artifact.folder / "README.md").read_text(encoding="utf-8")
+    written, manifest = (artifact.folder / "README.md").read_text(encoding="utf-8"), artifact.manifest
     report = artifact.folder / "report.md"
     appendix = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
-    assert written in (card(artifact.manifest, appendix), card(artifact.manifest, ROUTING_LINK))
+    cards = [assistant_card(manifest)] if manifest.format == "gguf" else []
+    assert written in (*cards, signal_card(manifest, appendix), signal_card(manifest, ROUTING_LINK))
 
 
 def test_only_the_device_model_refuses() -> None:

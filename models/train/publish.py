@@ -1,12 +1,25 @@
-"""The model card in Markdown, generated from a manifest: purpose, facts, measured figures, training data, limits."""
+"""Publish the assistants that are trained here: weights, manifest, and card with the measured figures."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from ..catalog.artifact import Manifest
+import msgspec
 
+from ..catalog.artifact import Artifact, DataSource, Manifest, sha256_of
+from ..evaluate.report import EvaluationReport
+from ..function_calls.catalog import CATALOG
+from ..function_calls.grammar import ANSWER_TOKENS
+from ..publish.publish import LICENCE, card, publish_gguf
+
+ATTRIBUTIONS = (
+    DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),
+    DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
+    DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
+    DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
+    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to refuse"),
+    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to refuse"),
+)
 _PURPOSES = {
     "assistant": (
         "The device's model. It turns an everyday command (music, lights, alarms, lists, calendar, weather, volume, "
@@ -27,38 +40,56 @@ _LIMITS = (
 _MEASURES = ("intent", "exact", "valid", "refused")
 
 
-def card(manifest: Manifest, appendix: Sequence[str] = ()) -> str:
-    """Return the Markdown of `README.md` beside the weights.
+def publish_assistant(
+    weights: Path,
+    name: str,
+    root: Path,
+    *,
+    report: Path | None,
+    command: str,
+    seed: int | None,
+    note: str,
+    teachers: tuple[DataSource, ...] = (),
+) -> Artifact:
+    """Publish one of the assistants trained here.
 
     Args:
-        appendix: lines of Markdown at the end.
+        report: the output of `evaluate --json`; its figures go into the manifest and the card.
+        teachers: pretrained models to attribute beside the training data.
     """
-    purpose = _PURPOSES.get(manifest.name, manifest.note)
-    data = [f"- {one.name} ({one.licence}): {one.attribution}" for one in manifest.data]
-    sections = [
-        [f"# {manifest.name}"],
-        [textwrap.fill(purpose, 120, break_long_words=False, break_on_hyphens=False)] if purpose else [],
-        ["| | |", "|---|---|", *_facts(manifest)],
-        _measured(manifest),
-        ["## Trained on", "", *data] if data else [],
-        ["## Limits", "", *_LIMITS] if manifest.format == "gguf" else [],
-        list(appendix),
-    ]
-    return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+    reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
+    reports = [one for one in reports if one.model == name] or reports
+    metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
+    artifact = publish_gguf(
+        weights,
+        name,
+        root,
+        data=(*ATTRIBUTIONS, *teachers),
+        metrics=metrics,
+        command=command,
+        licence=LICENCE,
+        seed=seed,
+        note=note,
+        catalog_sha256=sha256_of(CATALOG),
+        # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.
+        temperature=0.0,
+        answer_tokens=ANSWER_TOKENS,
+        answers="calls",
+        transcripts="spoken",
+    )
+    (artifact.folder / "README.md").write_text(assistant_card(artifact.manifest), encoding="utf-8")
+    return artifact
 
 
-def _facts(manifest: Manifest) -> Iterator[str]:
-    parameters = f", {manifest.parameters:,} parameters" if manifest.parameters else ""
+def assistant_card(manifest: Manifest) -> str:
+    """Return the Markdown of an assistant's `README.md`."""
+    purpose = _PURPOSES.get(manifest.name)
     facts = {
-        "architecture": manifest.architecture + parameters,
-        "weights": f"{manifest.quantisation}, {manifest.size_bytes:,} bytes",
-        "context": f"{manifest.context_length} tokens; trained on up to 250" if manifest.context_length else "",
+        "context": f"{manifest.context_length} tokens; trained on up to 250",
         "defaults": _defaults(manifest),
-        "licence": manifest.licence,
-        "made by": f"`{manifest.command}`" if manifest.command else "",
-        "note": manifest.note if manifest.name in _PURPOSES else "",
+        "note": manifest.note if purpose else "",
     }
-    return (f"| {key} | {value} |" for key, value in facts.items() if value)
+    return card(manifest, purpose or manifest.note, _measured(manifest), ["## Limits", "", *_LIMITS], facts)
 
 
 def _defaults(manifest: Manifest) -> str:
@@ -74,12 +105,9 @@ def _defaults(manifest: Manifest) -> str:
 
 def _measured(manifest: Manifest) -> list[str]:
     metrics = manifest.metrics
-    if not metrics:
-        return []
     groups = [key.removesuffix("/exact") for key in metrics if key.endswith("/exact")]
     if not groups:
-        figures = [f"- {key}: {value:g}" for key, value in metrics.items()]
-        return ["## Measured", "", "On prompts held back from training.", "", *figures]
+        return []
     lines = [
         "## Measured",
         "",
