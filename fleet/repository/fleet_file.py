@@ -52,7 +52,7 @@ class AdapterDoc(_WeightsDoc, frozen=True):
 
 
 class ProjectorDoc(WeightsFile, frozen=True):
-    """The mmproj file of a vision model, or with `encoder` a projector in ONNX, as `causeway-models` writes it."""
+    """The mmproj file of a vision model, or with `encoder` a projector in ONNX."""
 
     model_sha256: Annotated[Sha256, Meta(title="a sha256 in hex")] | None = None  # the weights it was made for
     encoder: WeightsFile | None = None  # the picture encoder whose features it reads, in ONNX

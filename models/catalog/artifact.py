@@ -93,7 +93,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     `metrics` are measured on held-out rows, as shares of 1 unless the key says otherwise
     (`student/snips/exact_match`). `refuse_token` is the special token whose probability at the first position is the
     probability that the model refuses. `answers`: `calls` is one function call as compact JSON with arguments copied
-    from the user's message (models/function_calls/call.py); the engines then constrain each answer by `call_grammar`,
+    from the user's message; the engines then constrain each answer by `call_grammar`,
     unless the request constrains it. `text`: unconstrained. `transcripts`: how the model reads what was said to it;
     `spoken` is in lower case, without punctuation (router/parts/spoken_form.py), `written` as the speech model writes.
     """

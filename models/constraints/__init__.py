@@ -2,6 +2,7 @@
 
 json_schema   a JSON schema as a grammar that holds it, or the path and keyword that cannot be held
 rewriting     the schema in the forms that llguidance holds: formats, bounds, unions
+call_grammar  the calls that can answer one message: their arguments are words of it
 checks        a request's schemas before a target is asked: refused, or loosened for tools that are only offered
 
 The engine compiles the grammars for its model's tokens (models/llama_cpp/sampling/grammar.py).

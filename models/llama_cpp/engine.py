@@ -25,8 +25,8 @@ from router.errors import CausewayError, ClientGone, ContextLengthExceeded, Inva
 from router.tool_calls.schema import last_user_text
 from router.types import Sampling
 
+from ..constraints.call_grammar import call_grammar
 from ..constraints.json_schema import fault_of, framed_grammar
-from ..function_calls.grammar import call_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN

@@ -8,5 +8,5 @@
     providers       which processor runs such a graph
 
 Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest).
-`models/train/signals` makes the files.
+The distribution in `models/train` makes the files.
 """

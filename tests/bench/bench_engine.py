@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from causeway_train.export.quantize import quantize
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import Artifact, ArtifactError, find_artifact
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.native.threads import choose_threads
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.train.export.quantize import quantize
 from router.types import Message
 
 from ..engine.tiny_gguf import WORDS, write_tiny_gguf

@@ -8,16 +8,19 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("router", "models", "edge_node", "cloud_pool", "fleet")
+PACKAGES = ("router", "models", "edge_node", "cloud_pool", "fleet")  # of the product
+TRAINING = "causeway_train"
+FOLDERS = {**{name: ROOT / name for name in PACKAGES}, TRAINING: ROOT / "models" / "train" / "src" / TRAINING}
+_APART = {"sdk", "train"}  # distributions of their own: `edge_node/sdk` and `models/train`
 
 
 def python_files(package: str) -> list[Path]:
-    """A package's modules; the SDK in `edge_node/sdk` is a distribution of its own."""
-    folder = ROOT / package
+    """The modules of a package, or of a folder of the checkout, without the distributions below it."""
+    folder = FOLDERS.get(package, ROOT / package)
     return sorted(
         path
         for path in folder.rglob("*.py")
-        if "__pycache__" not in path.parts and path.relative_to(folder).parts[0] != "sdk"
+        if "__pycache__" not in path.parts and path.relative_to(folder).parts[0] not in _APART
     )
 
 

@@ -8,12 +8,22 @@ import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edge_node.deploy.prepare.environments import locked_names
 
-from .sources import PACKAGES, ROOT, absolute_imports, loaded_with, parse, python_files, relative_reach
+from .sources import (
+    FOLDERS,
+    ROOT,
+    TRAINING,
+    absolute_imports,
+    loaded_with,
+    parse,
+    python_files,
+    relative_reach,
+)
 
 MAY_IMPORT = {
     "router": set(),
@@ -21,14 +31,16 @@ MAY_IMPORT = {
     "fleet": {"router"},
     "edge_node": {"router", "models"},
     "cloud_pool": {"router", "models"},
+    TRAINING: {"router", "models"},
 }
 # The extras of pyproject.toml that a package may rely on; `models` runs in both roles.
 EXTRAS = {
     "router": (),  # `router/serving`: what each of SERVERS has
-    "models": ("engine", "cpu", "hub", "train", "voice", "pictures"),
+    "models": ("engine", "cpu", "hub", "voice", "pictures"),
     "fleet": ("fleet",),
     "edge_node": ("edge", "engine", "cpu", "microphone", "mqtt"),
     "cloud_pool": ("cloud", "engine", "cpu", "grpc", "nats", "kafka"),
+    TRAINING: ("engine", "cpu", "voice"),
 }
 # The extras of the processes that serve: `router/serving` may rely on what all of them have.
 SERVERS = ("edge", "cloud", "fleet")
@@ -83,7 +95,7 @@ def direction_breaches(package: str, tree: ast.Module, *, by_path: bool = False)
     """Imports of our packages that the direction of the arrows forbids, and absolute ones inside a package."""
     own = MAY_IMPORT[package] | ({package} if by_path else set())
     tops = [(line, name.split(".")[0]) for line, name in absolute_imports(tree)]
-    return [f"line {line}: {package} imports {top}" for line, top in tops if top in PACKAGES and top not in own]
+    return [f"line {line}: {package} imports {top}" for line, top in tops if top in FOLDERS and top not in own]
 
 
 def purity_breaches(tree: ast.Module) -> list[str]:
@@ -112,15 +124,23 @@ def serving_imports(folder: tuple[str, ...], tree: ast.Module) -> list[str]:
 
 def declared(package: str) -> set[str]:
     """Distributions that a package may import: the project's dependencies, its role's extra, and the optional parts."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = _project(ROOT)
     extras = {name: _names(texts) for name, texts in project["optional-dependencies"].items()}
     common = set.intersection(*(extras[extra] for extra in SERVERS)) | OF_TWO_SERVERS
     served = common if package == "router" else set()
+    if package == TRAINING:
+        own = _project(ROOT / "models" / "train")
+        served = _names([*own["dependencies"], *own["optional-dependencies"]["torch"]])
     return _names(project["dependencies"]).union(served, *(extras[extra] for extra in EXTRAS[package]))
 
 
 def _names(texts: list[str]) -> set[str]:
     return {re.split(r"[\[<>=!~; ]", text)[0].lower().replace("_", "-") for text in texts}
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
 
 
 def by_file(package: str, breaches: Callable[[Path, ast.Module], list[str]]) -> dict[str, list[str]]:
@@ -130,9 +150,11 @@ def by_file(package: str, breaches: Callable[[Path, ast.Module], list[str]]) -> 
     return {name: breach for name, breach in found.items() if breach}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FOLDERS)
 def test_imports_follow_the_arrows(package: str) -> None:
-    """router imports nothing of ours, models and fleet import router, the two ends import router and models."""
+    """router imports nothing of ours, models and fleet import router, the two ends import router and models; nothing of
+    the product imports the training distribution, which imports router and models.
+    """
 
     def breaches(path: Path, tree: ast.Module) -> list[str]:
         return direction_breaches(package, tree, by_path=LOADED_BY_PATH in path.parts)
@@ -140,13 +162,13 @@ def test_imports_follow_the_arrows(package: str) -> None:
     assert by_file(package, breaches) == {}
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FOLDERS)
 def test_relative_imports_stay_inside_their_package(package: str) -> None:
     """A relative import never climbs out of the package that it is in."""
 
     def climbs(path: Path, tree: ast.Module) -> list[str]:
         dots = relative_reach(tree)
-        return [f"{dots} dots"] if dots > len(path.relative_to(ROOT).parts) - 1 else []
+        return [f"{dots} dots"] if dots > len(path.relative_to(FOLDERS[package].parent).parts) - 1 else []
 
     assert by_file(package, climbs) == {}
 
@@ -184,11 +206,11 @@ def test_an_import_of_the_impure_room_is_seen(folder: str, source: str) -> None:
     assert serving_imports(("router", "jobs"), ast.parse("from .serving import x\nfrom ..types import Request")) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", FOLDERS)
 def test_third_party_imports_are_declared(package: str) -> None:
     """Whatever a package imports is in the standard library, ours, or named in pyproject.toml."""
     names = declared(package)
-    known = set(sys.stdlib_module_names) | set(PACKAGES) | PROVIDED
+    known = set(sys.stdlib_module_names) | set(FOLDERS) | PROVIDED
 
     def undeclared(_path: Path, tree: ast.Module) -> list[str]:
         outside = {name.split(".")[0] for _, name in absolute_imports(tree)} - known
@@ -231,6 +253,7 @@ def test_set_up_parses_on_an_old_python() -> None:
         ("edge_node", "def late():\n    import cloud_pool", "line 2: edge_node imports cloud_pool"),
         ("fleet", "from models.catalog.artifact import Artifact", "line 1: fleet imports models"),
         ("models", "from models.catalog.artifact import Artifact", "line 1: models imports models"),
+        ("models", "def late():\n    from causeway_train import data", "line 2: models imports causeway_train"),
     ],
 )
 def test_a_wrong_direction_is_seen(package: str, source: str, breach: str) -> None:

@@ -294,9 +294,9 @@ def test_torch_is_set_up_for_those_who_train(tmp_path: Path) -> None:
 
 
 def test_training_installs_what_the_project_names() -> None:
-    """The extra `train` is torch, pinned by its version, and what its lock file pins with hashes."""
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        wishes = [Requirement(wish) for wish in tomllib.load(file)["project"]["optional-dependencies"]["train"]]
+    """The extra `torch` is torch, pinned by its version, and what its lock file pins with hashes."""
+    with (ROOT / "models" / "train" / "pyproject.toml").open("rb") as file:
+        wishes = [Requirement(wish) for wish in tomllib.load(file)["project"]["optional-dependencies"]["torch"]]
     locked = (ROOT / "edge_node" / "deploy" / "requirements-train.txt").read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)", locked, flags=re.MULTILINE))
     assert "torch" not in pins

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools.discovery import PEP420PackageFinder
 
-from .sources import PACKAGES, ROOT
+from .sources import FOLDERS, PACKAGES, ROOT
 
-FOLDERS = {*PACKAGES, "policies", "tests", "docs", "examples", "findings", ".ci", ".github"}
+TOP = {*PACKAGES, "policies", "tests", "docs", "examples", "findings", ".ci", ".github"}
 FILES = {"pyproject.toml", "README.md", "Makefile", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md", "LICENSE"}
 # Pieced together, so that this file is no hit itself.
 REGISTRIES = [
@@ -31,7 +33,7 @@ def stray(paths: list[Path]) -> set[str]:
     """Top-level entries that do not belong there."""
     folders = {path.parts[0] for path in paths if len(path.parts) > 1}
     files = {path.name for path in paths if len(path.parts) == 1}
-    return {name for name in (folders - FOLDERS) | (files - FILES) if not (name in files and name.startswith("."))}
+    return {name for name in (folders - TOP) | (files - FILES) if not (name in files and name.startswith("."))}
 
 
 def give_aways(text: str) -> list[str]:
@@ -80,4 +82,12 @@ def test_a_give_away_is_seen() -> None:
 
 def test_every_package_is_typed() -> None:
     """Each package says that it carries types (PEP 561)."""
-    assert [package for package in PACKAGES if not (ROOT / package / "py.typed").exists()] == []
+    assert [package for package, folder in FOLDERS.items() if not (folder / "py.typed").exists()] == []
+
+
+def test_the_wheel_holds_the_product_alone() -> None:
+    """The SDK and the training tools below our packages are distributions of their own."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = PEP420PackageFinder.find(str(ROOT), **settings["tool"]["setuptools"]["packages"]["find"])
+    assert {name.partition(".")[0] for name in found} == {*PACKAGES, "policies"}
+    assert [name for name in found if name.startswith(("edge_node.sdk", "models.train"))] == []

@@ -18,6 +18,7 @@ import cloud_pool.config.schema
 import edge_node.cli.main
 import fleet.cli.commands
 import models.cli.commands
+from causeway_train.cli.commands import main as causeway_train
 from cloud_pool.redis.keys import REDIS_KEYS
 from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
@@ -341,6 +342,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "redis-keys": redis_keys,
     "cloud-metrics": lambda: _metrics("cloud_pool"),
     "models-commands": lambda: _commands("causeway-models", models.cli.commands.main),
+    "train-commands": lambda: _commands("causeway-train", causeway_train),
     "fleet-commands": lambda: _commands("causeway-fleet", fleet.cli.commands.main),
     "rollout-keys": lambda: table(("key", "default", "meaning"), _gateway_rows(RolloutDoc, "rollout.", set())),
     "errors": error_table,

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from models.function_calls.call import slot_spans
-from models.function_calls.dataset import read_rows
-from models.function_calls.intents import is_device_row
+from causeway_train.function_calls.call import slot_spans
+from causeway_train.function_calls.dataset import read_rows
+from causeway_train.function_calls.intents import is_device_row
 from tests.bench.voice.measure import COMMANDS, choose_rows
 from tests.bench.voice.network import NamespaceWatch, namespace_command
 from tests.check.sources import ROOT

@@ -10,9 +10,9 @@ import gguf
 import numpy as np
 import pytest
 
+from causeway_train.export.averaging import average
 from models.catalog.artifact import SHIPPED, ArtifactError
 from models.catalog.gguf import read_gguf
-from models.train.export.averaging import average
 
 WORDS = ["a", "b", "c", "d"]
 

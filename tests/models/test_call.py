@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.function_calls.call import FunctionCall, expected_call, parse_call, score_answer, slot_spans
-from models.function_calls.dataset import Row, is_held_out
+from causeway_train.function_calls.call import FunctionCall, expected_call, parse_call, score_answer, slot_spans
+from causeway_train.function_calls.dataset import Row, is_held_out
 
 ALARM = Row(
     text="wake me at six am on monday",

@@ -9,14 +9,14 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from causeway_train.function_calls.call import parse_call
 from models.catalog.artifact import find_artifact
 from models.chat.template import PromptRenderer
-from models.function_calls.call import parse_call
-from models.function_calls.grammar import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
+from models.constraints.call_grammar import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-from models.evaluate.greedy import GreedyModel  # noqa: E402
+from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
 
 
 class Bytes:

@@ -1,4 +1,4 @@
-"""`causeway-models` from the command line."""
+"""`causeway-models`, and `causeway-train evaluate`, from the command line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("llama_cpp")
 
+from causeway_train.cli.commands import main as causeway_train
 from models.catalog.artifact import find_artifact
-from models.cli.commands import main
+from models.cli.commands import main as causeway_models
 
 ROWS = (
     {"text": "turn off the lights", "intent": "iot_hue_lightoff", "slots": []},
@@ -22,7 +23,8 @@ ROWS = (
 
 
 def call(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(one) for one in arguments])
+    group = causeway_train if arguments[0] == "evaluate" else causeway_models
+    return CliRunner().invoke(group, [str(one) for one in arguments])
 
 
 @pytest.fixture

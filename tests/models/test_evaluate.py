@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_train.evaluate.assistant import auroc, summarise
+from causeway_train.evaluate.greedy import Answer
+from causeway_train.function_calls.call import expected_call
+from causeway_train.function_calls.dataset import Row, read_rows
 from models.catalog.artifact import ArtifactError
-from models.evaluate.assistant import auroc, summarise
-from models.evaluate.greedy import Answer
-from models.function_calls.call import expected_call
-from models.function_calls.dataset import Row, read_rows
 
 ROWS = (
     Row(text="six am alarm", intent="alarm_set", slots=(("time", "six am"),), source="hwu64"),

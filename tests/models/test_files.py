@@ -10,11 +10,11 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from causeway_train.export.quantize import quantize
 from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
 from models.catalog.fit import DEVICES, Device, estimate_memory, largest_batch
 from models.catalog.gguf import read_gguf
 from models.publish.add import AddResult, add_model
-from models.train.export.quantize import quantize
 
 ROOMY = Device("roomy", 64 * 2**30)
 SHIPPED = find_artifact("assistant").path
@@ -93,7 +93,7 @@ def test_memory_grows_with_context_and_batch() -> None:
 MEASURE = """
 import sys, psutil
 from pathlib import Path
-from models.evaluate.greedy import GreedyModel
+from causeway_train.evaluate.greedy import GreedyModel
 with GreedyModel(Path(sys.argv[1]), slots=8, context=16384, threads=1) as model:
     model.logits(model.tokenize("turn on the light " * 100)[:400])
     print(psutil.Process().memory_info().rss)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.check.sources import PACKAGES, ROOT, parse, python_files
+from tests.check.sources import FOLDERS, ROOT, parse, python_files
 
 pytest.importorskip("onnxruntime")
 
@@ -30,7 +30,7 @@ def test_a_session_leaves_no_device_id_and_no_events(tmp_path: Path) -> None:
     assert [str(path) for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("package", [package for package in PACKAGES if package != "models"])
+@pytest.mark.parametrize("package", [package for package in FOLDERS if package != "models"])
 def test_only_models_imports_libraries_that_bring_onnx_runtime(package: str) -> None:
     """`models/__init__.py` is then imported before them, and turns telemetry off."""
     found = [

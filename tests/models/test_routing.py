@@ -9,10 +9,10 @@ from xml.etree import ElementTree as ET
 import pytest
 from click.testing import CliRunner
 
+from causeway_train.cli.commands import main
+from causeway_train.evaluate.routing_table import points, table
 from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
 from models.calibrate.routing_plots import picture
-from models.cli.commands import main
-from models.evaluate.routing_table import points, table
 
 
 def samples() -> list[RoutingSample]:

@@ -7,19 +7,19 @@ import hashlib
 import msgspec
 import pytest
 
+from causeway_train.cli.signals import ROUTING_LINK
+from causeway_train.function_calls.call import parse_call
+from causeway_train.publish import assistant_card
 from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 from models.catalog.gguf import read_gguf
 from models.chat.template import PromptRenderer
-from models.cli.signals import ROUTING_LINK
-from models.function_calls.call import parse_call
 from models.publish.publish import signal_card
 from models.signals.quality import QualityEstimator
-from models.train.publish import assistant_card
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
-from models.evaluate.greedy import GreedyModel  # noqa: E402
-from models.function_calls.grammar import ANY_CALL  # noqa: E402
+from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
+from models.constraints.call_grammar import ANY_CALL  # noqa: E402
 
 ARTIFACTS = [artifact for artifact in list_artifacts() if artifact.manifest.format == "gguf"]
 NAMES = [artifact.name for artifact in ARTIFACTS]

@@ -155,7 +155,7 @@ def _check_quality(model: str, folders: list[Path]) -> Finding:
         return warn("signals", found, advice + "`pip install 'causeway[cpu]'` (or gpu)")
     except ArtifactError as error:
         found = f"the policy names {QUALITY}, and its estimator cannot be used: {error}"
-        return warn("signals", found, advice + "train the estimator again with `causeway-models train-quality`")
+        return warn("signals", found, advice + "train the estimator again with `causeway-train train-quality`")
     return ok("signals", f"{QUALITY} was trained for the installed version of {model}, SHA-256 matches")
 
 
@@ -166,7 +166,7 @@ def _check_calibrator(model: str, folders: list[Path]) -> Iterator[Finding]:
     except ArtifactNotFound as error:
         yield ok("signals", f"a handoff from {model} compares the engine's raw score ({error})")
     except ArtifactError as error:
-        advice = "handoffs compare the raw score; train the calibrator again with `causeway-models train-quality`"
+        advice = "handoffs compare the raw score; train the calibrator again with `causeway-train train-quality`"
         yield warn("signals", f"the confidence of {model} is not calibrated: {error}", advice)
     else:
         yield ok("signals", f"a handoff from {model} compares a calibrated probability")

@@ -27,7 +27,7 @@ ROLES = (
 OPTIONAL = ("--extra=grpc", "--extra=nats", "--extra=kafka", "--extra=mqtt")
 BUILD = ("cmake>=3.25", "ninja", "scikit-build-core[pyproject]>=0.9.2", "pip")
 LLAMA = ("llama-cpp-python==0.3.36",)
-# The extra `train` without torch, and what a CPU build of torch depends on (see plan.py).
+# The extra `torch` of models/train without torch, and what a CPU build of torch depends on (see plan.py).
 TRAIN = ("onnx>=1.17", "tokenizers>=0.20", "filelock", "fsspec", "jinja2", "networkx", "sympy", "typing-extensions")
 # Without dependencies: pytriton's own (client, web server) are not needed to run the server's binary.
 TRITON = (

@@ -35,7 +35,10 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
-    environment, packages, project = _environment(places), _packages(places, "requirements.txt"), _project(places)
+    environment, packages = _environment(places), _packages(places, "requirements.txt")
+    sdk = places.root / "edge_node" / "sdk"
+    project = _editable(places, "project", "causeway itself", "causeway-edge", places.root, sdk)
+    tools = _editable(places, "causeway-train", "causeway-train", "causeway-train", places.root / "models" / "train")
     development = _packages(places, "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
     redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
@@ -44,16 +47,16 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
     training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
     chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
-    bench = [environment, packages, development, engine, project, triton, redis]
+    bench = [environment, packages, development, engine, project, tools, triton, redis]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
         "fleet": [environment, packages, engine, project],
         "test": [*bench, nats, mosquitto, postgres, chromium, training, torch],
         "bench": [*bench, postgres],
-        "check": [environment, packages, development, project],
-        "quick": [environment, packages, development, *compiled, project],
-        "train": [environment, packages, development, engine, project, training, torch],
+        "check": [environment, packages, development, project, tools],
+        "quick": [environment, packages, development, *compiled, project, tools],
+        "train": [environment, packages, development, engine, project, tools, training, torch],
     }
     optional = {
         "triton": [triton],
@@ -111,26 +114,25 @@ def _engine(places: Places, environ: Mapping[str, str]) -> Step:
     )
 
 
-def _project(places: Places) -> Step:
-    """The checkout itself and its SDK, editable: our console commands, and imports from anywhere."""
-    folders = (places.root, places.root / "edge_node" / "sdk")
+def _editable(places: Places, stamp: str, title: str, command: str, *folders: Path) -> Step:
+    """Distributions of the checkout, editable: their console commands (`command` is one), and imports from anywhere."""
 
     def work(_progress: Progress) -> str:
         flags = ["--no-deps", "--no-build-isolation", "--no-index"]
         editable = [word for folder in folders for word in ("--editable", str(folder))]
         run(
             [places.venv_python, "-m", "pip", "install", *flags, *editable],
-            log=places.logs / "project.log",
+            log=places.logs / f"{stamp}.log",
             environ=child_environment(os.environ),
             advice="The log says why; pyproject.toml is where to look.",
         )
-        return "causeway itself"
+        return title
 
     return Step(
-        title="causeway itself",
-        stamp=_stamp(places, "project"),
+        title=title,
+        stamp=_stamp(places, stamp),
         key=digest(_python_key(places), *(folder / "pyproject.toml" for folder in folders)),
-        there=(places.venv / "bin" / "causeway-edge").exists,
+        there=(places.venv / "bin" / command).exists,
         work=work,
     )
 

@@ -18,7 +18,7 @@ _LEAST = 0.1  # probability of a label
 
 
 class PictureClassifier:
-    """`path`: written by `models.train.pictures.efficientnet`."""
+    """`path`: written by `models.pull.efficientnet`."""
 
     def __init__(self, path: Path, threads: int) -> None:
         options = onnxruntime.SessionOptions()

@@ -17,18 +17,18 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from causeway_train.data.transcripts import TranscribedRow
+from causeway_train.function_calls.call import score_answer
+from causeway_train.function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
+from causeway_train.function_calls.intents import is_device_row
+from causeway_train.signals.graded_answers import answer_rows
+from causeway_train.signals.quality import HALVES
+from causeway_train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
 from edge_node.app import App, build
 from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
 from models.catalog.artifact import find_artifact
-from models.function_calls.call import score_answer
-from models.function_calls.dataset import Row, is_held_out, is_validation_row, read_rows
-from models.function_calls.intents import is_device_row
 from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
 from models.signals.lookup import find_signal
-from models.train.data.transcripts import TranscribedRow
-from models.train.signals.graded_answers import answer_rows
-from models.train.signals.quality import HALVES
-from models.train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
 from router.openai import parse_chat
 from router.parts.spoken_form import spoken_form
 from router.types import RoutingHints

@@ -17,12 +17,12 @@ import psutil
 import pytest
 import uvloop
 
+from causeway_train.evaluate.greedy import GreedyModel
+from causeway_train.function_calls.call import parse_call
 from edge_node.backends.backend import BackendRequest
 from edge_node.backends.engine.backend import DECLINED, EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
 from models.catalog.artifact import find_artifact
-from models.evaluate.greedy import GreedyModel
-from models.function_calls.call import parse_call
 from router.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_train.evaluate.same_answer import label
+from causeway_train.evaluate.semantic_stream import paraphrase, run_stream, stream, summarize
+from causeway_train.function_calls.dataset import Row
 from models.catalog.artifact import ArtifactError, verify_artifact
-from models.evaluate.same_answer import label
-from models.evaluate.semantic_stream import paraphrase, run_stream, stream, summarize
-from models.function_calls.dataset import Row
 from models.semantic.index import SemanticIndex
 from models.semantic.judge import SAME_WORDS, Calibration, Judge, allowed_errors, read_judge
 from models.signals.lookup import find_judged_artifact, find_signal

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from causeway_train.signals.calibration import confidence_at, probability_at, train_calibrator
+from causeway_train.signals.graded_answers import CONFIDENCE_TOKENS, GradedAnswer
 from models.catalog.artifact import ArtifactError, find_artifact
 from models.signals.calibration import (
     INPUT_COUNT,
@@ -16,8 +18,6 @@ from models.signals.calibration import (
     ConfidenceCalibrator,
     LinearLogit,
 )
-from models.train.signals.calibration import confidence_at, probability_at, train_calibrator
-from models.train.signals.graded_answers import CONFIDENCE_TOKENS, GradedAnswer
 from router.types import Confidence
 
 

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 pytest.importorskip("onnxruntime")
 
+from causeway_train.cli.commands import main as causeway_train
+from causeway_train.signals.bert_to_onnx import convert
+from causeway_train.signals.encoder import distill
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, load_artifact, verify_artifact
 from models.cli.commands import main
 from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
 from models.signals.lookup import find_judged_artifact, find_signal
-from models.train.signals.bert_to_onnx import convert
-from models.train.signals.encoder import distill
 from tests.models.train.requirements import need_training_packages
 
 PIECES = [
@@ -208,7 +209,7 @@ def test_an_encoder_is_made_by_two_commands(published: Path, tmp_path: Path) -> 
         ("train-encoder", "--teacher", tmp_path / "t.onnx", *folders, "--epochs", 1, "--dimensions", 8),
     )
     for command in commands:
-        result = CliRunner().invoke(main, [str(word) for word in command], catch_exceptions=False)
+        result = CliRunner().invoke(causeway_train, [str(word) for word in command], catch_exceptions=False)
         assert result.exit_code == 0, result.output
     artifact = load_artifact(tmp_path / "m" / "encoder")
     verify_artifact(artifact)

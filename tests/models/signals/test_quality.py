@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from causeway_train.cli.commands import main
+from causeway_train.signals.graded_answers import GradedAnswer
+from causeway_train.signals.quality import QualityNetwork, halves, measure, train_quality
 from models.calibrate.drift import calibration_error
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
-from models.cli.commands import main
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.lookup import find_signal
 from models.signals.quality import BUCKETS, QualityEstimator, features
-from models.train.signals.graded_answers import GradedAnswer
-from models.train.signals.quality import QualityNetwork, halves, measure, train_quality
 from router.types import Confidence
 
 pytest.importorskip("onnxruntime")

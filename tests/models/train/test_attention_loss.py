@@ -12,14 +12,14 @@ need_training_packages()
 
 import torch  # noqa: E402
 
-from models.function_calls.call import expected_call  # noqa: E402
-from models.function_calls.dataset import Row  # noqa: E402
-from models.train.assistant.batches import answer_logits, attention_loss  # noqa: E402
-from models.train.assistant.mixture import Example  # noqa: E402
-from models.train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
-from models.train.auxiliary_losses.attention_loss import NO_TARGET, attention_targets  # noqa: E402
-from models.train.network.llama import SUPERVISED_LAYERS, AuxiliaryOutputs, Llama, LlamaConfig  # noqa: E402
-from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
+from causeway_train.assistant.batches import answer_logits, attention_loss  # noqa: E402
+from causeway_train.assistant.mixture import Example  # noqa: E402
+from causeway_train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
+from causeway_train.auxiliary_losses.attention_loss import NO_TARGET, attention_targets  # noqa: E402
+from causeway_train.function_calls.call import expected_call  # noqa: E402
+from causeway_train.function_calls.dataset import Row  # noqa: E402
+from causeway_train.network.llama import SUPERVISED_LAYERS, AuxiliaryOutputs, Llama, LlamaConfig  # noqa: E402
+from causeway_train.network.tokenizer import AssistantTokenizer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

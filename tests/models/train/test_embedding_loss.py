@@ -13,16 +13,16 @@ need_training_packages()
 
 import torch  # noqa: E402
 
-from models.train.assistant.mixture import Example  # noqa: E402
-from models.train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
-from models.train.auxiliary_losses.embedding_loss import (  # noqa: E402
+from causeway_train.assistant.mixture import Example  # noqa: E402
+from causeway_train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
+from causeway_train.auxiliary_losses.embedding_loss import (  # noqa: E402
     NO_EMBEDDING,
     TEXTS,
     VECTORS,
     EmbeddingProjection,
     SentenceEmbeddings,
 )
-from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
+from causeway_train.network.llama import Llama, LlamaConfig  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -15,16 +15,12 @@ need_training_packages()
 
 import torch  # noqa: E402
 
-from models.catalog.artifact import ArtifactError  # noqa: E402
-from models.function_calls.call import FunctionCall  # noqa: E402
-from models.function_calls.dataset import Row  # noqa: E402
-from models.signals.encoder import SentenceEncoder  # noqa: E402
-from models.train.assistant.batches import answer_logits  # noqa: E402
-from models.train.assistant.mixture import SOFT_LABELLED, Corpus, Example, Mixture, SoftTarget  # noqa: E402
-from models.train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
-from models.train.auxiliary_losses.bert import batches_by_length, load_bert  # noqa: E402
-from models.train.auxiliary_losses.embedding_loss import NO_EMBEDDING, save_embeddings  # noqa: E402
-from models.train.auxiliary_losses.function_distillation import (  # noqa: E402
+from causeway_train.assistant.batches import answer_logits  # noqa: E402
+from causeway_train.assistant.mixture import SOFT_LABELLED, Corpus, Example, Mixture, SoftTarget  # noqa: E402
+from causeway_train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
+from causeway_train.auxiliary_losses.bert import batches_by_length, load_bert  # noqa: E402
+from causeway_train.auxiliary_losses.embedding_loss import NO_EMBEDDING, save_embeddings  # noqa: E402
+from causeway_train.auxiliary_losses.function_distillation import (  # noqa: E402
     SOFT_LABELS,
     TEACHER,
     FunctionSoftLabels,
@@ -33,17 +29,21 @@ from models.train.auxiliary_losses.function_distillation import (  # noqa: E402
     soften,
     teacher_rows,
 )
-from models.train.auxiliary_losses.function_teacher import (  # noqa: E402
+from causeway_train.auxiliary_losses.function_teacher import (  # noqa: E402
     FunctionTeacher,
     TeacherSchedule,
     accuracy,
     answer_mask,
     load_or_train_teacher,
 )
-from models.train.data.paraphrase import Paraphraser, common_words, whole_words  # noqa: E402
-from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
-from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
-from models.train.signals.bert_to_onnx import convert  # noqa: E402
+from causeway_train.data.paraphrase import Paraphraser, common_words, whole_words  # noqa: E402
+from causeway_train.function_calls.call import FunctionCall  # noqa: E402
+from causeway_train.function_calls.dataset import Row  # noqa: E402
+from causeway_train.network.llama import Llama, LlamaConfig  # noqa: E402
+from causeway_train.network.tokenizer import AssistantTokenizer  # noqa: E402
+from causeway_train.signals.bert_to_onnx import convert  # noqa: E402
+from models.catalog.artifact import ArtifactError  # noqa: E402
+from models.signals.encoder import SentenceEncoder  # noqa: E402
 from tests.models.signals.test_encoder import PIECES, TEXTS, save, weights  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -9,13 +9,9 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
-from models.catalog.artifact import find_artifact
-from models.chat.template import PromptRenderer
-from models.evaluate.greedy import Answer, GreedyModel
-from models.function_calls.dataset import Row
-from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
-from models.train.signals.graded_answers import (
+from causeway_train.evaluate.greedy import Answer, GreedyModel
+from causeway_train.function_calls.dataset import Row
+from causeway_train.signals.graded_answers import (
     CONFIDENCE_TOKENS,
     answer_rows,
     grade,
@@ -23,6 +19,10 @@ from models.train.signals.graded_answers import (
     is_refusal,
     question,
 )
+from models.catalog.artifact import find_artifact
+from models.chat.template import PromptRenderer
+from models.llama_cpp.engine import Engine
+from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from router.types import Confidence, Message, Sampling
 
 LIGHT = Row("turn off the lights", "iot_hue_lightoff", source="hwu64")

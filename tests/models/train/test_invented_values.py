@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.train.data.invented_values import ValueInventor, group_by_prefix
+from causeway_train.data.invented_values import ValueInventor, group_by_prefix
 
 TITLES = ["The Ghost of Tomorrow", "A Song for Winter", "Lord of the Hills", "Night Train", "Blue"]
 VALUES = {

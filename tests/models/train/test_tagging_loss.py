@@ -12,13 +12,13 @@ need_training_packages()
 
 import torch  # noqa: E402
 
-from models.function_calls.dataset import Row  # noqa: E402
-from models.train.assistant.batches import answer_logits  # noqa: E402
-from models.train.assistant.mixture import Example  # noqa: E402
-from models.train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
-from models.train.auxiliary_losses.tagging_loss import OUTSIDE, SlotLabels, SlotTagger  # noqa: E402
-from models.train.network.llama import Llama, LlamaConfig  # noqa: E402
-from models.train.network.tokenizer import AssistantTokenizer  # noqa: E402
+from causeway_train.assistant.batches import answer_logits  # noqa: E402
+from causeway_train.assistant.mixture import Example  # noqa: E402
+from causeway_train.assistant.trainer import Trainer, TrainingPlan  # noqa: E402
+from causeway_train.auxiliary_losses.tagging_loss import OUTSIDE, SlotLabels, SlotTagger  # noqa: E402
+from causeway_train.function_calls.dataset import Row  # noqa: E402
+from causeway_train.network.llama import Llama, LlamaConfig  # noqa: E402
+from causeway_train.network.tokenizer import AssistantTokenizer  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

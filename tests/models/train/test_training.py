@@ -16,21 +16,22 @@ need_training_packages()
 import torch  # noqa: E402
 from click.testing import CliRunner, Result  # noqa: E402
 
+from causeway_train.assistant.batches import answer_accuracy, batches  # noqa: E402
+from causeway_train.assistant.mixture import Corpus, Mixture  # noqa: E402
+from causeway_train.assistant.trainer import CHECKPOINT, load_network  # noqa: E402
+from causeway_train.cli.commands import main  # noqa: E402
+from causeway_train.data.augmentation import Augmenter  # noqa: E402
+from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
+from causeway_train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
+from causeway_train.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
+from causeway_train.function_calls.dataset import Row  # noqa: E402
+from causeway_train.network.induction_heads import write_induction_heads  # noqa: E402
+from causeway_train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
+from causeway_train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
 from models.catalog.artifact import ArtifactError  # noqa: E402
 from models.catalog.gguf import read_gguf  # noqa: E402
 from models.chat.template import PromptRenderer  # noqa: E402
-from models.cli.commands import main  # noqa: E402
-from models.evaluate.greedy import GreedyModel  # noqa: E402
-from models.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
-from models.function_calls.dataset import Row  # noqa: E402
-from models.train.assistant.batches import answer_accuracy, batches  # noqa: E402
-from models.train.assistant.mixture import Corpus, Mixture  # noqa: E402
-from models.train.assistant.trainer import CHECKPOINT, load_network  # noqa: E402
-from models.train.data.augmentation import Augmenter  # noqa: E402
-from models.train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
-from models.train.network.induction_heads import write_induction_heads  # noqa: E402
-from models.train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
-from models.train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
+from models.cli.commands import main as causeway_models  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -244,7 +245,8 @@ def test_the_pipeline_ends_in_a_4_bit_model_that_llama_cpp_runs(data: Path, tmp_
     """train → resume → distil → export → average → quantize → publish → evaluate, by the command line alone."""
 
     def call(*arguments: object) -> str:
-        result = CliRunner().invoke(main, [str(one) for one in arguments], catch_exceptions=False)
+        group = causeway_models if arguments[0] == "verify" else main
+        result = CliRunner().invoke(group, [str(one) for one in arguments], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.output
 
@@ -283,8 +285,8 @@ def test_the_pipeline_ends_in_a_4_bit_model_that_llama_cpp_runs(data: Path, tmp_
 
 
 def test_training_fits_a_dozen_rows(data: Path, tokenizer: AssistantTokenizer, tmp_path: Path) -> None:
-    from models.train.assistant.mixture import Example
-    from models.train.assistant.trainer import Trainer, TrainingPlan
+    from causeway_train.assistant.mixture import Example
+    from causeway_train.assistant.trainer import Trainer, TrainingPlan
 
     prompts = tokenizer.encode_batch([row.text for row in rows()])
     examples = [

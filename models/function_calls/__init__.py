@@ -1,8 +1,0 @@
-"""The function calls that the assistants answer with: which functions exist, what a call is, how it is scored.
-
-intents     intents of four public data sets -> function names
-dataset     labelled rows (JSON lines) and the held-out split
-call        a row's expected call, parsing and scoring of answers
-catalog     the functions with their JSON schemas (`catalog.json`)
-grammar     the grammar that restricts a call's arguments to words of the user's message
-"""

@@ -1,0 +1,305 @@
+"""Commands that train the assistants: train, distill, export, average, importance, quantize, compare, publish, catalog.
+
+torch is imported only when one of them needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from models.catalog.gguf import read_gguf
+from models.cli.options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
+
+from ..function_calls.catalog import CATALOG, catalog_of, save_catalog
+from ..function_calls.dataset import INTENT_SOURCES, Row, is_validation_row, read_rows
+from ..function_calls.intents import is_device_row
+from .options import data_option, rows_argument
+from .signals import MINILM
+
+_importance = click.option("--importance", type=existing_file, help="Importance matrix from the command importance.")
+_steps = click.option("--steps", type=click.IntRange(1), default=1_000_000, help="Stop after this many steps.")
+_minutes = click.option(
+    "--minutes", type=float, default=30.0, show_default=True, help="Training time in total, over all resumptions."
+)
+_run = click.option("--run", type=folder, required=True, help="Folder for checkpoints and log; a second call resumes.")
+_WEIGHT, _COUNT = click.FloatRange(0), click.IntRange(0)
+
+
+def _schedule(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of the training schedule, which train and distill share."""
+    options = (
+        ("--batch-tokens", click.IntRange(64), 6144, "Tokens per batch, padding included."),
+        ("--matrix-lr", float, 0.01, "Learning rate of Muon, for matrices."),
+        ("--vector-lr", float, 1.5e-3, "Learning rate of AdamW, for all other weights."),
+        ("--dropout", click.FloatRange(0, 0.9), 0.1, "Dropout of residual channels."),
+        ("--attention-weight", _WEIGHT, 0.3, "Weight of the supervised-attention loss."),
+        ("--tagging-weight", _WEIGHT, 0.5, "Weight of the slot-tagging loss."),
+        ("--ema-decay", click.FloatRange(0, 1), 0.998, "Decay per step of the averaged weights."),
+        ("--refusals", _COUNT, 6000, "Examples to refuse in an epoch."),
+        ("--hwu64-repeats", click.IntRange(1), 2, "How often an epoch holds each row of HWU64."),
+        ("--report-minutes", click.FloatRange(0.01), 3.0, "Minutes between checkpoints and reports."),
+    )
+    for name, kind, default, text in reversed(options):
+        command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
+    return threads_option(2)(command)
+
+
+@click.command()
+@click.argument("name", type=click.Choice(["assistant", "assistant-large"]))
+@data_option
+@_run
+@_minutes
+@_steps
+@click.option("--layers", type=click.IntRange(1), help="Depth; default: that of --from or --grow-from, else 4 or 12.")
+@click.option("--width", type=click.IntRange(64), help="Width; default: that of --from or --grow-from, else 256.")
+@click.option("--grow-from", type=existing_folder, help="Initialise from the run of a shallower network.")
+@click.option(
+    "--from", "start", type=existing_file, help="Initialise from a GGUF made here; --layers may add to its depth."
+)
+@click.option(
+    "--repeat-prompt/--single-prompt",
+    default=True,
+    show_default=True,
+    help="Whether the chat template repeats the last message; applies to a new run and to --from.",
+)
+@click.option("--encoder", type=existing_file, help="ONNX sentence encoder for the embedding loss, without --minilm.")
+@click.option(
+    "--minilm",
+    type=existing_folder,
+    help="Published MiniLM files: train a function teacher on the rows, and distil its soft labels and embeddings.",
+)
+@click.option(
+    "--soft-labels", type=_COUNT, default=60_000, show_default=True, help="Soft-labelled texts in an epoch (--minilm)."
+)
+@click.option(
+    "--row-share",
+    type=click.FloatRange(0.01, 1),
+    default=1.0,
+    show_default=True,
+    help="Share of the rows in an epoch (assistant-large).",
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+@_schedule
+def train(
+    name: str,
+    data: Path,
+    run: Path,
+    minutes: float,
+    steps: int,
+    layers: int | None,
+    width: int | None,
+    grow_from: Path | None,
+    start: Path | None,
+    repeat_prompt: bool,
+    encoder: Path | None,
+    minilm: Path | None,
+    soft_labels: int,
+    row_share: float,
+    seed: int,
+    **schedule: float,
+) -> None:
+    """Train one of the two assistants from scratch, from a published GGUF, or from a shallower run."""
+    from ..assistant.run import shape_for
+    from ..assistant.run import train as start_training
+    from ..assistant.trainer import TrainingPlan
+
+    settings = {"minutes": minutes, "steps": steps, "seed": seed, "soft_labels": soft_labels, "row_share": row_share}
+    sizes = {key: size for key, size in (("layers", layers), ("width", width)) if size is not None}
+    start_training(
+        name,
+        data,
+        run,
+        msgspec.convert({**settings, **schedule}, TrainingPlan),
+        shape=sizes if start or grow_from else shape_for(name, layers, width or 256),
+        grow_from=grow_from,
+        start=start,
+        repeat_prompt=repeat_prompt,
+        encoder=encoder,
+        minilm=minilm,
+        progress=click.echo,
+    )
+
+
+@click.command()
+@data_option
+@click.option("--teacher", type=existing_folder, required=True, help="The teacher's run.")
+@_run
+@click.option("--student", type=existing_folder, help="Run to initialise the student from.")
+@_minutes
+@_steps
+@click.option(
+    "--weight",
+    type=click.FloatRange(0, 1),
+    default=0.7,
+    show_default=True,
+    help="Weight of the teacher's probabilities against the labels.",
+)
+@click.option("--seed", type=int, default=2, show_default=True)
+@_schedule
+def distill(
+    data: Path,
+    teacher: Path,
+    run: Path,
+    student: Path | None,
+    minutes: float,
+    steps: int,
+    weight: float,
+    seed: int,
+    **schedule: float,
+) -> None:
+    """Distil the device's model from the large one: from its probabilities on every token, and from its answers to
+    unlabelled texts (pseudo-labels).
+    """
+    from ..assistant.run import distill as start_training
+    from ..assistant.trainer import TrainingPlan
+
+    settings = {"minutes": minutes, "steps": steps, "seed": seed, "teacher_weight": weight}
+    plan = msgspec.convert({**settings, **schedule}, TrainingPlan)
+    start_training(data, run, plan, teacher=teacher, student=student, progress=click.echo)
+
+
+@click.command()
+@click.argument("run", type=existing_folder)
+@click.argument("gguf", type=file)
+def export(run: Path, gguf: Path) -> None:
+    """Write a run's network, tokenizer and chat template as an F32 GGUF."""
+    from ..assistant.run import export_run
+
+    export_run(run, gguf)
+    click.echo(f"{gguf}: {mebibytes(gguf.stat().st_size)}")
+
+
+@click.command()
+@click.argument("run", type=existing_folder)
+@click.argument("target", type=file)
+@data_option
+@click.option("--examples", type=click.IntRange(1), default=4000, show_default=True, help="Training examples to use.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def importance(run: Path, target: Path, data: Path, examples: int, seed: int) -> None:
+    """Write a run's importance matrix (.npz) for quantize: the mean squared input of each matrix column."""
+    from ..assistant.run import write_importance
+
+    write_importance(run, data, target, examples, seed)
+    click.echo(f"{target}: {mebibytes(target.stat().st_size)}")
+
+
+@click.command()
+@click.argument("source", type=existing_file)
+@rows_argument
+@click.option("--work", type=folder, required=True, help="Folder for the quantised variants.")
+@click.option(
+    "--held-back/--all-rows", default=True, show_default=True, help="Use only the rows that training holds back."
+)
+@click.option("--all-domains", is_flag=True, help="Also use rows outside the device's domain.")
+@click.option("--limit", type=click.IntRange(1), help="Use at most this many rows of each file.")
+@threads_option(2)
+@_importance
+def compare(
+    source: Path,
+    files: Sequence[Path],
+    work: Path,
+    held_back: bool,
+    all_domains: bool,
+    limit: int | None,
+    threads: int,
+    importance: Path | None,
+) -> None:
+    """Measure exact match and perplexity of the F32 GGUF SOURCE on FILES at F32, Q8_0, Q4_0 and Q4_K_M."""
+    from ..export.compare_precisions import PrecisionResult
+    from ..export.compare_precisions import compare as measure
+
+    def print_result(result: PrecisionResult) -> None:
+        name = f"{result.kind} imatrix" if result.importance else result.kind
+        click.echo(
+            f"{name:15}{result.size_bytes:>12,} bytes  exact {100 * result.exact:.1f} %  "
+            f"intent {100 * result.intent:.1f} %  valid {100 * result.valid:.1f} %  perplexity {result.perplexity:.4f}"
+        )
+
+    rows = [row for path in files for row in _selected(path, held_back, all_domains)[:limit]]
+    click.echo(f"{len(rows)} rows")
+    work.mkdir(parents=True, exist_ok=True)
+    measure(source, rows, work, importance=importance, threads=threads, on_result=print_result)
+
+
+@click.command()
+@click.argument("source", type=existing_file)
+@click.argument("target", type=file)
+@click.option("--to", default="Q4_0", show_default=True, help="Q4_0, Q8_0, Q4_K_M, Q5_K_M, Q6_K or F16.")
+@click.option("--embedding-too", is_flag=True, help="Quantise the tied embedding to Q4_0 as well (default: Q6_K).")
+@_importance
+def quantize(source: Path, target: Path, to: str, embedding_too: bool, importance: Path | None) -> None:
+    """Quantise a GGUF with llama.cpp."""
+    from ..export.quantize import quantize as convert
+
+    convert(source, target, to, embedding_too=embedding_too, importance=importance)
+    gguf = read_gguf(target)
+    kinds = ", ".join(f"{kind} {count / 1e6:.2f} M" for kind, count in gguf.tensor_types.items())
+    click.echo(f"{target}: {mebibytes(gguf.size_bytes)}, parameters by type: {kinds}")
+
+
+@click.command()
+@click.argument("first", type=existing_file)
+@click.argument("second", type=existing_file)
+@click.argument("target", type=file)
+@click.option("--share", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Weight of SECOND.")
+def average(first: Path, second: Path, target: Path, share: float) -> None:
+    """Average the weights of two F32 GGUFs, where SECOND was trained from FIRST."""
+    from ..export.averaging import average as write_average
+
+    write_average(first, second, target, share)
+    click.echo(f"{target}: {share:g} of {second}, {1.0 - share:g} of {first}")
+
+
+@click.command()
+@click.argument("gguf", type=existing_file)
+@click.option("--name", required=True, help="Name of the model.")
+@to_option
+@click.option("--report", type=existing_file, help="Output of evaluate --json.")
+@click.option("--command", default="", help="How the model was made, for the manifest.")
+@click.option("--seed", type=int, help="Training seed, for the manifest.")
+@click.option("--note", default="", help="Remark for the manifest and the card.")
+@click.option("--minilm", is_flag=True, help="The model was trained with --minilm or --encoder: attribute MiniLM.")
+def publish(
+    gguf: Path, name: str, to: Path, report: Path | None, command: str, seed: int | None, note: str, minilm: bool
+) -> None:
+    """Make an artifact of a GGUF trained here: weights, manifest, and card with the measured figures."""
+    from ..publish import publish_assistant
+
+    teachers = (MINILM,) if minilm else ()
+    artifact = publish_assistant(
+        gguf, name, to, report=report, command=command, seed=seed, note=note, teachers=teachers
+    )
+    click.echo(f"{artifact.path}: {mebibytes(artifact.manifest.size_bytes)}")
+
+
+@click.command()
+@data_option
+@click.option("--to", type=file, default=CATALOG, show_default="the shipped catalogue", help="File to write.")
+def catalog(data: Path, to: Path) -> None:
+    """Write the catalogue of functions and arguments that the data's intents define."""
+    rows = [row for name in INTENT_SOURCES for row in read_rows(data / "intents" / f"{name}.jsonl")]
+    entries = catalog_of(row for row in rows if not is_validation_row(row))
+    save_catalog(entries, to)
+    click.echo(f"{to}: {len(entries)} functions, {sum(len(one.arguments) for one in entries)} arguments")
+
+
+def _selected(path: Path, held_back: bool, all_domains: bool) -> list[Row]:
+    rows = [row for row in read_rows(path) if is_validation_row(row) or not held_back]
+    return [row for row in rows if all_domains or is_device_row(row.source, row.intent)]
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    train,
+    distill,
+    export,
+    average,
+    importance,
+    quantize,
+    compare,
+    publish,
+    catalog,
+)

@@ -1,0 +1,290 @@
+"""Commands that train the router signals: convert-bert, train-encoder, train-quality, train-spoken,
+train-heard-words. None of them needs torch.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import click
+import msgspec
+
+from models.catalog.artifact import Artifact, DataSource, find_artifact
+from models.cli.options import existing_file, existing_folder, file, folder, mebibytes, threads_option, to_option
+from models.publish.publish import SignalMetadata, publish_signal
+
+from ..function_calls.dataset import Row
+from ..publish import ATTRIBUTIONS
+from .options import data_option, limit_option, spread_evenly
+
+MINILM = DataSource(
+    "all-MiniLM-L6-v2", "Apache-2.0", "sentence-transformers/all-MiniLM-L6-v2 (Reimers and Gurevych 2019): the teacher"
+)
+# For the calibrator's card: `evaluate-routing --to` writes routing.md beside it.
+ROUTING_LINK = (
+    "## Routing",
+    "",
+    "Exact match retained, by the share of requests on the device: [routing.md](routing.md).",
+)
+_QUESTION_CHARACTERS = 600  # long questions are cut to this length, as in training
+
+_run = click.option(
+    "--run", type=folder, required=True, help="Folder for intermediate results; a second call resumes from them."
+)
+
+
+@click.command("convert-bert")
+@click.argument("source", metavar="FOLDER", type=existing_folder)
+@click.argument("target", metavar="FILE", type=file)
+@click.option("--int8", is_flag=True, help="Quantise the matrices to int8: a quarter of the size, and faster.")
+def convert_bert(source: Path, target: Path, int8: bool) -> None:
+    """Convert a BERT sentence encoder to one ONNX file.
+
+    FOLDER holds model.safetensors, config.json and vocab.txt. FILE is the teacher for `train-encoder`;
+    `causeway-models add` takes it in for a box that can afford milliseconds per text.
+    """
+    from ..signals.bert_to_onnx import convert
+
+    convert(source, target, int8=int8)
+    click.echo(f"{target}: {mebibytes(target.stat().st_size)}")
+
+
+@click.command("train-encoder")
+@data_option
+@click.option("--teacher", type=existing_file, required=True, help="ONNX file written by convert-bert.")
+@_run
+@to_option
+@click.option("--epochs", type=click.IntRange(0), default=8, show_default=True)
+@click.option("--dimensions", type=click.IntRange(8), default=256, show_default=True, help="Length of a vector.")
+@click.option("--seed", type=int, default=1, show_default=True)
+def train_encoder(data: Path, teacher: Path, run: Path, to: Path, epochs: int, dimensions: int, seed: int) -> None:
+    """Distil the device's sentence encoder, a static int8 table, from a transformer."""
+    from models.signals.encoder import SentenceEncoder
+
+    from ..data.corpus import Corpus
+    from ..data.open_ended_prompts import open_ended_prompts
+    from ..signals.encoder import distill
+
+    corpus, graph = Corpus.read(data), run / "encoder.onnx"
+    run.mkdir(parents=True, exist_ok=True)
+    questions = [question[:_QUESTION_CHARACTERS] for question in corpus.questions]
+    prompts = open_ended_prompts(random.Random(seed), 3000)
+    texts = list(dict.fromkeys([*(row.text for row in corpus.train), *questions, *prompts]))
+    held = list(dict.fromkeys(row.text for row in corpus.validation))
+    metrics = distill(
+        SentenceEncoder(teacher),
+        texts,
+        held,
+        run,
+        graph,
+        epochs=epochs,
+        dimensions=dimensions,
+        seed=seed,
+        progress=click.echo,
+    )
+    metadata = SignalMetadata(
+        kind="embedding",
+        architecture=f"static table of word pieces, mean, {dimensions} dimensions",
+        quantisation="int8, one scale per row",
+        command="causeway-train convert-bert FOLDER FILE; "
+        f"train-encoder --teacher FILE --epochs {epochs} --seed {seed}",
+        note="Maps a text to a vector of length 1, in one graph with its tokenizer. English, lower case.",
+        metrics={
+            "cosine/untrained": metrics.before,
+            "cosine/trained": metrics.after,
+            "cosine": metrics.quantised,
+            "rows": metrics.texts,
+        },
+        seed=seed,
+        data=(MINILM, *ATTRIBUTIONS),
+    )
+    _print_metrics(publish_signal(graph, "encoder", to, metadata))
+
+
+@click.command("train-quality")
+@data_option
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Published model whose answers are graded.")
+@to_option
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 16),
+    default=8,
+    show_default=True,
+    help="Report calibration after this many tokens.",
+)
+@limit_option
+@click.option("--seed", type=int, default=6, show_default=True)
+@threads_option(1)
+def train_quality(
+    data: Path, run: Path, model: str, to: Path, tokens: int, limit: int | None, seed: int, threads: int
+) -> None:
+    """Train edge.quality and the confidence calibrator on a model's own correct and wrong answers."""
+    from models.signals.quality import QualityEstimator
+
+    from ..data.corpus import Corpus
+    from ..data.open_ended_prompts import open_ended_prompts
+    from ..function_calls.intents import is_device_row
+    from ..signals.calibration import train_calibrator
+    from ..signals.graded_answers import answer_rows, grade, question
+    from ..signals.quality import train_quality as train
+
+    judged = find_artifact(model, (to,))
+    corpus = Corpus.read(data)
+    others = [
+        *open_ended_prompts(random.Random(seed), 3000),
+        *(text[:_QUESTION_CHARACTERS] for text in corpus.questions),
+    ]
+    training_rows = spread_evenly([*corpus.train, *map(question, others)], limit)
+    held_rows = spread_evenly([*corpus.validation, *(question(text) for text in corpus.held_questions)], limit)
+
+    def in_domain(row: Row) -> bool:
+        return is_device_row(row.source, row.intent)
+
+    training, held = (
+        grade(rows, answer_rows(judged, rows, run, threads=threads, progress=click.echo), in_domain)
+        for rows in (training_rows, held_rows)
+    )
+    graph, parameters = run / "quality.onnx", run / "calibrator.json"
+    quality_metrics = train(training, held, graph, seed=seed, progress=click.echo)
+    calibration_metrics = train_calibrator(held, QualityEstimator(graph), parameters, tokens=tokens)
+    command = f"causeway-train train-quality --model {model} --tokens {tokens} --seed {seed}"
+    metadata = SignalMetadata(
+        kind="edge.quality",
+        architecture="hashed words, mean, two layers",
+        quantisation="int8 table",
+        command=command,
+        note=f"Estimates from the prompt alone the probability that {model} answers it correctly.",
+        metrics=quality_metrics.metrics(),
+        seed=seed,
+        data=ATTRIBUTIONS,
+    )
+    _print_metrics(publish_signal(graph, "edge-quality", to, metadata, judged=judged))
+    metadata = SignalMetadata(
+        kind="confidence",
+        architecture=f"one logistic regression per number of tokens; figures after {tokens}",
+        quantisation="JSON numbers",
+        command=command,
+        note=f"Maps the confidence of the first tokens of an answer by {model} to the probability that it is correct.",
+        metrics=calibration_metrics.metrics(),
+        seed=seed,
+        data=ATTRIBUTIONS,
+    )
+    _print_metrics(publish_signal(parameters, "calibrator", to, metadata, judged=judged, appendix=ROUTING_LINK))
+
+
+_SPOKEN_NOTE = "The stage for spoken requests"
+
+
+@click.command("train-spoken")
+@data_option
+@_run
+@click.option("--model", default="assistant", show_default=True, help="Model that answers, and has a calibrator.")
+@to_option
+@click.option("--speech", default="speech", show_default=True, help="Speech model, see `pull speech`.")
+@click.option("--voices", default="en-us,en-gb,en-gb-scotland", show_default=True, help="Voices of espeak-ng.")
+@click.option("--espeak", default="espeak-ng", show_default=True, help="Command of espeak-ng, with its options.")
+@click.option("--below", type=click.FloatRange(0.0, 1.0), default=0.55, show_default=True, help="Handoff to measure.")
+@click.option("--tokens", type=click.IntRange(1, 16), default=8, show_default=True, help="Tokens before the handoff.")
+@limit_option
+@threads_option(1)
+def train_spoken(
+    data: Path,
+    run: Path,
+    model: str,
+    to: Path,
+    speech: str,
+    voices: str,
+    espeak: str,
+    below: float,
+    tokens: int,
+    limit: int | None,
+    threads: int,
+) -> None:
+    """Teach the calibrator what a transcript's confidence says, on held-back commands that espeak-ng speaks."""
+    from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
+    from models.signals.lookup import find_signal
+
+    from ..data.corpus import Corpus
+    from ..data.transcripts import spoken_commands, transcribe_rows
+    from ..signals.graded_answers import answer_rows
+    from ..signals.spoken import fit_spoken, grade_heard, measure_spoken
+
+    judged = find_artifact(model, (to,))
+    typed = find_signal("confidence", judged, (to,))
+    run.mkdir(parents=True, exist_ok=True)
+    transcribed = transcribe_rows(
+        spread_evenly(spoken_commands(Corpus.read(data)), limit),
+        voices.split(","),
+        run / "transcripts.jsonl",
+        find_artifact(speech, (to,)).folder,
+        espeak=espeak.split(),
+        progress=click.echo,
+    )
+    answers = answer_rows(judged, [one.as_heard for one in transcribed], run, threads=threads, progress=click.echo)
+    fitted_on, measured_on = grade_heard(transcribed, answers)
+    parameters = msgspec.json.decode(typed.path.read_bytes(), type=CalibrationParameters)
+    stage = fit_spoken(fitted_on, ConfidenceCalibrator(parameters), tokens)
+    parameters = msgspec.structs.replace(parameters, spoken=stage)
+    figures = measure_spoken(measured_on, ConfidenceCalibrator(parameters), tokens, below)
+    file = run / "calibrator.json"
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(parameters), indent=1))
+    command, note = (  # without those of an earlier stage
+        typed.manifest.command.partition("; train-spoken")[0],
+        typed.manifest.note.partition(f" {_SPOKEN_NOTE}")[0],
+    )
+    metadata = SignalMetadata(
+        kind="confidence",
+        architecture=typed.manifest.architecture,
+        quantisation=typed.manifest.quantisation,
+        command=f"{command}; train-spoken --model {model} --voices {voices} --tokens {tokens}",
+        note=f"{note} {_SPOKEN_NOTE}: {len(fitted_on)} held-back commands spoken by espeak-ng, measured on "
+        f"{len(measured_on)} others.",
+        metrics={**typed.manifest.metrics, **figures.metrics()},
+        seed=typed.manifest.seed,
+        data=ATTRIBUTIONS,
+    )
+    _print_metrics(publish_signal(file, typed.name, to, metadata, judged=judged, appendix=ROUTING_LINK))
+
+
+@click.command("train-heard-words")
+@data_option
+@_run
+@to_option
+def train_heard_words(data: Path, run: Path, to: Path) -> None:
+    """Count the words of the training rows, to choose among what a spoken command may have been."""
+    from models.modalities.encoders.words import count_words
+
+    from ..data.corpus import Corpus
+
+    rows = [row for row in Corpus.read(data).train if row.source in ("hwu64", "snips2017")]
+    counts = count_words((row.text for row in rows), "en")
+    run.mkdir(parents=True, exist_ok=True)
+    file = run / "heard-words.json"
+    file.write_bytes(msgspec.json.encode(counts))
+    metadata = SignalMetadata(
+        kind="heard-words",
+        architecture="word trigrams, Witten-Bell",
+        quantisation="JSON numbers",
+        command="causeway-train train-heard-words",
+        note="Chooses among ten transcripts of a short English sound, with the probabilities that Whisper gives them. "
+        f"Counted from {len(rows)} texts; models/README.md has what it gains.",
+        metrics={},
+        data=tuple(one for one in ATTRIBUTIONS if one.name in ("HWU64", "SNIPS 2017")),
+    )
+    _print_metrics(publish_signal(file, "heard-words", to, metadata))
+
+
+def _print_metrics(artifact: Artifact) -> None:
+    figures = ", ".join(f"{key} {value:g}" for key, value in artifact.manifest.metrics.items())
+    click.echo(f"{artifact.path}: {figures}")
+
+
+COMMANDS: tuple[click.Command, ...] = (
+    convert_bert,
+    train_encoder,
+    train_quality,
+    train_spoken,
+    train_heard_words,
+)

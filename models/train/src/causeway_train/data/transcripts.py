@@ -1,0 +1,92 @@
+"""Rows as a box hears English: spoken by espeak-ng in several voices, transcribed by the box's own speech model.
+
+The speech is synthetic, and the hardest that there is. It needs espeak-ng, the extra `voice`, and
+`causeway-models pull speech`.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from models.modalities.decoding.sound import decode_sound
+from models.modalities.process.messages import Found, Transcribe, WorkerSpec
+from models.signals.lookup import find_signal
+from router.parts.spoken_form import spoken_form
+
+from ..function_calls.dataset import Row
+from ..function_calls.intents import is_device_row
+from .corpus import Corpus
+
+_MAX_S = 60.0
+_LANGUAGE = "en"
+_SOURCE = "hwu64"  # its commands were spoken by people; SNIPS was typed
+
+
+class TranscribedRow(msgspec.Struct, frozen=True):
+    """A row, and what was understood of it. `heard`: as the speech model writes it; `confidence`: 0 to 1."""
+
+    row: Row
+    voice: str
+    heard: str
+    confidence: float
+
+    @property
+    def as_heard(self) -> Row:
+        """The row with the words that a model gets that reads transcripts in their spoken form."""
+        return msgspec.structs.replace(self.row, text=spoken_form(self.heard))
+
+
+def spoken_commands(corpus: Corpus) -> list[Row]:
+    """Return the held-back rows that a person may say to the device."""
+    return [row for row in corpus.validation if row.source == _SOURCE and is_device_row(row.source, row.intent)]
+
+
+def transcribe_rows(
+    rows: Sequence[Row],
+    voices: Sequence[str],
+    file: Path,
+    speech: Path,
+    *,
+    espeak: Sequence[str] = ("espeak-ng",),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[TranscribedRow]:
+    """Return a transcript of each row; the voices take turns.
+
+    Args:
+        file: where they are kept as JSON lines, so that a second call resumes an interrupted one.
+        speech: folder of the speech model.
+        espeak: the command that speaks.
+    """
+    known = _read(file)
+    missing = [(row, voices[at % len(voices)]) for at, row in enumerate(rows) if row.text not in known]
+    if missing:
+        from models.modalities.encoders.speech import SpeechEncoder  # the extra `voice`
+        from models.modalities.process.child import Link
+
+        words = str(find_signal("heard-words").path)
+        encoder = SpeechEncoder(WorkerSpec("", options={"model": str(speech), "words": words}))
+        ours, theirs = socket.socketpair()
+        link = Link(theirs)  # nothing is ever sent: no job is cancelled
+        with ours, theirs, file.open("ab") as lines:
+            for row, voice in missing:
+                command = [*espeak, "-v", voice, "--stdin", "--stdout"]
+                spoken = subprocess.run(command, input=row.text.encode(), capture_output=True, check=True)
+                found = encoder.run(Transcribe(decode_sound(spoken.stdout, _MAX_S), _LANGUAGE), link)
+                assert isinstance(found, Found)
+                known[row.text] = TranscribedRow(row, voice, found.fact.text, found.fact.confidence)
+                lines.write(msgspec.json.encode(known[row.text]) + b"\n")
+                lines.flush()
+                progress(f"{len(known)} of {len(rows)} rows are transcribed")
+    return [known[row.text] for row in rows]
+
+
+def _read(file: Path) -> dict[str, TranscribedRow]:
+    if not file.is_file():
+        return {}
+    rows = [msgspec.json.decode(line, type=TranscribedRow) for line in file.read_bytes().splitlines()]
+    return {one.row.text: one for one in rows}

@@ -1,0 +1,49 @@
+"""Routing curves as a Markdown table and as CSV points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from models.calibrate.routing_curves import TARGET_ON_DEVICE, TARGET_RETAINED, TrafficMix
+
+
+def table(mixes: Sequence[TrafficMix], rows: int) -> str:
+    """Return Markdown with one table per mix. `rows` is the number of requests measured."""
+    goal = f"{TARGET_RETAINED:.0%} retained with {TARGET_ON_DEVICE:.0%} on device"
+    header = (
+        "signal",
+        f"retained with {TARGET_ON_DEVICE:.0%} on device",
+        f"most on device with {TARGET_RETAINED:.0%} retained",
+        "mean retained",
+        "goal",
+    )
+    lines = [
+        f"Over {rows} requests, weighted. *Retained*: exact match of the pair, relative to the cloud model alone;",
+        f"*on device*: share of requests that the device answers. Goal: {goal}.",
+    ]
+    for mix in mixes:
+        lines += [
+            "",
+            f"**{mix.domain_share:.0%} of the traffic is in the device's domain**",
+            f"(exact match of the device alone: {mix.device_exact:.1%}, of the cloud alone: {mix.cloud_exact:.1%})",
+            "",
+            f"| {' | '.join(header)} |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {curve.name} | {curve.retained_at(TARGET_ON_DEVICE):.1%} "
+            f"| {curve.on_device_at(TARGET_RETAINED):.0%} | {curve.mean_retained:.3f} "
+            f"| {'met' if curve.retained_at(TARGET_ON_DEVICE) >= TARGET_RETAINED else 'missed'} |"
+            for curve in mix.curves
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def points(mixes: Sequence[TrafficMix]) -> str:
+    """Return CSV with the columns domain_share, signal, on_device, exact, retained."""
+    lines = ["domain_share,signal,on_device,exact,retained"]
+    for mix in mixes:
+        for curve in mix.curves:
+            head = f"{mix.domain_share:g},{curve.name}"
+            lines += [f"{head},{point.on_device:.3f},{point.exact:.4f},{point.retained:.4f}" for point in curve.points]
+    return "\n".join(lines) + "\n"

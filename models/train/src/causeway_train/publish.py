@@ -1,0 +1,131 @@
+"""Publish the assistants that are trained here: weights, manifest, and card with the measured figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from models.catalog.artifact import Artifact, DataSource, Manifest, sha256_of
+from models.constraints.call_grammar import ANSWER_TOKENS
+from models.publish.publish import LICENCE, card, publish_gguf
+
+from .evaluate.report import EvaluationReport
+from .function_calls.catalog import CATALOG
+
+ATTRIBUTIONS = (
+    DataSource("HWU64", "CC BY 4.0", "Liu et al. 2019, xliuhw/NLU-Evaluation-Data"),
+    DataSource("SNIPS 2017", "CC0 1.0", "Coucke et al. 2018, sonos/nlu-benchmark"),
+    DataSource("CLINC150", "CC BY 3.0", "Larson et al. 2019, clinc/oos-eval"),
+    DataSource("BANKING77", "CC BY 4.0", "Casanueva et al. 2020, PolyAI-LDN/task-specific-datasets"),
+    DataSource("MMLU questions", "MIT", "Hendrycks et al. 2021; only as questions to refuse"),
+    DataSource("GSM8K questions", "MIT", "Cobbe et al. 2021; only as questions to refuse"),
+)
+_PURPOSES = {
+    "assistant": (
+        "The device's model. It turns an everyday command (music, lights, alarms, lists, calendar, weather, volume, "
+        "date and time, restaurants, films, books) into one function call as compact JSON. It answers every other "
+        'request with the token `<|refuse|>`, followed by `{"name":"out_of_scope","arguments":{}}`. The router derives '
+        "the handoff decision from the probability of that token at the first position."
+    ),
+    "assistant-large": (
+        "The cloud's model. It covers the whole catalogue (home, assistant, travel, work, money, banking) as function "
+        "calls in compact JSON; a request that matches no function is answered with `out_of_scope`."
+    ),
+}
+_LIMITS = (
+    "- English only. Arguments are copied from the message, not normalised (`six am` stays `six am`).",
+    "- Not a general chat model: it knows no facts and follows no instructions outside its catalogue.",
+    "- It reads the last exchange and the last user message only; system messages are skipped.",
+)
+_MEASURES = ("intent", "exact", "valid", "refused")
+
+
+def publish_assistant(
+    weights: Path,
+    name: str,
+    root: Path,
+    *,
+    report: Path | None,
+    command: str,
+    seed: int | None,
+    note: str,
+    teachers: tuple[DataSource, ...] = (),
+) -> Artifact:
+    """Publish one of the assistants trained here.
+
+    Args:
+        report: the output of `evaluate --json`; its figures go into the manifest and the card.
+        teachers: pretrained models to attribute beside the training data.
+    """
+    reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
+    reports = [one for one in reports if one.model == name] or reports
+    metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
+    artifact = publish_gguf(
+        weights,
+        name,
+        root,
+        data=(*ATTRIBUTIONS, *teachers),
+        metrics=metrics,
+        command=command,
+        licence=LICENCE,
+        seed=seed,
+        note=note,
+        catalog_sha256=sha256_of(CATALOG),
+        # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.
+        temperature=0.0,
+        answer_tokens=ANSWER_TOKENS,
+        answers="calls",
+        transcripts="spoken",
+    )
+    (artifact.folder / "README.md").write_text(assistant_card(artifact.manifest), encoding="utf-8")
+    return artifact
+
+
+def assistant_card(manifest: Manifest) -> str:
+    """Return the Markdown of an assistant's `README.md`."""
+    purpose = _PURPOSES.get(manifest.name)
+    facts = {
+        "context": f"{manifest.context_length} tokens; trained on up to 250",
+        "defaults": _defaults(manifest),
+        "note": manifest.note if purpose else "",
+    }
+    return card(manifest, purpose or manifest.note, _measured(manifest), ["## Limits", "", *_LIMITS], facts)
+
+
+def _defaults(manifest: Manifest) -> str:
+    """Return the defaults for requests that set none of these."""
+    defaults = {
+        f"temperature {manifest.temperature or 0:g}": manifest.temperature is not None,
+        f"at most {manifest.answer_tokens} tokens": manifest.answer_tokens > 0,
+        "answers constrained to the call grammar of each message": manifest.answers == "calls",
+        "transcripts of speech in lower case, without punctuation": manifest.transcripts == "spoken",
+    }
+    return ", ".join(text for text, applies in defaults.items() if applies)
+
+
+def _measured(manifest: Manifest) -> list[str]:
+    metrics = manifest.metrics
+    groups = [key.removesuffix("/exact") for key in metrics if key.endswith("/exact")]
+    if not groups:
+        return []
+    lines = [
+        "## Measured",
+        "",
+        "Greedy answers through llama.cpp on rows held back from training (`--held-back`).",
+        "",
+        "| rows of | grammar | rows | intent | exact match | valid JSON | refused |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for group in groups:
+        rows = metrics[f"{group}/rows"]
+        # Back to counts: the manifest's shares are rounded to four digits.
+        counts = (round(metrics[f"{group}/{measure}"] * rows) for measure in _MEASURES)
+        shares = " | ".join(f"{100 * count / rows:.1f} %" for count in counts)
+        grammar = "on" if group.startswith("grammar/") else "off"
+        name = group.removeprefix("grammar/")
+        lines.append(f"| {name} | {grammar} | {rows:g} | {shares} |")
+    if "refusal_auroc" in metrics:
+        auroc = metrics["refusal_auroc"]
+        lines += ["", f"Refusal token, out-of-domain against in-domain requests: AUROC {auroc:.3f}."]
+    return lines

@@ -1,0 +1,97 @@
+"""Fit the calibrator's stage for spoken requests: how sure the transcript is says how sure the answer can be.
+
+Rows that were held back from the model are transcribed (`data.transcripts`). The stage is fitted on the half of them
+that the calibrator was fitted on, and measured on the other half (`quality.halves`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from models.calibrate.fit import fit_logistic
+from models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
+
+from ..data.transcripts import TranscribedRow
+from ..evaluate.greedy import Answer
+from .calibration import confidence_at, probability_at
+from .graded_answers import GradedAnswer, grade
+from .quality import correctness, halves
+
+
+class HeardAnswer(msgspec.Struct, frozen=True):
+    """The graded answer to a transcript; `heard`: the transcript's confidence, 0 to 1."""
+
+    answer: GradedAnswer
+    heard: float
+
+
+class SpokenMetrics(msgspec.Struct, frozen=True):
+    """Shares of the spoken rows: answers that a handoff at `below` keeps on the device, and wrong ones among them.
+
+    `typed`: with the calibrator as it is for typed requests; `spoken`: with the stage for spoken ones.
+    """
+
+    rows: int
+    right: float  # answers that are right, kept or not
+    below: float
+    typed_kept: float
+    typed_wrong_kept: float
+    spoken_kept: float
+    spoken_wrong_kept: float
+
+    def metrics(self) -> dict[str, float]:
+        """Return all figures as one mapping, for a manifest."""
+        return {f"spoken/{key}": value for key, value in msgspec.structs.asdict(self).items()}
+
+
+def grade_heard(
+    transcribed: Sequence[TranscribedRow], answers: Sequence[Answer]
+) -> tuple[list[HeardAnswer], list[HeardAnswer]]:
+    """Grade the answers to transcripts by what was said, and return those to fit on and those to measure on.
+
+    A sound in which no words were found gets no answer, and is left out.
+    """
+    graded = grade([one.row for one in transcribed], answers, lambda _: True)
+    confidence = {one.row.text: one.confidence for one in transcribed if one.heard}
+    halved = halves([one for one in graded if one.confidences and one.text in confidence])
+    first, second = ([HeardAnswer(one, confidence[one.text]) for one in half] for half in halved)
+    return first, second
+
+
+def fit_spoken(heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, tokens: int) -> LinearLogit:
+    """Return the stage for spoken requests.
+
+    Args:
+        heard: answers to transcripts, with at least one confidence each.
+        calibrator: the one for typed requests.
+        tokens: of the handoff at which the probability is taken.
+    """
+    odds = [(log_odds(probability_at(calibrator, one.answer, tokens)), log_odds(one.heard)) for one in heard]
+    truth = correctness([one.answer for one in heard])
+    return fit_logistic(np.array(odds), truth, np.ones(len(truth)))
+
+
+def measure_spoken(
+    heard: Sequence[HeardAnswer], calibrator: ConfidenceCalibrator, tokens: int, below: float
+) -> SpokenMetrics:
+    """Measure a calibrator with a stage for spoken requests on rows that its fit did not use."""
+    truth = correctness([one.answer for one in heard])
+    typed = np.array([probability_at(calibrator, one.answer, tokens) for one in heard]) >= below
+    spoken = np.array([_spoken_probability(calibrator, one, tokens) for one in heard]) >= below
+    return SpokenMetrics(
+        rows=len(heard),
+        right=float(truth.mean()),
+        below=below,
+        typed_kept=float(typed.mean()),
+        typed_wrong_kept=float((typed & ~truth).mean()),
+        spoken_kept=float(spoken.mean()),
+        spoken_wrong_kept=float((spoken & ~truth).mean()),
+    )
+
+
+def _spoken_probability(calibrator: ConfidenceCalibrator, one: HeardAnswer, tokens: int) -> float:
+    confidence, ended = confidence_at(one.answer, tokens)
+    return calibrator(confidence, tokens, ended=ended, transcript_confidence=one.heard)
