@@ -13,15 +13,26 @@ from router.errors import BackendError
 
 from ..catalog.artifact import Artifact, ArtifactError, DataSource
 from ..signals.pair import ModelIdentity
-from .answers import AnswerLog, Pair
+from .answers import AnswerLog, Pair, PairAnswers
 from .collect import Answerer, EngineAnswerer, collect
 from .endpoint import EndpointAnswerer
 from .evaluate import Target
-from .judge import AnswerJudge
+from .label import chosen_letter
 from .prompts import CalibrationPrompt
 
 LEAST_PROMPTS = 50  # fewer tell nothing
 _PROGRESS = 25
+_QUESTION = """Compare two answers to a request. Judge only whether they are correct and do what was asked for.
+
+Request:
+{prompt}
+
+First answer:
+{first}
+
+Second answer:
+{second}"""
+_CHOICES = {"A": "The first answer is better.", "B": "The second answer is better.", "C": "Both are equally good."}
 
 Echo = Callable[[str], None]
 
@@ -107,3 +118,25 @@ def _kept(prompts: Sequence[CalibrationPrompt], log: AnswerLog) -> str:
         f"{len(log.rows)} of {len(prompts)} prompts are answered and kept in {log.path}. "
         "Run the same command again to go on."
     )
+
+
+class AnswerJudge:
+    """Asks `model` which answer is better."""
+
+    def __init__(self, model: Answerer) -> None:
+        self._model = model
+
+    async def as_good(self, prompt: CalibrationPrompt, answers: PairAnswers) -> bool:
+        """Return whether the small model's answer is as good; an unclear judgement counts against it.
+
+        Raises:
+            BackendError: the model is gone.
+        """
+        # Judges prefer one position: half of the prompts, by their digest, have the small model's answer first.
+        swapped = int(prompt.id, 16) % 2 == 1
+        texts = [answers.small.text, answers.large.text]
+        first, second = reversed(texts) if swapped else texts
+        question = _QUESTION.format(prompt=prompt.question, first=first, second=second)
+        comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
+        letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
+        return letter in ("C", "B" if swapped else "A")

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from causeway_train.cli.commands import main
 from causeway_train.evaluate.routing_table import points, table
-from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, weights
-from models.calibrate.routing_plots import picture
+from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, picture, weights
 
 
 def samples() -> list[RoutingSample]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from models.calibrate.routing_curves import RoutingSample, mix
+from models.calibrate.routing_curves import RoutingSample, mix, picture
 from models.catalog.artifact import Artifact, find_artifact
 from models.cli.options import folder, models_option, threads_option
 
@@ -112,8 +112,6 @@ def evaluate_routing(
     Requests in the device's domain are weighted to make up each --share of the traffic. With --held-back, the rows
     that the signals were calibrated on are left out.
     """
-    from models.calibrate.routing_plots import picture
-
     from ..evaluate.routing_table import points, table
 
     rows = [row for path in files for row in read_rows(path) if not held or _unseen(row)]
