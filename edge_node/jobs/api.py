@@ -18,7 +18,7 @@ from router.jobs.view import WebhookSecrets
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.serving.request import PRIORITY, one_value, read_choice
-from router.serving.responses import EVENTS, JSON, SERVER, EventStream
+from router.serving.responses import JSON, SERVER, STREAMED, EventStream, header_lines
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -150,7 +150,7 @@ class JobApi:
     async def _stream_events(
         self, http: web.BaseRequest, job_id: str, owner: str, last: Position | None
     ) -> web.StreamResponse:
-        stream = EventStream(http, f"Content-Type: {EVENTS}\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n")
+        stream = EventStream(http, header_lines(STREAMED))
         try:
             if http.method == hdrs.METH_HEAD:
                 stream.send_head()
@@ -160,10 +160,10 @@ class JobApi:
                 stream.send(events)
                 await stream.drain()
             stream.end()
+        except ClientGone:
+            raise
         except CausewayError as error:  # the client reconnects with its Last-Event-ID
             stream.end(error_event(error))
-        except ConnectionError as error:
-            raise ClientGone(str(error)) from error
         return stream
 
     async def retry(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:

@@ -17,7 +17,6 @@ from email.utils import formatdate
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.client_exceptions import ClientConnectionResetError
 
 from ..errors import CausewayError, ClientGone
 from ..openai import (
@@ -45,8 +44,8 @@ _CLOSED = "the client closed the connection"
 _READY_BYTES = 16 * 1024  # events that wait for each other
 _encoder = msgspec.json.Encoder()
 _COMMENT = b": \n\n"
-# Without the second one nginx holds a stream back until its buffer is full.
-_STREAMED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+"""The headers of a stream of events. Without the last one nginx holds a stream back until its buffer is full."""
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
@@ -105,11 +104,8 @@ class HttpReplyWriter:
             return None
         if self._opening:
             data, self._opening = self._opening + data, b""
-        try:
-            self._stream.send(data, last=piece.finish_reason is not None)
-        except ConnectionError as error:
-            raise ClientGone(str(error)) from error
-        return self._drain(self._stream) if self._stream.client_behind else None
+        self._stream.send(data, last=piece.finish_reason is not None)
+        return self._stream.drain() if self._stream.client_behind else None
 
     @property
     def finished(self) -> bool:
@@ -134,24 +130,15 @@ class HttpReplyWriter:
 
     async def end(self) -> None:
         assert self._head is not None
-        try:
-            if self._stream is not None:
-                end = b"" if self._encoder is None else self._opening + self._encoder.end()
-                self._stream.end(end if self._cached_body is None else self._cached_body)
-                return
-            media_type = EVENTS if self._request.stream else JSON
-            body = self._cached_body if self._cached_body is not None else self._encode(self._head)
-            prebuilt = PrebuiltResponse(self._http, _header_lines(self._head, media_type), body)
-            prebuilt.send()
-        except ConnectionError as error:
-            raise ClientGone(_CLOSED) from error
+        if self._stream is not None:
+            end = b"" if self._encoder is None else self._opening + self._encoder.end()
+            self._stream.end(end if self._cached_body is None else self._cached_body)
+            return
+        media_type = EVENTS if self._request.stream else JSON
+        body = self._cached_body if self._cached_body is not None else self._encode(self._head)
+        prebuilt = PrebuiltResponse(self._http, _header_lines(self._head, media_type), body)
+        prebuilt.end()
         self._prebuilt = prebuilt
-
-    async def _drain(self, stream: EventStream) -> None:
-        try:
-            await stream.drain()
-        except ConnectionError as error:
-            raise ClientGone(str(error)) from error
 
     def _look(self) -> None:
         """Send a comment if nothing was sent since the last look, and look again, until the response has ended."""
@@ -164,7 +151,7 @@ class HttpReplyWriter:
                 return
             stream = self._stream = EventStream(self._http, _early_lines(self._id))
         if stream.sends == self._sends:
-            with contextlib.suppress(ConnectionError):  # the next event says so
+            with contextlib.suppress(ClientGone):  # the next event says so
                 stream.send(_COMMENT)
         self._sends = stream.sends
         asyncio.get_running_loop().call_later(self._look_s, self._look)
@@ -187,10 +174,7 @@ class HttpReplyWriter:
         if self._stream is None:
             ids = {"x-request-id": self._id, "x-causeway-decision": self._id}
             return error_response(error, {**ids, "x-causeway-policy": policy})
-        try:
-            self._stream.end(error_event(error))
-        except ConnectionError as gone:
-            raise ClientGone(_CLOSED) from gone
+        self._stream.end(error_event(error))
         return self._stream
 
     @property
@@ -211,10 +195,11 @@ class HttpReplyWriter:
 
 
 class _Prebuilt(web.StreamResponse):
-    """A response that aiohttp finishes without writing anything. `lines`: header lines, each with its CRLF."""
+    """A response that is written here; aiohttp ends it where that was not done. `lines`: as `header_lines`."""
 
     def __init__(self, http: web.BaseRequest, lines: str) -> None:
         super().__init__()
+        self.ended = False
         self._http = http
         self._protocol = http.protocol
         self._lines = lines
@@ -237,8 +222,12 @@ class _Prebuilt(web.StreamResponse):
         """Do nothing: the head leaves with the first bytes."""
         return None
 
+    def end(self) -> None:
+        """Write what is left. Raises ClientGone."""
+        raise NotImplementedError
+
     async def drain(self) -> None:
-        """Wait for a client that reads slowly. Raises ConnectionError when it reads nothing."""
+        """Wait for a client that reads slowly. Raises ClientGone when it reads nothing, or has left."""
         if not self.client_behind:
             return
         try:
@@ -247,13 +236,24 @@ class _Prebuilt(web.StreamResponse):
         except TimeoutError:
             if self._http.transport is not None:
                 self._http.transport.abort()
-            raise ClientConnectionResetError(f"the client read nothing for {STALLED_S:g} s") from None
+            raise ClientGone(f"the client read nothing for {STALLED_S:g} s") from None
+        except ConnectionError as error:
+            raise ClientGone(str(error)) from error
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Finish the response, for aiohttp: the connection takes no further request while its client reads slowly."""
+        try:
+            if not self.ended:
+                self.end()
+            await self.drain()
+        except ClientGone as gone:
+            raise ConnectionResetError(gone.message) from gone
 
     def _write(self, data: bytes) -> None:
-        """Raises ConnectionError when the client is gone."""
+        """Raises ClientGone."""
         transport = self._protocol.transport
         if transport is None or transport.is_closing():
-            raise ClientConnectionResetError(_CLOSED)
+            raise ClientGone(_CLOSED)
         transport.write(data)
 
     def _head(self, body: str) -> bytes:
@@ -278,13 +278,10 @@ class PrebuiltResponse(_Prebuilt):
         super().__init__(http, lines)
         self._bytes = body
 
-    def send(self) -> None:
-        """Write everything now, before the request is recorded. Raises ConnectionError when the client is gone."""
+    def end(self) -> None:
+        """Write everything now, before the request is recorded. Raises ClientGone."""
+        self.ended = True
         self._write(self._head(f"Content-Length: {len(self._bytes)}\r\n") + self._bytes)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        """The connection takes no further request while its client reads slowly."""
-        await self.drain()
 
 
 class EventStream(_Prebuilt):
@@ -302,7 +299,6 @@ class EventStream(_Prebuilt):
         self._ready_bytes = 0
         self._written_at = -math.inf
         self._begun = False
-        self.ended = False
         self.sends = 0
 
     @property
@@ -310,7 +306,7 @@ class EventStream(_Prebuilt):
         return self._chunked and self._http.keep_alive
 
     def send(self, events: bytes, *, last: bool = False) -> None:
-        """Call `drain` while the client is behind; `sends` counts the calls. Raises ConnectionError when it is gone.
+        """Call `drain` while the client is behind; `sends` counts the calls. Raises ClientGone.
 
         `last`: probably the end follows in this turn of the loop, so the events wait for it that long.
         """
@@ -324,30 +320,25 @@ class EventStream(_Prebuilt):
             self._written_at = now
             self._write(self._framed(events))
         elif self.client_left:
-            raise ClientConnectionResetError(_CLOSED)
+            raise ClientGone(_CLOSED)
         else:
             self._ready.append(events)
             self._ready_bytes = len(events)
             self._loop.call_soon(self._flush)
 
     def send_head(self) -> None:
-        """Send the head alone, which is the answer to HEAD. Raises ConnectionError when the client is gone."""
+        """Send the head alone, which is the answer to HEAD. Raises ClientGone."""
         self.ended = True
         self._write(self._framed(b""))
 
     def end(self, events: bytes = b"") -> None:
-        """Send the last events, and the end of the body. Raises ConnectionError when the client is gone."""
+        """Send the last events, and the end of the body. Raises ClientGone."""
         self.ended = True
         self._write(self._framed(self._take() + events) + (b"0\r\n\r\n" if self._chunked else b""))
 
-    async def write_eof(self, data: bytes = b"") -> None:
-        if not self.ended:
-            self.end()
-        await self.drain()
-
     def _flush(self) -> None:
         if events := self._take():
-            with contextlib.suppress(ConnectionError):  # the next `send` or `end` says so
+            with contextlib.suppress(ClientGone):  # the next `send` or `end` says so
                 self._write(self._framed(events))
 
     def _take(self) -> bytes:
@@ -382,6 +373,11 @@ def body_response(body: bytes, *, status: int = 200) -> web.Response:
     return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})
 
 
+def header_lines(fields: Mapping[str, str]) -> str:
+    """Return the lines of a response's headers, each with its CRLF."""
+    return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+
+
 def _header_lines(head: AnswerHead, media_type: str) -> str:
     """The same as `_headers`, as lines. All but the id is equal for most cache hits, and remembered."""
     key = (
@@ -392,15 +388,13 @@ def _header_lines(head: AnswerHead, media_type: str) -> str:
     if lines is None:
         if len(_remembered_lines) >= _MAX_REMEMBERED:
             _remembered_lines.clear()
-        fields = _headers_without_id(head, media_type)
-        lines = _remembered_lines[key] = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        lines = _remembered_lines[key] = header_lines(_headers_without_id(head, media_type))
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
 
 
 def _early_lines(decision_id: str) -> str:
     """Return the header lines of a stream that begins before its target is known."""
-    fields = {"Content-Type": EVENTS, **_STREAMED, "x-request-id": decision_id, "x-causeway-decision": decision_id}
-    return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return header_lines({**STREAMED, "x-request-id": decision_id, "x-causeway-decision": decision_id})
 
 
 def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
@@ -419,7 +413,7 @@ def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:
         headers["x-causeway-loosened"] = head.loosened
     if head.modalities:
         headers["x-causeway-modalities"] = head.modalities
-    return headers | _STREAMED if media_type is EVENTS else headers
+    return headers | STREAMED if media_type is EVENTS else headers
 
 
 class _Date:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from router.errors import ClientGone
 from router.serving.responses import EventStream
 
 LINES = "Content-Type: text/event-stream\r\n"
@@ -94,7 +95,7 @@ async def test_a_client_that_left_is_an_error_for_the_sender(ends: bool) -> None
                     stream.send(b"more")
                 elif stream.client_left:
                     stream.end(b"last")
-        except ConnectionError as error:
+        except ClientGone as error:
             outcome.set_result(str(error))
 
     async with client_of(until_gone) as (reader, writer):
