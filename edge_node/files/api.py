@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
-import msgspec
 from aiohttp import web
 
 from router.api.files import DeletedFile, list_page
@@ -12,7 +11,7 @@ from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.request import TAGS, send_continue
-from router.serving.responses import JSON, SERVER
+from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -21,7 +20,6 @@ from .store import FileStore
 PATH = "/v1/files"
 _MAX_TAG_BYTES = 1024  # they are in the file's header
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-_encoder = msgspec.json.Encoder()
 
 
 class FileApi:
@@ -54,26 +52,22 @@ class FileApi:
             form = await read_upload(http, writer.write, self._piece_s)
             terms = parse_upload_terms(form.fields, PART_PURPOSES, self._store.max_ttl_s)
             file = await writer.finish(form.filename, terms, hints)
-        return _json(self._store.view(file))
+        return json_response(self._store.view(file))
 
     def _list(self, http: web.BaseRequest) -> web.Response:
         owner = self._reader.caller(http).name
         limit, after = read_page(http.query)
         views = [self._store.view(file) for file in self._store.list_owned(owner)]
-        return _json(list_page(views, limit, after, http.query.get("purpose", "")))
+        return json_response(list_page(views, limit, after, http.query.get("purpose", "")))
 
     async def _file(self, http: web.BaseRequest) -> web.StreamResponse:
         owner, name = self._reader.caller(http).name, http.path.removeprefix(f"{PATH}/")
         if http.method != "DELETE":
-            return _json(self._store.view(self._store.get(name, owner)))
+            return json_response(self._store.view(self._store.get(name, owner)))
         await self._store.delete(name, owner)
-        return _json(DeletedFile(name))
+        return json_response(DeletedFile(name))
 
     async def _content(self, http: web.BaseRequest) -> web.StreamResponse:
         owner, name = self._reader.caller(http).name, http.path.removeprefix(f"{PATH}/").removesuffix("/content")
         self._store.get(name, owner)
         raise UnsupportedFeature(CONTENT_KEPT)
-
-
-def _json(value: object) -> web.Response:
-    return web.Response(body=_encoder.encode(value), headers={"Content-Type": JSON, "Server": SERVER})

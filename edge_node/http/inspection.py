@@ -21,7 +21,7 @@ from aiohttp import web
 from router.api.document import OPENAPI_PATH
 from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from router.openai import ModelObject, encode_model, encode_models
-from router.serving.responses import SERVER, body_response, json_response
+from router.serving.responses import body_response, json_response
 from router.types import AUTO, Route
 
 from ..clock import Clock
@@ -140,7 +140,7 @@ class Inspection:
         return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def _prometheus(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Server": SERVER})
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _openapi(self, http: web.BaseRequest) -> web.StreamResponse:
         if not self._document:

@@ -259,14 +259,9 @@ class Listener:
             return error_response(error)
         if not cors:
             return await self._handle(http)
-        preflight = origins.preflight(http.method, http.headers)
-        if preflight is not None:
-            return web.Response(status=204, headers={hdrs.SERVER: SERVER, **cors, **preflight})
         http[CORS] = cors
-        response = await self._handle(http)
-        if not response.prepared:
-            response.headers.update(cors)
-        return response
+        preflight = origins.preflight(http.method, http.headers)
+        return await self._handle(http) if preflight is None else web.Response(status=204, headers=preflight)
 
 
 class _Connection(RequestHandler):
@@ -391,7 +386,19 @@ def is_between_requests(connection: RequestHandler) -> bool:
     return waiter is not None and not waiter.done()
 
 
-def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> web.BaseRequest:
+class HttpRequest(web.BaseRequest):
+    """A request whose response names no versions of software in its header `Server`, and has the headers of CORS.
+
+    `BaseRequest._prepare_hook`: the one place that sees the head of every response, also of a WebSocket and of
+    aiohttp's own errors; aiohttp's web application overrides it for its signal `on_response_prepare`.
+    """
+
+    async def _prepare_hook(self, response: web.StreamResponse) -> None:
+        response.headers[hdrs.SERVER] = SERVER
+        response.headers.update(self.get(CORS, {}))
+
+
+def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
     """Build a request with a plain path: what `web.Server` takes as `request_factory`.
 
     The message is a named tuple, whose `url` is where `BaseRequest.path` comes from; `raw_path` stays as it was sent.
@@ -399,4 +406,4 @@ def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: a
     url = message.url
     if (path := plain_path(url.raw_path)) != url.raw_path:
         message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
-    return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+    return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())

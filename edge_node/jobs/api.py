@@ -18,7 +18,7 @@ from router.jobs.view import WebhookSecrets
 from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.serving.request import PRIORITY, one_value, read_choice
-from router.serving.responses import JSON, SERVER, STREAMED, EventStream, header_lines
+from router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
 from router.trackers.fair_share import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
@@ -33,7 +33,6 @@ from .tables.values import Accepted
 
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0
-_encoder = msgspec.json.Encoder()
 
 
 class JobList(msgspec.Struct):
@@ -81,7 +80,7 @@ class JobApi:
             "x-request-id": job.decision,
             "Preference-Applied": "respond-async",
         }
-        return web.Response(body=result, headers={"Content-Type": JSON, "Server": SERVER, **headers})
+        return body_response(result, headers=headers)
 
     async def _settled(self, job: EdgeJob, wait_s: float) -> tuple[EdgeJob, bytes]:
         """Wait for the end of a job, at most so long; not at all where the caller follows its share of jobs."""
@@ -118,12 +117,12 @@ class JobApi:
         jobs = await self._store.list_owned(owner, after, limit + 1)
         rows = [self._view(job) for job in jobs[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return _json(JobList(rows, len(jobs) > limit, first, last))
+        return json_response(JobList(rows, len(jobs) > limit, first, last))
 
     async def get(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """GET /v1/jobs/{id}"""
         job, result = await self._store.get(job_id, self._reader.caller(http).name)
-        return _json(self._view(job, result))
+        return json_response(self._view(job, result))
 
     async def cancel(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """DELETE /v1/jobs/{id}"""
@@ -185,15 +184,10 @@ class JobApi:
             self._service.admit(owner)
         found = await self._store.webhook_secrets(owner, rotate=rotate)
         body = WebhookSecrets(found[0], found[1] if len(found) > 1 else None)
-        return _json(body, headers={"Cache-Control": "no-store"})
+        return json_response(body, headers={"Cache-Control": "no-store"})
 
     def _view(self, job: EdgeJob, result: bytes = b"") -> EdgeJobView:
         return edge_job_view(job, self._store.time.now(), self._store.time.unix(), result)
 
     def _response(self, job: EdgeJob, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
-        return _json(self._view(job), status=status, headers=headers)
-
-
-def _json(value: object, *, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
-    fields = {"Content-Type": JSON, "Server": SERVER, **headers}
-    return web.Response(status=status, body=_encoder.encode(value), headers=fields)
+        return json_response(self._view(job), status=status, headers=headers)

@@ -23,7 +23,7 @@ from router.openai.audio import (
 )
 from router.openai.audio.form import check_form, parse_form
 from router.policy.compiled import Policy
-from router.serving.responses import JSON, SERVER, STREAMED, EventStream, error_response, header_lines
+from router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
 
 from ..clock import Clock
 from ..http.request_reader import RequestReader, routing_hints
@@ -158,5 +158,5 @@ class AudioApi:
             raise
         except CausewayError as error:
             return error_response(error, ids)
-        headers = {"Content-Type": media_type, "Server": SERVER, "x-causeway-route": "edge", **ids}
+        headers = {"Content-Type": media_type, "x-causeway-route": "edge", **ids}
         return web.Response(body=body, headers=headers)

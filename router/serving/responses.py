@@ -357,20 +357,20 @@ class EventStream(_Prebuilt):
         return self._head("Transfer-Encoding: chunked\r\n" if self._chunked else "") + events
 
 
-def error_response(error: CausewayError, headers: dict[str, str] | None = None) -> web.Response:
-    """OpenAI's error object with the error's own status."""
-    fields = {"Content-Type": JSON, "Server": SERVER, **error_headers(error), **(headers or {})}
-    return web.Response(status=error.status, body=encode_error(error), headers=fields)
+def error_response(error: CausewayError, headers: Mapping[str, str] = {}) -> web.Response:
+    """Return OpenAI's error object with the error's own status and headers."""
+    return body_response(encode_error(error), error.status, {**error_headers(error), **headers})
 
 
-def json_response(value: object, *, status: int = 200) -> web.Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
     """Return a value as JSON."""
-    return body_response(_encoder.encode(value), status=status)
+    return body_response(_encoder.encode(value), status, headers)
 
 
-def body_response(body: bytes, *, status: int = 200) -> web.Response:
+def body_response(body: bytes, status: int = 200, headers: Mapping[str, str] = {}) -> web.Response:
     """Return bytes that are JSON."""
-    return web.Response(status=status, body=body, headers={"Content-Type": JSON, "Server": SERVER})
+    # As a header: aiohttp would parse and build a `content_type` again for each response.
+    return web.Response(status=status, body=body, headers={"Content-Type": JSON, **headers})
 
 
 def header_lines(fields: Mapping[str, str]) -> str:
