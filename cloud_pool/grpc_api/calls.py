@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import read_request_id
+from router.serving.responses import STALLED_S
 from router.trackers.fair_share import FairShare
 from router.types import RoutingHints
 
@@ -31,7 +32,6 @@ from ..core.request_context import RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
-from ..http.responses import STALLED_S
 from .answer_output import CallDelivery
 from .outbox import Outbox
 from .request_input import RequestInput

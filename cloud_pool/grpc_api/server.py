@@ -19,9 +19,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.errors import ConfigError
+from router.serving.responses import STALLED_S
 
 from ..http.config import ServerConfig
-from ..http.responses import STALLED_S
 from .calls import GenerateCalls
 from .config import GrpcConfig
 from .front import GrpcFront

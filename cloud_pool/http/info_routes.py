@@ -8,11 +8,11 @@ from aiohttp import web
 
 from router.errors import ModelNotFound
 from router.openai import ModelObject, ModelUse, encode_model, encode_models
+from router.serving.responses import body_response
 
 from ..accounts.model_access import AllowedTiers, find_tier, usable
 from ..tiers.tier import Tier
 from .readiness import Readiness
-from .responses import JSON
 
 MODELS = "/v1/models/"
 
@@ -29,7 +29,7 @@ class InfoRoutes:
     def models(self, allowed: AllowedTiers) -> web.StreamResponse:
         """List the models that the caller may name in a request, by name and alias."""
         listed = [self._listed(name, tier) for name, tier in usable(self._tiers, allowed).items() if tier.paths]
-        return web.Response(body=encode_models(listed), content_type=JSON)
+        return body_response(encode_models(listed))
 
     def model(self, path: str, allowed: AllowedTiers) -> web.StreamResponse:
         """Raises ModelNotFound or ModelNotAllowed."""
@@ -37,13 +37,13 @@ class InfoRoutes:
         tier = find_tier(self._tiers, name, allowed)
         if not tier.paths:
             raise ModelNotFound(f"No request names the tier {name!r}: it reads parts of requests.", param="model")
-        return web.Response(body=encode_model(self._listed(name, tier)), content_type=JSON)
+        return body_response(encode_model(self._listed(name, tier)))
 
     def _listed(self, name: str, tier: Tier) -> ModelObject:
         return ModelObject(name, "causeway", self._created, causeway=ModelUse(tier.paths))
 
     async def healthz(self, http: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(body=b'{"status":"ok"}', content_type=JSON)
+        return body_response(b'{"status":"ok"}')
 
     async def readyz(self, http: web.BaseRequest) -> web.StreamResponse:
         """Report whether this gateway can answer: 200 if an inference succeeds on at least one endpoint, else 503.
@@ -51,5 +51,5 @@ class InfoRoutes:
         Anyone may ask, so it names no tier and no endpoint; `operator` does.
         """
         if not self.draining and await self._readiness.ready():
-            return web.Response(body=b'{"ready":true}', content_type=JSON)
-        return web.Response(body=b'{"ready":false}', status=503, content_type=JSON)
+            return body_response(b'{"ready":true}')
+        return body_response(b'{"ready":false}', 503)

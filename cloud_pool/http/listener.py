@@ -27,12 +27,13 @@ from aiohttp import web
 from router.errors import CausewayError, ConfigError, Draining, InvalidRequest
 from router.serving.logs import redacted
 from router.serving.request import read_request_id
+from router.serving.responses import error_response
 from router.trackers.fair_share import FairShare, network_of
 from router.web_origins import WebOrigins
 
 from .aiohttp_internals import Request, has_response_begun, is_between_requests, make_request
 from .config import ServerConfig
-from .responses import STOPPED, error_response
+from .responses import STOPPED
 
 _MAX_HEADERS = 64
 _BACKLOG = 1024
@@ -250,7 +251,7 @@ class Listener:
         try:
             cors = self._origins.admit(http.method, http.headers)
         except CausewayError as error:
-            return error_response(error, read_request_id(http.headers))
+            return error_response(error, {"x-request-id": read_request_id(http.headers)})
         if not cors:
             return await self._handle(http)
         assert isinstance(http, Request)

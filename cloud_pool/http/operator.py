@@ -23,13 +23,13 @@ from aiohttp import hdrs, web
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
 from router.serving.request import allowed_methods, served_method
+from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
 from ..config.schema import Config
 from ..observability.metrics import CONTENT_TYPE, Metrics
 from .listener import Listener
 from .readiness import Readiness
-from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.operator")
 _MAX_CONNECTIONS = 64
@@ -134,7 +134,7 @@ class OperatorRoutes:
             "jobs_refused": self._jobs_refused(),
             "problems": self._readiness.problems,
         }
-        return _json(found, 200 if ready else 503)
+        return json_response(found, 200 if ready else 503)
 
     async def _post_reload(self) -> web.Response:
         assert self._reload is not None
@@ -142,19 +142,15 @@ class OperatorRoutes:
             self._reload()
         except ConfigError as error:
             raise InvalidRequest(f"The configuration is faulty, the endpoints stay as they are: {error}") from None
-        return _json({"reloaded": True})
+        return json_response({"reloaded": True})
 
     async def _post_drain(self) -> web.Response:
         assert self._drain is not None
         self._drain()
-        return _json({"draining": True})
+        return json_response({"draining": True})
 
 
 def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
     """Return the listener of the operators' address; the caller starts and closes it."""
     few = msgspec.structs.replace(config.operator_server, max_connections=_MAX_CONNECTIONS)
     return Listener(few, routes.handle, config.operator_web_origins, key="operator.port")
-
-
-def _json(document: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document), status=status, content_type=JSON)

@@ -23,7 +23,9 @@ from router.errors import (
     ModelNotFound,
     UnsupportedFeature,
 )
+from router.openai import encode_embeddings
 from router.serving.logs import redacted
+from router.serving.responses import body_response
 from router.types import Chunk, Usage
 
 from ..accounts.ledger import Ledger, LedgerEntry
@@ -34,7 +36,7 @@ from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..upstreams.token_meter import Consumption
-from .responses import BrokenStream, OnChunk, embedding_response
+from .responses import BrokenStream, OnChunk
 
 _log = logging.getLogger("causeway.cloud.server")
 # A request that the model's server refused is free, whatever was read before it knew.
@@ -178,7 +180,7 @@ class RequestRunner:
             on_chunk(Chunk(usage=embeddings.usage))
             entry.response_headers = dict(head.headers)
             headers = {"x-request-id": context.id, **entry.response_headers}
-            return embedding_response(context.request, embeddings, head.tier, headers)
+            return body_response(encode_embeddings(context.request, embeddings, head.tier), headers=headers)
 
         return await self.respond(entry, context, arrived_at, respond)
 

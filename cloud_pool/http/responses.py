@@ -16,20 +16,15 @@ from router.openai import (
     AnswerEncoder,
     ResponseEncoder,
     coalesce,
-    encode_embeddings,
-    encode_error,
     error_event,
-    error_headers,
 )
 from router.serving.logs import redacted
-from router.types import Chunk, Embeddings, Request
+from router.serving.responses import STALLED_S, body_response
+from router.types import Chunk
 
 from .aiohttp_internals import BufferedHeadResponse
 
 _log = logging.getLogger("causeway.cloud.responses")
-JSON = "application/json"
-STALLED_S = 30.0
-"""A client that reads nothing for this long counts as gone, so that its permit becomes free."""
 STOPPED = "The gateway has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
 _READY_BYTES = 16 * 1024  # events that wait for each other
@@ -71,14 +66,7 @@ async def whole_response(
     async for chunk in chunks:
         on_chunk(chunk)
         collected.append(chunk)
-    return web.Response(body=encoder.whole(*coalesce(collected)), content_type=JSON, headers=headers)
-
-
-def embedding_response(
-    request: Request, embeddings: Embeddings, model: str, headers: Mapping[str, str]
-) -> web.StreamResponse:
-    """Build the response to an embedding request."""
-    return web.Response(body=encode_embeddings(request, embeddings, model), content_type=JSON, headers=headers)
+    return body_response(encoder.whole(*coalesce(collected)), headers=headers)
 
 
 async def stream_response(
@@ -128,14 +116,6 @@ async def stream_response(
         _log.info("a fault after the answer's end: %s", redacted(fault))
     await events.end(encoder.end())
     return response
-
-
-def error_response(error: CausewayError, request_id: str = "") -> web.Response:
-    """Build OpenAI's error object with the error's status and headers, and with `x-request-id` if there is one."""
-    headers = dict(error_headers(error))
-    if request_id:
-        headers["x-request-id"] = request_id
-    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=headers)
 
 
 class _EventWriter:

@@ -15,6 +15,7 @@ from router.errors import CausewayError, MethodNotAllowed, NotFound, Unsupported
 from router.serving.live.sessions import Sessions
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import allowed_methods, read_request_id, served_method
+from router.serving.responses import body_response, error_response
 
 from ..core.body_memory import BodyMemory
 from ..jobs.http.job_api import JobApi
@@ -22,7 +23,6 @@ from ..parts.config import NO_SOUND
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission
-from .responses import JSON, error_response
 
 _log = logging.getLogger("causeway.cloud.server")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -103,10 +103,10 @@ class Server:
                     return _with_id(response, request_id)
             return _with_id(await self._handler(http)(http), request_id)
         except CausewayError as error:
-            return error_response(error, request_id)
+            return error_response(error, {"x-request-id": request_id})
         except Exception as error:
             _log.error("a request failed unexpectedly: %s", redacted(error))
-            return error_response(CausewayError("The gateway failed."), request_id)
+            return error_response(CausewayError("The gateway failed."), {"x-request-id": request_id})
         finally:
             self._bodies.release(http)
 
@@ -145,7 +145,7 @@ class Server:
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
         if not self._document:
             self._document = await to_thread.run_sync(_encoded_document, self.paths)
-        return web.Response(body=self._document, content_type=JSON)
+        return body_response(self._document)
 
 
 def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamResponse:

@@ -21,6 +21,7 @@ from router.openai.audio import (
 )
 from router.openai.audio.form import parse_form
 from router.serving.logs import REQUEST
+from router.serving.responses import JSON
 from router.types import Chunk, RoutingHints, Usage
 
 from ..accounts.ledger import LedgerEntry
@@ -29,7 +30,7 @@ from ..degradation.fallback_plan import REQUESTED
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import read_headers
 from ..http.request_runner import RequestRunner
-from ..http.responses import JSON, OnChunk, stream_response
+from ..http.responses import OnChunk, stream_response
 from ..parts.request_parts import RequestParts, sound_request
 
 TEXT = "text/plain; charset=utf-8"

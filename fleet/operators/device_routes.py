@@ -9,8 +9,9 @@ from aiohttp import web
 from anyio import to_thread
 
 from router.errors import InvalidRequest, NotFound
+from router.serving.responses import json_response
 
-from ..server.routes import ApiRoute, decode_body, json_response, read_body
+from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, read_audit
 from ..store.devices import device_history, page_of_devices, read_device, set_operator_columns
 from ..store.enrolment import new_join_token

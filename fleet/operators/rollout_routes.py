@@ -11,11 +11,12 @@ from anyio import to_thread
 
 from router.bundle.rollout import position
 from router.errors import InvalidRequest, NotFound
+from router.serving.responses import json_response
 
 from ..controller.publisher import Publisher
 from ..rollout.boxes import is_silent
 from ..rollout.life import RolloutEvent
-from ..server.routes import ApiRoute, decode_body, json_response, read_body
+from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import audit_of
 from ..store.devices import Device, cohort_devices, count_devices
 from ..store.rollouts import RolloutChanged, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts

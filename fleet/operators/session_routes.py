@@ -9,8 +9,9 @@ import msgspec
 from aiohttp import web
 
 from router.errors import AuthenticationFailed, NotFound, PermissionDenied
+from router.serving.responses import json_response
 
-from ..server.routes import ApiRoute, decode_body, json_response, read_body
+from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from .answers import SessionAnswer, SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed

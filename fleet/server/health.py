@@ -10,11 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from router.errors import Draining
+from router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..store.database import StoreUnavailable
 from .plane import ControlPlane
-from .routes import ApiRoute, json_response
+from .routes import ApiRoute
 
 _METRICS = {
     "causeway_fleet_parked_polls": "Polls that wait for something new.",

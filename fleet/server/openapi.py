@@ -8,8 +8,9 @@ from typing import Any
 
 from router.api import ApiResponse, Operation, Parameter, openapi_document
 from router.errors import CausewayError, OriginNotAllowed, UnsupportedMediaType
+from router.serving.responses import JSON
 
-from .routes import JSON, ApiRoute
+from .routes import ApiRoute
 
 _PATTERN = re.compile(r"\{([a-z0-9_]+):[^}]*\}")
 

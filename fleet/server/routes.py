@@ -12,14 +12,13 @@ from aiohttp import hdrs, web
 
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest, MethodNotAllowed, NotFound
-from router.openai import check_media_type, encode_error, error_headers
+from router.openai import check_media_type
+from router.serving.responses import JSON, error_response
 from router.web_origins import WebOrigins
 
 Handler = Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]
 Caller = Literal["anyone", "device", "viewer", "operator", "approver"]
 Body = TypeVar("Body")
-JSON = "application/json"
-_TYPED = {"content-type": JSON}
 # Any `Host`: behind a proxy it is any name, and all but the signed files needs a token or a session's cookie, which a
 # page under a name of its own does not have.
 _ORIGINS = WebOrigins()
@@ -88,16 +87,6 @@ def decode_body(body: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidJSON(f"the body is not valid JSON, or nested too deeply: {error}") from error
-
-
-def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    # As a header: aiohttp would parse and build a `content_type` anew for each response.
-    typed = _TYPED if headers is None else {**_TYPED, **headers}
-    return web.Response(body=msgspec.json.encode(value), status=status, headers=typed)
-
-
-def error_response(error: CausewayError) -> web.Response:
-    return web.Response(body=encode_error(error), status=error.status, content_type=JSON, headers=error_headers(error))
 
 
 class Unfinished:

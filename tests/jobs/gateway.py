@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from cloud_pool.core.principal import Grants, Principal
-from cloud_pool.http.responses import error_response
 from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
+from router.serving.responses import error_response
 
 EVERYTHING = Grants(priority="interactive", critical=True)
 GRANTS = {"limited": Grants(models=("large",), modalities=("text",)), "modest": Grants(priority="bulk")}

@@ -19,6 +19,7 @@ from router.openai.request_body import BOM
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
 from router.serving.logs import REQUEST
 from router.serving.request import send_continue
+from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
 from ...accounts.model_access import AllowedTiers
@@ -34,7 +35,7 @@ from ..config import JobsConfig
 from ..errors import FileContentLost
 from ..off_peak import OffPeakHours, no_off_peak_hours
 from ..stores import JobStores
-from .routing import Route, begin_response, enqueue_span, json_response, route, write_chunk
+from .routing import Route, begin_response, enqueue_span, route, write_chunk
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024

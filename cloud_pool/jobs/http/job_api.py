@@ -30,6 +30,7 @@ from router.openai import error_event
 from router.parts.uploads import FILE_MARK
 from router.serving.logs import REQUEST
 from router.serving.request import allowed_methods, served_method
+from router.serving.responses import body_response, json_response
 from router.trackers.fair_share import FairShare
 
 from ...accounts.tenants.config import TenantLimits
@@ -37,7 +38,6 @@ from ...cache.single_flight.reply import STATUS_HEADER
 from ...core.body_memory import BodyMemory
 from ...core.principal import Principal, Scope
 from ...http.request_reader import read_body, read_headers
-from ...http.responses import JSON
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
@@ -47,16 +47,7 @@ from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
-from .routing import (
-    Handler,
-    OwnedHandler,
-    Route,
-    begin_response,
-    enqueue_span,
-    json_response,
-    route,
-    write_chunk,
-)
+from .routing import Handler, OwnedHandler, Route, begin_response, enqueue_span, route, write_chunk
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""
@@ -189,9 +180,7 @@ class JobApi:
         headers = {"x-request-id": REQUEST.get(), "x-causeway-tier": record.tier, **accepted, **_APPLIED}
         if record.cache:
             headers[STATUS_HEADER] = record.cache
-        return web.Response(
-            body=await self._jobs.read_result(record.id, record.owner), content_type=JSON, headers=headers
-        )
+        return body_response(await self._jobs.read_result(record.id, record.owner), headers=headers)
 
     async def _wait_for_end(self, record: JobRecord, wait_s: float, caller: str) -> JobRecord:
         """Return the record once it has ended, or after so long; at once where the caller follows its share."""

@@ -11,9 +11,9 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone
+from router.serving.responses import STALLED_S
 
 from ...core.principal import Principal, Scope
-from ...http.responses import JSON, STALLED_S
 from ...observability.tracing import JobTrace
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -40,11 +40,6 @@ class Route(msgspec.Struct, frozen=True):
 def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: OwnedHandler) -> Route:
     """Return a route, as `route("/v1/jobs", GET=..., POST=...)`. `scopes`: a token needs one of them."""
     return Route(re.compile(pattern), methods, scopes)
-
-
-def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Return `body` as JSON."""
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type=JSON, headers=headers)
 
 
 async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:

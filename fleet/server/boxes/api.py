@@ -24,6 +24,7 @@ from router.bundle.protocol import (
 )
 from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest
 from router.serving.request import one_value
+from router.serving.responses import json_response
 
 from ...store.database import StoreUnavailable
 from ...store.devices import Device
@@ -31,7 +32,7 @@ from ...store.grouped import TooManyMessages
 from ...store.revocations import Revocations, read_revocations
 from ...trust.published import PublishedFolder
 from ..plane import ControlPlane
-from ..routes import ApiRoute, decode_body, json_response, read_body
+from ..routes import ApiRoute, decode_body, read_body
 from . import refusals
 from .enrolment import check_proof
 from .messages import Answer, Message, SignedMessage

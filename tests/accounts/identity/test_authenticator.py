@@ -9,8 +9,8 @@ import pytest
 from cloud_pool.accounts.identity.authenticator import Authenticator
 from cloud_pool.accounts.identity.static_tokens import StaticToken, StaticTokens
 from cloud_pool.core.principal import ANYONE
-from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, PermissionDenied
+from router.serving.responses import error_response
 
 from .token_issuer import NOW, Issuer
 

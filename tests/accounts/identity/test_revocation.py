@@ -19,8 +19,8 @@ from cloud_pool.accounts.identity.revocation import (
     revoke_device,
     revoke_token,
 )
-from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed, IdentityUnavailable
+from router.serving.responses import error_response
 from tests.redis_server import RedisServer, unreachable_redis
 
 from .token_issuer import CLAIMS, NOW

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.key_set import Jwks, public_jwk, read_jwks
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
-from cloud_pool.http.responses import error_response
 from router.errors import AuthenticationFailed
+from router.serving.responses import error_response
 
 from .token_issuer import CLAIMS, NOW, Issuer, part
 

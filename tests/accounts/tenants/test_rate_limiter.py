@@ -15,9 +15,9 @@ from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, Tenan
 from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
 from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.http.responses import error_response
 from cloud_pool.redis.connect import ConnectionOptions, open_redis
 from router.errors import RateLimited
+from router.serving.responses import error_response
 from router.types import Usage
 from tests.redis_server import RedisServer, unreachable_redis
 
