@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from models.calibrate import SHADOW_FILE
 from router.parts.uploads import largest_file
 from router.policy.compiled import Policy
+from router.serving.listener import ConnectionTable
 from router.serving.live.sessions import Sessions
 from router.types import Location, Modality
 
@@ -52,7 +53,6 @@ from .files.inlining import NamedFileReader
 from .files.store import FileStore
 from .http.api import Api
 from .http.inspection import Inspection
-from .http.listener import ConnectionTable
 from .http.request_reader import RequestReader
 from .jobs import FILE as JOBS_FILE
 from .jobs.entry import JobEntry

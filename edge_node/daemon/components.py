@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.serving.gauges import Gauge
+from router.serving.listener import ConnectionTable
 from router.serving.live.sessions import Sessions
 from router.types import CloudSignals
 
@@ -15,7 +16,6 @@ from ..backends.engine.engines import EnginePool
 from ..clock import Clock
 from ..files.store import FileStore
 from ..http.inspection import Reachability, Readiness
-from ..http.listener import ConnectionTable
 from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry
 from ..modalities.entry import AudioEntry

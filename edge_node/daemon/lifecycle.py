@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from router.serving.listener import Address, ConnectionTable, Listener
 from router.serving.logs import redacted
 from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig
 from ..http.api import Api
-from ..http.listener import Address, ConnectionTable, Listener
 from .components import Components
 from .systemd import SystemdNotifier
 

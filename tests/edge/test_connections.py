@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from edge_node.config.schema import ServerConfig
-from edge_node.http.listener import Address, ConnectionTable, Listener
+from router.serving.listener import Address, ConnectionTable, Listener
 from router.web_origins import WebOrigins
 from tests.waiting import until
 

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from edge_node.http.listener import is_between_requests, make_request
+from router.serving.listener import is_between_requests, make_request
 
 
 async def test_waiter_tells_an_idle_connection_from_a_busy_one() -> None:

@@ -31,13 +31,13 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
-from router.errors import CausewayError, ConfigError, InvalidRequest, QueueFull
-from router.openai import encode_error
-from router.serving.logs import redacted
-from router.serving.request import plain_path
-from router.serving.responses import CORS, SERVER, error_response
-from router.trackers.fair_share import FairShare, network_of
-from router.web_origins import WebOrigins
+from ..errors import CausewayError, ConfigError, InvalidRequest, QueueFull
+from ..openai import encode_error
+from ..trackers.fair_share import FairShare, network_of
+from ..web_origins import WebOrigins
+from .logs import redacted
+from .request import plain_path
+from .responses import CORS, SERVER, error_response
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ def _accepts_connections(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-# --- aiohttp beyond its documented interface; tests/edge/test_aiohttp_internals.py names each part -------------------
+# --- aiohttp beyond its documented interface; tests/router/serving/test_aiohttp_internals.py names each part ----------
 
 
 def is_between_requests(connection: RequestHandler) -> bool:
