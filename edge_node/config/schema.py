@@ -109,6 +109,9 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_age_s: Seconds = 35 * 86400.0
     format: WebhookFormat = "standard"
 
+    def format_of(self, _owner: str) -> WebhookFormat:
+        return self.format
+
 
 class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: Positive = 20_000

@@ -201,11 +201,13 @@ def make_jobs(
     folder: Path, config: JobsConfig, backends: Backends, serving: Serving, reader: RequestReader
 ) -> JobParts:
     """Return the outbox of jobs in the state folder, with what runs them."""
+    from router.serving.webhooks import WebhookSender
+
     from ..jobs.api import JobApi
     from ..jobs.intake import JobIntake
     from ..jobs.running.cancelling import CloudCanceller
     from ..jobs.running.runner import JobRunner
-    from ..jobs.running.webhooks import WebhookSender
+    from ..jobs.running.webhooks import ReceiverQueue, trusted_authorities
     from ..jobs.store import JobStore
 
     cloud, service, clock = backends.cloud, serving.service, serving.records.clock
@@ -214,8 +216,11 @@ def make_jobs(
     runner = JobRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
     intake = JobIntake(config, store, runner, service, reader.with_files)
     api = JobApi(store, runner, intake, service, reader)
-    webhooks = WebhookSender(store, runner.feed, config.webhooks, clock, random.Random(os.urandom(16)))
-    return JobParts(store, runner, intake, api, webhooks, CloudCanceller(store, cloud, runner.feed))
+    chance = random.Random(os.urandom(16))
+    webhooks = ReceiverQueue(store, runner.feed, config.webhooks, clock, chance)
+    tls = trusted_authorities(config.webhooks.ca_file)
+    sender = WebhookSender(webhooks, config.webhooks, change=webhooks.change, tls=tls, rng=chance.random)
+    return JobParts(store, runner, intake, api, webhooks, sender, CloudCanceller(store, cloud, runner.feed))
 
 
 def make_shadow(

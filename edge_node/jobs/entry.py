@@ -20,13 +20,15 @@ from router.jobs.submission import Endpoint
 from . import FILE, PATH
 
 if TYPE_CHECKING:
+    from router.serving.webhooks import WebhookSender
+
     from .api import JobApi
     from .intake import JobIntake
     from .running.cancelling import CloudCanceller
     from .running.runner import JobRunner
-    from .running.webhooks import WebhookSender
+    from .running.webhooks import ReceiverQueue
     from .store import JobStore
-    from .tables.values import OutboxStats
+    from .tables.values import OutboxStats, OutboxWebhook
 
 SECRET_PATH = "/v1/webhooks/secret"
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -45,7 +47,8 @@ class JobParts(NamedTuple):
     runner: JobRunner
     intake: JobIntake
     api: JobApi
-    webhooks: WebhookSender
+    webhooks: ReceiverQueue
+    sender: WebhookSender[OutboxWebhook]
     canceller: CloudCanceller
 
 
@@ -145,7 +148,7 @@ class JobEntry:
             self._parts = self._make(self._folder)
             self._parts.store.start()
             self._tasks.start_soon(self._parts.runner.run)
-            self._tasks.start_soon(self._parts.webhooks.run)
+            self._tasks.start_soon(self._parts.sender.run)
             self._tasks.start_soon(self._parts.canceller.run)
         if not self._opened:
             await self._parts.store.open()

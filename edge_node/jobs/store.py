@@ -28,7 +28,7 @@ from .tables.revisions import OutboxRevisions
 from .tables.rows import OutboxRows
 from .tables.runs import OutboxRuns
 from .tables.schema import SCHEMA
-from .tables.values import Accepted, Claimed, DueReply, DueWebhook, OutboxStats, ReplyTo
+from .tables.values import Accepted, Claimed, DueReply, OutboxStats, OutboxWebhook, ReplyTo
 
 
 class JobStore:
@@ -156,7 +156,7 @@ class JobStore:
 
     async def due_webhooks(
         self, limit: int, receivers: Collection[str], in_flight: Collection[int]
-    ) -> list[DueWebhook]:
+    ) -> list[OutboxWebhook]:
         """Return the webhooks that are to be sent now, but for these receivers, and those that are being sent."""
         return await self._file.run(lambda db: self._webhooks.due(db, limit, receivers, in_flight))
 

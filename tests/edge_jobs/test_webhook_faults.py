@@ -24,12 +24,13 @@ from edge_node.jobs import FILE
 from edge_node.jobs.errors import JobNotDead
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import EdgeJob, JobAnswer
-from edge_node.jobs.running.webhooks import WebhookSender
+from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobStore
 from edge_node.jobs.tables.values import Claimed
 from router.errors import CloudFailed, JobStoreUnavailable, NotFound
 from router.jobs.revisions import LateParts
 from router.jobs.states import JobEvent
+from router.serving.webhooks import WebhookSender
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -76,11 +77,11 @@ class PointsTo(NoResolver):
 
 
 class Outbox:
-    """An outbox, its sender, and the clocks of both."""
+    """An outbox, its webhooks, and the clocks of both."""
 
-    def __init__(self, store: JobStore, feed: JobFeed, sender: WebhookSender, clocks: Clocks) -> None:
+    def __init__(self, store: JobStore, feed: JobFeed, queue: ReceiverQueue, clocks: Clocks) -> None:
         self.store = store
-        self.sender = sender
+        self.queue = queue
         self.clocks = clocks
         self._feed = feed
 
@@ -129,11 +130,13 @@ async def outbox(
     clocks = clocks or Clocks()
     clock: Clock = clocks.clock()
     store, feed = await opened(folder, JobsConfig(webhooks=config), clock), JobFeed()
-    sender = WebhookSender(store, feed, config, clock, random.Random(7), resolver=resolver)
+    chance = random.Random(7)
+    queue = ReceiverQueue(store, feed, config, clock, chance)
+    sender = WebhookSender(queue, config, change=queue.change, resolver=resolver, rng=chance.random)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sender.run)
-            yield Outbox(store, feed, sender, clocks)
+            yield Outbox(store, feed, queue, clocks)
             tasks.cancel_scope.cancel()
     finally:
         store.close()
@@ -207,7 +210,7 @@ async def test_a_name_that_no_server_resolves_costs_no_attempt(tmp_path: Path) -
     async with outbox(tmp_path, config, resolver=resolver) as box:
         job = await box.answered("http://receiver.example/hook")
         await box.passing(600.0, lambda: resolver.asked >= 4)
-        await until(lambda: box.sender.unreachable >= 3)
+        await until(lambda: box.queue.unreachable >= 3)
         (due,) = await box.store.due_webhooks(10, (), ())
         assert (due.attempts, await box.status(job)) == (0, "pending")
 
@@ -218,7 +221,7 @@ async def test_a_name_that_points_into_the_box_or_its_network_gets_nothing(tmp_p
     config, resolver = WebhookConfig(allow_http=True), PointsTo(address)
     async with receiving() as receiver, outbox(tmp_path, config, resolver=resolver) as box:
         job = await box.answered(f"http://harmless.example:{receiver.port}/hook")
-        await box.passing(600.0, lambda: box.sender.unreachable >= 3)
+        await box.passing(600.0, lambda: box.queue.unreachable >= 3)
         assert (receiver.deliveries, await box.status(job)) == (0, "pending")
     assert resolver.asked >= 3
 

@@ -16,8 +16,9 @@ from edge_node.clock import system_clock
 from edge_node.config.schema import JobsConfig, WebhookConfig
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.running.webhooks import WebhookSender
+from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobStore
+from router.serving.webhooks import WebhookSender
 
 from .killed_outbox import new_job
 
@@ -38,7 +39,8 @@ async def main(folder: str, url: str = "") -> None:
     await store.open()
     if url:
         await end(store, url)
-    await WebhookSender(store, JobFeed(), HERE, system_clock(), random.Random(7)).run()
+    queue = ReceiverQueue(store, JobFeed(), HERE, system_clock(), random.Random(7))
+    await WebhookSender(queue, HERE, change=queue.change).run()
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ async def test_a_lost_delivery_holds_back_no_other(
         "delivered",
     ]
     assert await bed.status(job, "acme/box") == "failed"
-    assert bed.outbox.unreadable == 1
+    assert bed.unreadable == 1
     assert [record.message for record in caplog.records if record.levelno == logging.ERROR] == [
         f"{lost.id} has failed: its record is lost"
     ]
@@ -90,7 +90,7 @@ async def test_a_lost_delivery_of_an_older_worker_is_dropped(
     await bed.ended_job(url(receiver), "other/box")
     bed.clock.now += LEASE_S
     assert await sender.deliver_due() == 1
-    assert bed.outbox.unreadable == 1
+    assert bed.unreadable == 1
 
 
 async def test_a_tenant_whose_data_is_damaged_is_set_aside(

@@ -18,18 +18,15 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
-from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.core.late import LateReading
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, rotate_keys
 from cloud_pool.jobs.http.job_api import JobApi
-from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import JobRecord
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.webhooks.delivery import WebhookSender
 from cloud_pool.jobs.worker.runner import JobRun, JobRunner
 from cloud_pool.parts.memory import FORGETS, JobMemory
 from cloud_pool.tiers.chat_format import ChatFormat
@@ -43,6 +40,7 @@ from router.errors import CloudFailed
 from router.jobs.revisions import MOST_LATE
 from router.jobs.states import JobState
 from router.parts.fusion import fuse
+from router.serving.webhooks import WebhookSender
 from router.types import Chunk, Fact, Modality, TextPart, Usage
 
 from ..modalities.test_fusion import picture, sound, text
@@ -185,7 +183,7 @@ class Bed:
 
     async def deliver(self, clock: Clock) -> int:
         """Send the webhooks that are due. Returns how many."""
-        sender = WebhookSender(self.stores.outbox, LOOPBACK, JobMetrics(CollectorRegistry()), clock=clock)
+        sender = WebhookSender(self.stores.outbox, LOOPBACK, clock=clock)
         try:
             return await sender.deliver_due()
         finally:

@@ -22,8 +22,8 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
-from cloud_pool.jobs.webhooks.delivery import WebhookSender
-from cloud_pool.jobs.webhooks.outbox import BREAKER_FAILURES, BREAKER_PAUSE_S
+from cloud_pool.jobs.webhooks.outbox import BREAKER_FAILURES, BREAKER_PAUSE_S, WebhookDelivery
+from router.serving.webhooks import WebhookSender
 
 from .conftest import until
 from .test_crashes import ROOT
@@ -46,7 +46,7 @@ def hanging_port() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def running(sender: WebhookSender) -> AsyncIterator[None]:
+async def running(sender: WebhookSender[WebhookDelivery]) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sender.run)
         yield

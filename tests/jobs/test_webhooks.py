@@ -16,15 +16,14 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.webhooks.delivery import WebhookSender
-from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from cloud_pool.jobs.webhooks.outbox import WebhookDelivery, WebhookOutbox
 from router.jobs.cloud_event import event_format, parse_event
 from router.jobs.webhooks.payload import WebhookFormat
 from router.jobs.webhooks.schedule import RETRY_DELAYS_S
+from router.serving.webhooks import WebhookSender
 
 from .conftest import Clock
 from .webhook_receiver import Receiver, receiving
@@ -58,19 +57,23 @@ class WebhookBed:
         self.clock = clock
         self.registry = CollectorRegistry()
         self._store, self._database, self._new_job = store, database, new_job
-        self._senders: list[WebhookSender] = []
+        self._senders: list[WebhookSender[WebhookDelivery]] = []
 
     def sender(
         self,
         config: WebhookConfig = LOOPBACK,
         names: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
-    ) -> WebhookSender:
+    ) -> WebhookSender[WebhookDelivery]:
         self.outbox = WebhookOutbox(self._database, config, clock=self.clock)
-        metrics = JobMetrics(CollectorRegistry())
-        sender = WebhookSender(self.outbox, config, metrics, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)
+        self.unreadable = 0
+        self.outbox.on_unreadable = self._count_unreadable
+        sender = WebhookSender(self.outbox, config, resolver=names, tls=tls, clock=time.time, rng=lambda: 0.5)
         self._senders.append(sender)
         return sender
+
+    def _count_unreadable(self) -> None:
+        self.unreadable += 1
 
     async def ended_job(self, url: str, owner: str = "kiosk") -> str:
         job = (await self._store.accept(self._new_job(webhook=url, owner=owner))).id

@@ -6,12 +6,10 @@ import asyncio
 import sys
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.stores import JobStores
-from cloud_pool.jobs.webhooks.delivery import WebhookSender
+from router.serving.webhooks import WebhookSender
 
 from .test_webhooks import LOOPBACK
 
@@ -20,7 +18,7 @@ async def main(url: str, prefix: str) -> None:
     patient = msgspec.structs.replace(LOOPBACK, timeout_s=600.0)
     config = JobsConfig(redis=url, key_prefix=prefix, webhooks=patient)
     stores = JobStores.open(config, lambda: 1_800_000_000.0)
-    await WebhookSender(stores.outbox, config.webhooks, JobMetrics(CollectorRegistry())).run()
+    await WebhookSender(stores.outbox, config.webhooks).run()
 
 
 if __name__ == "__main__":

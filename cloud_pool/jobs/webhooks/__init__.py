@@ -1,5 +1,4 @@
 """Webhooks of jobs; `router.jobs.webhooks` says where they may go, what they say and how they are signed.
 
-outbox    pending deliveries and signing secrets in Redis
-delivery  sending, with retries
+outbox    pending deliveries and signing secrets in Redis, for the sender of `router.serving.webhooks`
 """

@@ -10,12 +10,12 @@ from __future__ import annotations
 import base64
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 import msgspec
 
-from router.jobs.webhooks.payload import JobNotice
+from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 
 from ..config import WebhookConfig
 from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
@@ -28,32 +28,30 @@ BREAKER_PAUSE_S: Final = 60.0
 _log = logging.getLogger("causeway.cloud.webhooks")
 
 
-class WebhookDelivery(JobNotice, frozen=True, kw_only=True):
+class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
     """A delivery that is due."""
 
-    owner: str
-    url: str
-    attempts: int  # made before
-    fence: int
-    claimed: int  # unix ms, when this attempt began, by Redis's clock
+    fence: int  # `claimed` is by Redis's clock
     traceparent: str = ""
 
 
-class WebhookOutbox:
+class WebhookOutbox(WebhookQueue[WebhookDelivery]):
     """Pending deliveries. Every method raises JobStoreUnavailable while Redis does not answer.
 
-    `unreadable` counts the deliveries that failed here because their record is lost or damaged.
+    `on_unreadable` is called for each delivery that failed here because its record is lost or damaged.
 
     Args:
         clock: replaces Redis's clock in tests; unix time, s
     """
+
+    counts_unreachable = True
 
     def __init__(
         self, database: RedisClient, config: WebhookConfig, *, clock: Callable[[], float] = redis_time
     ) -> None:
         self._db = database
         self._config = config
-        self.unreadable = 0
+        self.on_unreadable: Callable[[], None] = lambda: None
         self._clock = clock
 
     @property
@@ -61,7 +59,7 @@ class WebhookOutbox:
         """What scripts get as the time: negative for Redis's own."""
         return int(self._clock() * 1000)
 
-    async def claim(self, limit: int) -> list[WebhookDelivery]:
+    async def claim(self, limit: int, in_flight: Collection[WebhookDelivery] = ()) -> list[WebhookDelivery]:
         """Lease up to `limit` due deliveries. When the lease ends before `finish`, another worker sends them."""
         config = self._config
         lease_ms = int((config.timeout_s + _LEASE_MARGIN_S) * 1000)
@@ -71,7 +69,7 @@ class WebhookOutbox:
         rows, dropped, aside = (as_list(part) for part in reply)
         for name in map(as_text, dropped):
             _log.error("%s has failed: its record is lost", name)
-        self.unreadable += len(dropped)
+            self.on_unreadable()
         for tenant, error in zip(map(as_text, aside[::2]), map(as_text, aside[1::2]), strict=True):
             code = error.split(" ")[0]  # the rest may quote data of the tenant
             _log.error("webhooks of tenant %s wait for a minute, their data is damaged: %s", tenant, code)
@@ -82,13 +80,13 @@ class WebhookOutbox:
             except msgspec.ValidationError as error:
                 _log.error("%s has failed: its record is damaged or of another version: %s", plain["id"], error)
                 await self._db.run("webhook_finish", self._now, plain["id"], plain["fence"], "failed", 0, 0, 0, 0)
-                self.unreadable += 1
+                self.on_unreadable()
         if deliveries:
             # A failover must not lose the end of a job that a receiver knows about: the job would end twice.
             await self._db.replicate()
         return deliveries
 
-    async def finish(self, delivery: WebhookDelivery, outcome: str, delay_s: float = 0.0) -> bool:
+    async def finish(self, delivery: WebhookDelivery, outcome: DeliveryOutcome, delay_s: float = 0.0) -> bool:
         """Record an outcome. Returns False if another worker has claimed the delivery by now.
 
         Args:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import anyio
 from prometheus_client import CollectorRegistry
+
+from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from ...accounts.tenants.config import TenantLimits
 from ...lifetime import StopSignal, open_all
@@ -21,7 +25,7 @@ from ..store.redis_client import redis_time
 from ..store.usage_outbox import AddUsage, UsageOutbox
 from ..stores import JobStores
 from ..submission import SubmissionParser
-from ..webhooks.delivery import WebhookSender
+from ..webhooks.outbox import WebhookDelivery
 from .revisions import read_nothing
 from .runner import JobRunner, ReadLate
 from .slots import SharedLimit
@@ -74,7 +78,10 @@ class WorkerRuntime:
             trace=trace,
             rng=rng,
         )
-        self._sender = WebhookSender(stores.outbox, config.webhooks, metrics, trace=trace, rng=rng)
+        stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
+        self._sender = WebhookSender(
+            stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace), rng=rng
+        )
         self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
         self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
 
@@ -99,3 +106,19 @@ class WorkerRuntime:
                 await self._usage.flush()
         await self._sender.close()
         await self._stores.close()
+
+
+def _observe_delivery(
+    metrics: JobMetrics, trace: JobTrace | None, delivery: WebhookDelivery
+) -> Callable[[DeliveryOutcome, int], None]:
+    """Count an attempt at a delivery, and trace it; returns what is called with its outcome and status at its end."""
+    host = urlsplit(delivery.url).hostname or ""
+    span = None if trace is None else trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
+
+    def end(outcome: DeliveryOutcome, status: int) -> None:
+        metrics.count_delivery(outcome)
+        if span is not None:
+            error = "" if outcome == "delivered" else str(status or "undeliverable")
+            span.end(error, {"http.response.status_code": status} if status else None)
+
+    return end

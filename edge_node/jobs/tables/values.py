@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from router.jobs.revisions import RevisionOutcome
-from router.jobs.webhooks.payload import JobNotice
+from router.serving.webhooks import DueWebhook
 
 from ..record import EdgeJob
 
@@ -41,14 +41,10 @@ class DueReply(msgspec.Struct, frozen=True):
     due: float
 
 
-class DueWebhook(msgspec.Struct, frozen=True):
+class OutboxWebhook(DueWebhook, frozen=True, kw_only=True):
     """A webhook that is to be sent. `attempts`: made before, and answered."""
 
     number: int
-    notice: JobNotice
-    owner: str
-    url: str
-    attempts: int
 
 
 class ClientStats(msgspec.Struct, frozen=True):

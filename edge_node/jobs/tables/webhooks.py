@@ -22,7 +22,7 @@ from router.jobs.webhooks.payload import JobNotice
 from ...box_time import BoxTime
 from ..record import EdgeJob, WebhookStatus
 from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
-from .values import DueWebhook, OutboxStats
+from .values import OutboxStats, OutboxWebhook
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,18 @@ class OutboxWebhooks:
 
     def due(
         self, db: sqlite3.Connection, limit: int, receivers: Collection[str], in_flight: Collection[int]
-    ) -> list[DueWebhook]:
+    ) -> list[OutboxWebhook]:
         """Return what is to be sent now, but for these receivers and these numbers."""
         excluded = _encoder.encode(list(receivers)).decode(), _encoder.encode(list(in_flight)).decode()
-        found = []
+        found, claimed = [], int(self._time.unix() * 1000.0)
         for number, attempts, notice, record in db.execute(DUE_WEBHOOKS, (self._time.now(), *excluded, limit)):
             job = decode_job(record)
-            found.append(DueWebhook(number, decode_notice(notice), job.owner, job.webhook, attempts))
+            fields = msgspec.structs.asdict(decode_notice(notice))
+            found.append(
+                OutboxWebhook(
+                    **fields, number=number, owner=job.owner, url=job.webhook, attempts=attempts, claimed=claimed
+                )
+            )
         return found
 
     def postpone(self, db: sqlite3.Connection, number: int, until: float) -> None:

@@ -1,0 +1,264 @@
+"""Send webhooks: one POST per attempt, to an address that is checked when the socket is opened.
+
+1. 2xx: delivered.
+2. 410: disabled.
+3. Any other status, a redirect included, or no answer in time: retried, for about three days.
+4. No connection: the queue says whether that is an attempt. A forbidden address counts as no connection, since its DNS
+   name may be corrected. No socket is opened.
+5. A webhook that is cut off is sent again: a receiver may get it twice, with the same id.
+
+An unexpected fault of one webhook is logged, and it is retried as (3). While no webhooks can be claimed, the log says
+so once. A slot that is released claims the next webhook at once, so that a fast receiver waits for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Generic, Literal, Protocol, TypeVar
+
+import aiohttp
+import anyio
+from aiohttp.abc import AbstractResolver
+from anyio.abc import TaskGroup
+
+from ..errors import JobStoreUnavailable
+from ..jobs.webhooks.address import Network, allowed_networks, forbidden_reason
+from ..jobs.webhooks.payload import JobNotice, WebhookFormat, webhook_payload
+from ..jobs.webhooks.schedule import webhook_retry_delay_s
+from .logs import redacted
+
+_IDLE_S = 0.5
+_REPEAT_S = 1.0  # before a webhook whose end cannot be stored is sent again
+_CONNECT_S = 5.0  # names that no server resolves count as no connection: it ends before the whole time
+DeliveryOutcome = Literal["delivered", "disabled", "failed", "retried", "unreachable"]
+_log = logging.getLogger("causeway.webhooks")
+
+
+class DueWebhook(JobNotice, frozen=True, kw_only=True):
+    """A webhook that is due."""
+
+    owner: str
+    url: str
+    attempts: int  # made before
+    claimed: int  # unix ms, when this attempt began
+
+
+Webhook = TypeVar("Webhook", bound=DueWebhook)
+Observe = Callable[[Webhook], Callable[[DeliveryOutcome, int], None]]
+"""Called when an attempt begins; returns what is called with its outcome and the receiver's status, 0 if none."""
+
+
+class WebhookConfig(Protocol):
+    """The section `jobs.webhooks` of a configuration."""
+
+    @property
+    def allowed_networks(self) -> Sequence[str]: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def timeout_s(self) -> float: ...
+    def format_of(self, owner: str) -> WebhookFormat: ...
+
+
+class WebhookQueue(Protocol[Webhook]):
+    """The webhooks that are due. Each method may raise JobStoreUnavailable.
+
+    `counts_unreachable`: an attempt without a connection counts as one that failed.
+    """
+
+    counts_unreachable: bool
+
+    async def claim(self, limit: int, in_flight: Collection[Webhook]) -> Sequence[Webhook]:
+        """Return up to `limit` webhooks that are due. `in_flight`: those that are being sent."""
+
+    async def signing_secrets(self, owner: str) -> tuple[str, ...]:
+        """Return an owner's valid secrets, newest first."""
+
+    async def finish(self, webhook: Webhook, outcome: DeliveryOutcome, delay_s: float) -> object:
+        """Store the outcome of an attempt. `delay_s`: of one that is retried."""
+
+
+class WebhookSender(Generic[Webhook]):
+    """Sends due webhooks. Owns an HTTP client: call `close`.
+
+    Args:
+        observe: counts and traces attempts
+        change: waits until a webhook may be due, at most so many seconds
+        resolver: replaces DNS in tests
+        tls: trusted authorities; None: the system's
+        clock: replaces the time of the claim in tests; unix time, s
+        rng: uniform in [0, 1)
+    """
+
+    def __init__(
+        self,
+        queue: WebhookQueue[Webhook],
+        config: WebhookConfig,
+        *,
+        observe: Observe[Webhook] | None = None,
+        change: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        resolver: AbstractResolver | None = None,
+        tls: ssl.SSLContext | None = None,
+        clock: Callable[[], float] | None = None,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises ConfigError for an invalid `allowed_networks`."""
+        self._allowed = allowed_networks(config.allowed_networks)
+        self._queue = queue
+        self._config = config
+        self._observe = observe
+        self._change = change
+        self._resolver = resolver
+        self._tls: ssl.SSLContext | bool = True if tls is None else tls
+        self._clock = clock
+        self._rng = rng
+        self._in_flight: list[Webhook] = []
+        self._fault = ""
+        self._released = asyncio.Event()
+        self._client: aiohttp.ClientSession | None = None
+
+    async def run(self) -> None:
+        """Send webhooks until cancelled."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                while True:
+                    self._released.clear()
+                    await self._begin_due(tasks)
+                    await self._wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+
+    async def _begin_due(self, tasks: TaskGroup) -> None:
+        fault = ""
+        try:
+            self._begin(await self._claim(), tasks)
+        except JobStoreUnavailable as error:
+            fault = error.message
+        except Exception as error:
+            fault = f"an unexpected fault: {redacted(error)}"
+        if fault and fault != self._fault:
+            _log.warning("no webhooks are sent: %s", fault)
+        elif self._fault and not fault:
+            _log.info("webhooks are sent again")
+        self._fault = fault
+
+    async def _wait(self) -> None:
+        """Until a slot is free, or a webhook may be due."""
+        released = asyncio.ensure_future(self._released.wait())
+        changed = asyncio.ensure_future(self._change(_IDLE_S))
+        try:
+            await asyncio.wait((released, changed), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            released.cancel()
+            changed.cancel()
+
+    async def deliver_due(self) -> int:
+        """Send the due webhooks that have a slot and wait for them. Returns how many. Raises JobStoreUnavailable."""
+        due = await self._claim()
+        async with anyio.create_task_group() as tasks:
+            self._begin(due, tasks)
+        return len(due)
+
+    async def _claim(self) -> Sequence[Webhook]:
+        free = self._config.concurrency - len(self._in_flight)
+        return await self._queue.claim(free, self._in_flight) if free > 0 else ()
+
+    def _begin(self, due: Sequence[Webhook], tasks: TaskGroup) -> None:
+        for webhook in due:
+            self._in_flight.append(webhook)
+            tasks.start_soon(self._deliver, webhook)
+
+    async def close(self) -> None:
+        """Close the HTTP client."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
+
+    async def _deliver(self, webhook: Webhook) -> None:
+        try:
+            secrets = await self._queue.signing_secrets(webhook.owner)
+            end_attempt = None if self._observe is None else self._observe(webhook)
+            try:
+                outcome, status = await self._post(webhook, secrets)
+            except Exception as error:  # of one webhook, which the others survive
+                _log.error("%s: not delivered, by an unexpected fault: %s", webhook.id, redacted(error))
+                outcome, status = "retried", 0
+            delay_s: float | None = 0.0
+            if outcome == "retried" or (outcome == "unreachable" and self._queue.counts_unreachable):
+                delay_s = webhook_retry_delay_s(webhook.attempts + 1, self._rng())
+                outcome = "failed" if delay_s is None else "retried"
+            if end_attempt is not None:
+                end_attempt(outcome, status)
+            await self._queue.finish(webhook, outcome, delay_s or 0.0)
+        except JobStoreUnavailable as error:
+            _log.warning("%s: the delivery will be repeated: %s", webhook.id, error.message)
+            await anyio.sleep(_REPEAT_S)
+        finally:
+            self._in_flight.remove(webhook)
+            self._released.set()
+
+    async def _post(self, webhook: Webhook, secrets: tuple[str, ...]) -> tuple[DeliveryOutcome, int]:
+        """Return the outcome and the receiver's status; 0 if there was none."""
+        from ..jobs.webhooks.signing import signed_headers  # not before the first webhook
+
+        body, described = webhook_payload(webhook, self._config.format_of(webhook.owner))
+        signed_at = webhook.claimed / 1000.0 if self._clock is None else self._clock()
+        signed = signed_headers(webhook.message_id, body, secrets, signed_at)
+        try:
+            async with self._session().post(
+                webhook.url, data=body.encode(), headers=described | signed, allow_redirects=False
+            ) as response:
+                status = response.status  # the body is not read: the connection is closed instead
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            _log.info("%s: no connection to the receiver: %s", webhook.id, type(error).__name__)
+            return "unreachable", 0  # (4)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            _log.info("%s: not delivered: %s", webhook.id, type(error).__name__)
+            return "retried", 0  # (3)
+        if 200 <= status < 300:
+            return "delivered", status  # (1)
+        _log.info("%s: the receiver answered %d", webhook.id, status)
+        return ("disabled" if status == 410 else "retried"), status  # (2), (3)
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._client is None:
+            timeout_s = self._config.timeout_s
+            connector = aiohttp.TCPConnector(
+                resolver=self._resolver,
+                use_dns_cache=False,
+                force_close=True,
+                limit=self._config.concurrency,
+                socket_factory=_guarded_socket_factory(self._allowed),
+                ssl=self._tls,
+            )
+            self._client = aiohttp.ClientSession(
+                connector=connector,
+                timeout=aiohttp.ClientTimeout(total=timeout_s, connect=min(_CONNECT_S, timeout_s / 2.0)),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,  # a proxy would open the connection, to an unchecked address
+                auto_decompress=False,
+                headers={"user-agent": "causeway-webhooks"},
+            )
+        return self._client
+
+
+def _guarded_socket_factory(allowed: tuple[Network, ...]) -> Callable[[aiohttp.AddrInfoType], socket.socket]:
+    """Return a socket factory for aiohttp that raises OSError for a forbidden address.
+
+    aiohttp calls it for each address right before it connects: no name is resolved between check and connection.
+    """
+
+    def open_socket(info: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, address = info
+        reason = forbidden_reason(str(address[0]), allowed)
+        if reason:
+            raise OSError(f"the address {reason}")
+        return socket.socket(family=family, type=kind, proto=protocol)
+
+    return open_socket
