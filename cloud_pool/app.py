@@ -1,58 +1,405 @@
-"""The composition root of the gateway: the only place that builds its parts and wires them."""
+"""The composition root: the only place that builds a gateway, a worker of jobs or a pipeline of messages, and wires it.
+
+`build` and `run` are the gateway's. `run_worker`, `run_pipeline` and `run_replay` are those of background processes;
+their rooms are imported on demand. All have a `Runtime` in common: the tiers, and the service over them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import secrets
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
+from router.errors import CausewayError, ConfigError
 from router.serving.gauges import GaugeCollector
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 
 from .accounts.accounts import Accounts
-from .assembly import build_accounts, build_cache, build_pools, build_tracing, tune_garbage_collector
+from .accounts.audit import AuditLog
+from .accounts.identity.authenticator import OPERATOR_SCOPES, Authenticator
+from .accounts.identity.fleet import FleetTrust
+from .accounts.identity.key_set import KeySet
+from .accounts.identity.operator_token import local_operator_token
+from .accounts.identity.revocation import RevocationList
+from .accounts.identity.static_tokens import StaticTokens, load_tokens
+from .accounts.identity.token_verifier import TokenVerifier
+from .accounts.ledger import Ledger
+from .accounts.tenants.accounting import TenantAccounting
+from .accounts.tenants.metrics import TenantMetrics
+from .accounts.tenants.rate_limiter import TenantRateLimiter
+from .accounts.tenants.usage import UsageRecorder
+from .admission import AdmissionConfig, AdmissionController, AdmissionSettings
+from .admission.division import PeerKind
+from .admission.metrics import AdmissionMetrics
+from .admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from .cache.caching_service import CachingService
+from .cache.rules import is_private
+from .cache.shared_cache import SharedCache, read_secret
 from .config.schema import Config
 from .core.body_memory import BodyMemory
-from .dispatch.balancing.pools import Pools
-from .dispatch.balancing.reload import reload_endpoints, reload_on_sighup
-from .grpc_api.assembly import build_grpc
+from .degradation.continue_token import load_continue_tokens
+from .degradation.fallback import TierFallback, TierSignals
+from .degradation.metrics import DegradationMetrics
+from .degradation.tier_attempt import TierRuntime
+from .degradation.warm_up import TierWarmer
+from .dispatch.balancing.metrics import EndpointMetrics
+from .dispatch.balancing.pools import Pools, TritonClients
+from .dispatch.dispatcher import build_dispatcher
+from .dispatch.metrics import DispatchMetrics
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
 from .http.listener import Listener, allowed_connections
-from .http.operator import OperatorRoutes, operator_listener
+from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
-from .http.server import Server
-from .jobs.config import with_shared_redis
+from .http.server import Handler, Server
+from .jobs.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .jobs.gateway import JobsGateway
-from .lifetime import Closing, run_with_tasks
+from .lifetime import Closing, open_all, run_with_tasks, tune_garbage_collector
+from .observability.event_loop_lag import EventLoopLag
 from .observability.metrics import Metrics
-from .observability.tracing import Tracing
-from .parts.assembly import build_speech_detection, build_transcription
-from .serving.assembly import ReloadListeners, ServingRuntime, build_serving
-from .serving.service import nothing_stale
+from .observability.tracing import JobTrace, Tracing
+from .redis.connect import open_shared_redis
+from .redis.eviction import EvictionCheck
+from .serving.service import Service, nothing_stale
 from .sessions.requests import GatewayClient, GatewaySessions
-from .tiers.tier import Tier, by_name, load_tiers
+from .tiers.config import TierConfig
+from .tiers.tier import Tier, by_name, encoders_of, load_tiers
+from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
     from models.modalities.graph.speech_detection import SpeechDetection
     from models.modalities.process.messages import WorkerSpec
 
+    from .brokers.port import MessageSink, MessageSource
     from .grpc_api.server import GrpcServer
+    from .jobs.store.redis_client import RedisClient
+    from .jobs.worker.metered_runner import MeteredRunner
+    from .jobs.worker.runner import ReadLate
     from .parts.request_parts import RequestParts
+    from .streams.attempts import MessageRunner
+    from .streams.config import StreamTopics
+    from .streams.metrics import StreamMetrics
+    from .streams.pipeline import StreamPipeline
+    from .streams.replay import ReplayTopics
 
 _log = logging.getLogger("causeway.cloud")
+_UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
+_FLUSH_S = 3.0
+
+
+# --- what every process has -------------------------------------------------------------------------------------------
+
+
+class Runtime(msgspec.Struct, frozen=True):
+    """The tiers and the service over them: call `start`, and `close` after the background tasks have ended."""
+
+    tasks: TaskGroup  # the parent of background tasks
+    tiers: Mapping[str, Tier]  # by name and alias
+    metrics: Metrics
+    accounts: Accounts
+    pools: Pools
+    admissions: Mapping[str, AdmissionController]  # by the tier's name
+    service: Service
+    parts: RequestParts | None  # None: no tier is an encoder
+    caching_service: CachingService
+    tracing: Tracing | None
+    heartbeat: PeerHeartbeat
+    kind: PeerKind
+    watchers: tuple[Callable[[], Coroutine[object, object, None]], ...]  # run as long as it is used
+
+    @property
+    def job_trace(self) -> JobTrace | None:
+        return None if self.tracing is None else self.tracing.jobs
+
+    async def start(self) -> None:
+        """Start the background tasks. Raises ConfigError if the keys in Redis have another layout."""
+        await self.pools.prepare()
+        for watch in self.watchers:
+            self.tasks.start_soon(watch)
+        if self.kind == "worker":
+            await self.heartbeat.beat()  # The first one takes no permits yet.
+        self.tasks.start_soon(self.heartbeat.watch)
+        self.caching_service.start(self.tasks)
+        await self.accounts.prepare()
+        self.accounts.start(self.tasks)
+
+    async def close(self) -> None:
+        """Close what the background tasks used: a probe needs its channel until its last step."""
+        await self.caching_service.close()
+        await self.accounts.close()
+        await self.pools.close()
+        if self.tracing is not None:
+            await to_thread.run_sync(self.tracing.close)
+
+
+class ReloadListeners:
+    """Callbacks that get the name of each model that was loaded again; filled after the pools that call it exist."""
+
+    def __init__(self, *listeners: Callable[[str], None]) -> None:
+        self.listeners = list(listeners)
+
+    def __call__(self, model: str) -> None:
+        for listener in self.listeners:
+            listener(model)
+
+
+def build_runtime(
+    config: Config, tasks: TaskGroup, service_name: str, *, kind: PeerKind = "gateway", is_gateway: bool = True
+) -> Runtime:
+    """Build the tiers and the service over them; nothing is started. Raises ConfigError.
+
+    Args:
+        tasks: the parent of background tasks.
+        service_name: in traces.
+        kind: what this process is among those that divide a tier's permits.
+        is_gateway: whether this process takes a share of the tenants' limits while their Redis is away.
+    """
+    tiers = load_tiers(config.tiers, config.model_dirs)
+    metrics, lag = Metrics(), EventLoopLag()
+    accounts = build_accounts(config, metrics, is_gateway=is_gateway)
+    reloaded = ReloadListeners(metrics.count_reload)
+    pools = build_pools(config, tiers, metrics, tasks, reloaded)
+    runtimes = _build_tier_runtimes(tiers, pools, metrics, kind, lag)
+    cache = build_cache(config, by_name(tiers), metrics, kind)
+    signals = {
+        name: TierSignals(pools.by_tier[name], runtime.admission, runtime.tier.config.ttft_objective_s)
+        for name, runtime in runtimes.items()
+    }
+    degradation = config.degradation
+    fallback = TierFallback(degradation, signals)
+    degradation_metrics = DegradationMetrics(metrics.registry)
+    degradation_metrics.watch(fallback)
+    parts = _build_parts(config, runtimes, fallback) if encoders_of(tiers) else None
+    service = Service(
+        runtimes,
+        fallback,
+        continue_tokens=load_continue_tokens(degradation.continue_key_file, degradation.continue_ttl_s),
+        find_stale=nothing_stale if cache is None else cache.find_stale,
+        parts=parts,
+        metrics=degradation_metrics,
+    )
+    models = {tier.name: tier.model for tier in tiers}
+    warmer = TierWarmer(fallback, pools.by_tier, models, degradation.warm_up_after_idle_s)
+    reloaded.listeners.append(warmer.loaded)
+    shared = [_shared_tier(runtime, pools) for runtime in runtimes.values()]
+    return Runtime(
+        tasks,
+        by_name(tiers),
+        metrics,
+        accounts,
+        pools,
+        {name: runtime.admission for name, runtime in runtimes.items()},
+        service,
+        parts,
+        CachingService(cache, service.answer),
+        build_tracing(config, service_name),
+        PeerHeartbeat(accounts.redis, shared, kind=kind),
+        kind,
+        (pools.watch, warmer.watch, lag.watch),
+    )
+
+
+def _build_tier_runtimes(
+    tiers: tuple[Tier, ...], pools: Pools, metrics: Metrics, kind: PeerKind, lag: EventLoopLag
+) -> dict[str, TierRuntime]:
+    admission_metrics, dispatch_metrics = AdmissionMetrics(metrics.registry), DispatchMetrics(metrics.registry)
+    runtimes = {}
+    for tier in tiers:
+        settings = tier.config.admission_settings if kind == "gateway" else worker_admission(tier.config)
+        admission = AdmissionController(
+            settings.permits,
+            settings.max_queued,
+            settings,
+            on_admitted=admission_metrics.admitted(tier.name),
+            on_shed=admission_metrics.shed(tier.name),
+            on_preempted=admission_metrics.preempted(tier.name),
+            lost_s=lag.lost_s,
+        )
+        admission_metrics.watch(tier.name, admission)
+        pool = pools.by_tier[tier.name]
+        dispatch = build_dispatcher(tier.name, tier.config.dispatch_settings, pool, dispatch_metrics)
+        runtimes[tier.name] = TierRuntime(tier, admission, dispatch)
+    return runtimes
+
+
+def worker_admission(tier: TierConfig) -> AdmissionSettings:
+    """Return a worker's: claims already prefer urgent jobs, and a claimed job has time to wait, whatever its class."""
+    return msgspec.structs.replace(
+        tier.admission_settings,
+        min_permits=min(1, tier.min_concurrency),
+        max_queued=_UNBOUNDED,
+        ttft_objective_s=math.inf,
+        config=AdmissionConfig(reserved_share=0.0, preemption_share=0.0),
+    )
+
+
+def _build_parts(config: Config, runtimes: Mapping[str, TierRuntime], fallback: TierFallback) -> RequestParts:
+    from .parts.encoders import EncoderTiers  # imported where a tier is an encoder
+    from .parts.request_parts import RequestParts
+
+    encoders = EncoderTiers(runtimes, fallback, config.parts)
+    return RequestParts(encoders, config.parts, partial(is_private, config=config.cache))
+
+
+def _shared_tier(runtime: TierRuntime, pools: Pools) -> SharedTier:
+    name, pool = runtime.tier.name, pools.by_tier[runtime.tier.name]
+    return SharedTier(
+        name,
+        runtime.tier.config.concurrency,
+        lambda: [one.text for one in pools.configured(name)],
+        lambda: pool.capacity,
+        runtime.admission,
+    )
+
+
+def build_tracing(config: Config, service: str) -> Tracing | None:
+    """Return None without a collector. `service`: the `service.name` of the spans."""
+    if not config.tracing.endpoint:
+        return None
+    # Imported on demand: OpenTelemetry costs a tenth of a second and some megabytes.
+    from .observability.otel_tracing import OtelTracing
+
+    return OtelTracing(config.tracing, service)
+
+
+def build_pools(
+    config: Config, tiers: tuple[Tier, ...], metrics: Metrics, tasks: TaskGroup, reloaded: Callable[[str], None]
+) -> Pools:
+    """Build each tier's endpoints. `reloaded` gets the name of each model that was loaded again."""
+    endpoints = EndpointMetrics(metrics.registry)
+    key_file = Path(config.triton_key_file) if config.triton_key_file else default_key_file()
+    pools = Pools(
+        [tier.endpoints for tier in tiers],
+        TritonClients(tasks, reloaded, key_file=key_file),
+        config.load_balancing,
+        zone=config.server.zone,
+        ejected=endpoints.ejected,
+    )
+    endpoints.watch(pools.by_tier)
+    return pools
+
+
+def build_cache(
+    config: Config, tiers: Mapping[str, Tier], metrics: Metrics, kind: PeerKind = "gateway"
+) -> SharedCache | None:
+    """Return None if the cache is disabled. Raises ConfigError."""
+    settings = config.cache if kind == "gateway" else config.cache.for_background()
+    if not settings.enabled:
+        return None
+    secret = read_secret(settings)
+    return SharedCache(settings, settings.redis or config.redis, tiers, metrics.registry, secret=secret)
+
+
+def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True) -> Accounts:
+    """Build identity, tenants and audit log. Raises ConfigError.
+
+    Args:
+        is_gateway: whether this process takes a share of the tenants' limits while their Redis is away
+    """
+    tokens = load_tokens(Path(config.server.token_file)) if config.server.token_file else StaticTokens()
+    client = open_shared_redis(config.redis) if config.redis else None
+    fleet = FleetTrust(config.identity.fleet) if config.identity.fleet.url else None
+    key_file = Path(config.identity.key_file) if config.identity.key_file else None
+    keys = KeySet(key_file, fleet) if config.identity.signed else None
+    verifier = TokenVerifier(config.identity, keys) if keys is not None else None
+    revocations = RevocationList(config.identity, client, fleet)
+    limiter = TenantRateLimiter(config.tenants, client, is_gateway=is_gateway)
+    usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
+    accounting = TenantAccounting(config.tenants, limiter, usage)
+    audit = AuditLog(config.audit_file)
+    eviction = EvictionCheck(client)
+    tenants = TenantMetrics(metrics.registry)
+    tenants.watch(
+        local_checks=lambda: limiter.local_checks,
+        stale_accepts=lambda: revocations.stale_accepts,
+        revocations_restored=lambda: revocations.restored,
+        usage_lost=lambda: usage.lost,
+        redis_evicts=lambda: float(bool(eviction.fault)),
+        audit_lost=lambda: audit.lost,
+        key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
+        fleet_unreachable=lambda: float(fleet is not None and bool(fleet.last_error)),
+    )
+    region = config.identity.region
+    authenticator = Authenticator(tokens, verifier, revocations, region=region)
+    operators = Authenticator(
+        _operator_tokens(config),
+        verifier if key_file is not None else None,  # the fleet's keys make no operators
+        revocations,
+        static_scopes=OPERATOR_SCOPES,
+        region=region,
+    )
+    ledger = Ledger(accounting, audit, tenants)
+    return Accounts(
+        authenticator,
+        operators,
+        ledger,
+        accounting,
+        audit,
+        revocations,
+        client,
+        eviction,
+        signed=config.identity.signed,
+        fleet=fleet,
+    )
+
+
+def _operator_tokens(config: Config) -> StaticTokens:
+    """Return the operators' static tokens; a configuration that has none gets one. Raises ConfigError."""
+    if config.operator.token_file:
+        return load_tokens(Path(config.operator.token_file))
+    if config.has_operator_tokens:
+        return StaticTokens()
+    return local_operator_token(Path(config.state_dir) if config.state_dir else None)
+
+
+def reload_on_sighup(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
+    """On SIGHUP take the endpoints from the configuration again, without a restart. A faulty file changes nothing.
+
+    Args:
+        config: the configuration that the process started with.
+        reread: reads it again.
+    """
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _reload_or_log, pools, config, reread)
+
+
+def _reload_or_log(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
+    try:
+        reload_endpoints(pools, config, reread)
+    except ConfigError as error:
+        _log.error("the configuration is faulty, the endpoints stay as they are: %s", error.message)
+
+
+def reload_endpoints(pools: Pools, config: Config, reread: Callable[[], Config]) -> None:
+    """Apply the endpoints of the reread configuration. Raises ConfigError if it is faulty, and changes nothing."""
+    new = reread()
+    if _without_endpoints(new) != _without_endpoints(config):
+        _log.warning("a reload applies endpoints only; the other changes in the configuration need a restart")
+    pools.update_endpoints({tier.name: tier.endpoint_addresses for tier in new.tiers})
+    _log.info("the endpoints were reloaded")
+
+
+def _without_endpoints(config: Config) -> Config:
+    tiers = tuple(msgspec.structs.replace(tier, triton="", endpoints=()) for tier in config.tiers)
+    return msgspec.structs.replace(config, tiers=tiers)
+
+
+# --- the gateway ------------------------------------------------------------------------------------------------------
 
 
 class App:
@@ -61,33 +408,22 @@ class App:
     def __init__(
         self,
         config: Config,
+        runtime: Runtime,
         server: Server,
         operator: Listener,
-        accounts: Accounts,
-        jobs: JobsGateway | None,
-        pools: Pools,
-        serving: ServingRuntime,
         runner: RequestRunner,
-        caching_service: CachingService,
-        tracing: Tracing | None,
-        tasks: TaskGroup,
-        *,
-        grpc: GrpcServer | None = None,
-        detector: SpeechDetection | None = None,
+        jobs: JobsGateway | None,
+        grpc: GrpcServer | None,
+        detector: SpeechDetection | None,
     ) -> None:
-        self._config = config
+        self._drain_s = config.server.drain_s
+        self._runtime = runtime
         self._server = server
-        self._accounts = accounts
-        self._jobs = jobs
-        self.pools = pools
-        self._serving = serving
+        self._operator = operator
         self._runner = runner
-        self._caching_service = caching_service
-        self._tracing = tracing
-        self._tasks = tasks
+        self._jobs = jobs
         self._detector = detector
         self._listener = Listener(config.server, server.handle, config.web_origins)
-        self._operator = operator
         self.grpc = grpc
         """The gRPC address, if it is configured."""
 
@@ -99,6 +435,10 @@ class App:
     def paths(self) -> Mapping[str, str]:
         """The methods of each path of the public address, with `{id}` for what the path names."""
         return self._server.paths
+
+    @property
+    def pools(self) -> Pools:
+        return self._runtime.pools
 
     @property
     def sessions(self) -> Sessions[GatewayClient]:
@@ -114,29 +454,22 @@ class App:
         Raises:
             ConfigError: an address is not available, or the keys in Redis have another layout
         """
-        await self.pools.prepare()
-        self._tasks.start_soon(self.pools.watch)
-        self._tasks.start_soon(self._serving.warmer.watch)
-        self._tasks.start_soon(self._serving.lag.watch)
-        self._tasks.start_soon(self._serving.heartbeat.watch)
-        self._caching_service.start(self._tasks)
-        self.sessions.start(self._tasks)
-        await self._accounts.prepare()
+        await self._runtime.start()
+        self.sessions.start(self._runtime.tasks)
         await self._operator.start()
         await self._listener.start()
         if self.grpc is not None:
             await self.grpc.start()
-        self._accounts.start(self._tasks)
         if self._jobs is not None:
-            self._tasks.start_soon(self._jobs.watch)
+            self._runtime.tasks.start_soon(self._jobs.watch)
 
     async def drain(self) -> None:
         """Accept no new requests; those in progress may end within `drain_s`."""
         self._server.begin_draining()
         async with anyio.create_task_group() as drains:
-            drains.start_soon(self._listener.drain, self._config.server.drain_s)
+            drains.start_soon(self._listener.drain, self._drain_s)
             if self.grpc is not None:
-                drains.start_soon(self.grpc.drain, self._config.server.drain_s)
+                drains.start_soon(self.grpc.drain, self._drain_s)
 
     async def stop(self) -> None:
         """Close the listeners and cancel the background tasks: their task group may then be left."""
@@ -146,19 +479,15 @@ class App:
             await self.grpc.close()
         await self._listener.close()
         await self._operator.close()
-        self._tasks.cancel_scope.cancel()
+        self._runtime.tasks.cancel_scope.cancel()
 
     async def close(self) -> None:
-        """Close what the background tasks used, after they ended: a probe needs its channel until its last step."""
-        await self._caching_service.close()
+        """Close what the background tasks used, after they ended."""
         if self._detector is not None:
             await self._detector.close()
-        await self._accounts.close()
         if self._jobs is not None:
             await self._jobs.close()
-        await self.pools.close()
-        if self._tracing is not None:
-            await to_thread.run_sync(self._tracing.close)
+        await self._runtime.close()
 
 
 def build(
@@ -176,44 +505,36 @@ def build(
         reread: reads the configuration again when an operator reloads the endpoints.
         speech_detector: detects speech in live sessions; None: what is installed here.
     """
-    tiers = load_tiers(config.tiers, config.model_dirs)
-    metrics = Metrics()
-    accounts = build_accounts(config, metrics)
-    reload_listeners = ReloadListeners(metrics.count_reload)
-    pools = build_pools(config, tiers, metrics, tasks, reload_listeners)
-    settings = {tier.name: tier.config.admission_settings for tier in tiers}
-    cache = build_cache(config, by_name(tiers), metrics)
-    find_stale = nothing_stale if cache is None else cache.find_stale
-    serving = build_serving(config, tiers, pools, settings, metrics, find_stale=find_stale, client=accounts.redis)
-    caching_service = CachingService(cache, serving.service.answer)
-    reload_listeners.listeners.append(serving.warmer.loaded)
+    runtime = build_runtime(config, tasks, "causeway-gateway")
+    accounts, metrics, parts = runtime.accounts, runtime.metrics, runtime.parts
     readiness = Readiness(
-        pools.by_tier,
+        runtime.pools.by_tier,
         config.server.readiness_cache_s,
         blocked=lambda: accounts.not_ready,
         problems=lambda: accounts.problems,
     )
-    tracing = build_tracing(config, "causeway-gateway")
     bodies = BodyMemory(
         config.server.max_body_memory_bytes, metrics.registry, allowed_connections(config.server.max_connections)
     )
     bodies.check_largest(config.server.max_body_bytes)
-    jobs = build_jobs(config, by_name(tiers), accounts, metrics, tracing, bodies)
+    jobs = build_jobs(config, runtime.tiers, accounts, metrics, runtime.tracing, bodies)
     inline_files = None if jobs is None else jobs.files.inline
-    admission = build_admission(config, by_name(tiers), accounts, bodies, tracing, inline_files)
-    runner = RequestRunner(serving.service, caching_service, accounts.ledger, metrics, callers=accounts.authenticator)
+    admission = build_admission(config, runtime.tiers, accounts, bodies, runtime.tracing, inline_files)
+    runner = RequestRunner(
+        runtime.service, runtime.caching_service, accounts.ledger, metrics, callers=accounts.authenticator
+    )
     grpc = build_grpc(config, admission, runner, bodies, readiness)
-    detector = build_speech_detection(serving.parts, speech_detector)
+    detector = build_speech_detection(parts, speech_detector)
     server = build_server(
         config,
-        by_name(tiers),
+        runtime.tiers,
         admission,
         runner,
         readiness,
         accounts,
         metrics,
         bodies,
-        parts=serving.parts,
+        parts=parts,
         detect=None if detector is None else detector.run,
         jobs=jobs,
         on_drain=None if grpc is None else partial(tasks.start_soon, grpc.tell_draining),
@@ -224,27 +545,12 @@ def build(
         free_probes=not config.has_operator_tokens,
         readiness=readiness,
         jobs_refused=(lambda: "") if jobs is None else (lambda: jobs.refused),
-        reload=None if reread is None else partial(reload_endpoints, pools, config, reread),
+        reload=None if reread is None else partial(reload_endpoints, runtime.pools, config, reread),
         drain=server.begin_draining,
         is_draining=lambda: server.draining,
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
-    operator = operator_listener(config, routes)
-    return App(
-        config,
-        server,
-        operator,
-        accounts,
-        jobs,
-        pools,
-        serving,
-        runner,
-        caching_service,
-        tracing,
-        tasks,
-        grpc=grpc,
-        detector=detector,
-    )
+    return App(config, runtime, server, operator_listener(config, routes), runner, jobs, grpc, detector)
 
 
 def build_admission(
@@ -305,13 +611,45 @@ def build_server(
     return Server(
         admission,
         GenerationRoutes(admission, runner),
-        InfoRoutes(tiers, readiness, created=int(time.time())),
+        InfoRoutes(tiers, readiness, created=int(time.time()), document=_encoded_document),
         bodies,
         sessions,
         transcription=build_transcription(admission, runner, parts),
         jobs=None if jobs is None else jobs.api,
         on_drain=on_drain,
     )
+
+
+def _encoded_document(paths: Mapping[str, str]) -> bytes:
+    from .openapi import gateway_document  # on demand: hardly a gateway is ever asked for it
+
+    return msgspec.json.encode(gateway_document(paths))
+
+
+def build_transcription(
+    admission: RequestAdmission, runner: RequestRunner, parts: RequestParts | None
+) -> Handler | None:
+    """Return the handler of `/v1/audio/transcriptions`; None where no tier understands sounds."""
+    if parts is None or "audio" not in parts.kinds:
+        return None
+    from .http.transcription_routes import TranscriptionRoutes
+
+    return TranscriptionRoutes(admission, runner, parts).transcription
+
+
+def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) -> SpeechDetection | None:
+    """Return what detects speech in live sessions; None where they take no sound, or nothing that does is installed.
+
+    Args:
+        spec: the detector; None: what is installed here.
+    """
+    if parts is None or "audio" not in parts.kinds:
+        return None
+    from models.modalities.graph.speech_detection import SpeechDetection
+    from models.modalities.installed import find_speech_detector
+
+    spec = spec or find_speech_detector()
+    return None if spec is None else SpeechDetection(spec)
 
 
 def build_jobs(
@@ -343,6 +681,28 @@ def build_jobs(
     )
 
 
+def build_grpc(
+    config: Config, admission: RequestAdmission, runner: RequestRunner, bodies: BodyMemory, readiness: Readiness
+) -> GrpcServer | None:
+    """Return None if no gRPC address is configured. Raises ConfigError if its packages are not installed."""
+    if config.grpc.port is None:
+        return None
+    try:
+        from .grpc_api.calls import GenerateCalls
+        from .grpc_api.server import GrpcServer
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install 'causeway[grpc]'", where="grpc.port") from error
+    timeout_s = config.server.read_timeout_s
+    calls = GenerateCalls(admission, runner, bodies, max_calls=config.grpc.max_calls, read_timeout_s=timeout_s)
+    return GrpcServer(config.grpc, config.server, calls, readiness.ready)
+
+
+def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
+    """Return the listener of the operators' address; the caller starts and closes it."""
+    few = msgspec.structs.replace(config.operator_server, max_connections=MAX_CONNECTIONS)
+    return Listener(few, routes.handle, config.operator_web_origins, key="operator.port")
+
+
 async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:
     """Serve until `stop`, then drain and close. Prints one line when it is ready. Raises ConfigError.
 
@@ -371,3 +731,278 @@ async def _serve(app: App, stop: asyncio.Event) -> None:
     _log.info("draining")
     await app.drain()
     await app.stop()
+
+
+# --- background processes ---------------------------------------------------------------------------------------------
+
+
+class Background(msgspec.Struct, frozen=True):
+    """What runs jobs or messages: the service without its HTTP listener, and the accounts around it."""
+
+    runtime: Runtime
+    runner: MeteredRunner
+    read_late: ReadLate
+    operator: Listener  # not started
+
+
+def build_background(
+    config: Config,
+    tasks: TaskGroup,
+    jobs: JobsConfig,
+    *,
+    route: str,
+    service_name: str,
+    reread: Callable[[], Config] | None = None,
+) -> Background:
+    """Build everything; nothing is started. Raises ConfigError.
+
+    Args:
+        jobs: with their Redis.
+        route: of the runs in usage and audit records.
+        service_name: in traces.
+        reread: reads the configuration again, for operators who reload the endpoints.
+    """
+    from .jobs.worker.metered_runner import MeteredRunner
+    from .jobs.worker.runner import ServiceBackend
+
+    # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
+    is_gateway = jobs.redis != config.redis
+    runtime = build_runtime(config, tasks, service_name, kind="worker", is_gateway=is_gateway)
+    accounts = runtime.accounts
+    backend = ServiceBackend(
+        runtime.caching_service, runtime.service.embed, runtime.tiers, runtime.pools.by_tier, runtime.parts
+    )
+    runner = MeteredRunner(backend, accounts.ledger, runtime.job_trace, accounts.revocations, route=route)
+    reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
+    free_probes = not config.has_operator_tokens
+    routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
+    return Background(runtime, runner, backend.read_late, operator_listener(config, routes))
+
+
+def jobs_settings(config: Config, process: str) -> JobsConfig:
+    """Return the configuration of jobs with their Redis. Raises ConfigError if there is none that `process` can use."""
+    settings = with_shared_redis(config.jobs, config.redis)
+    if settings.redis:
+        return settings
+    if config.redis:
+        raise ConfigError(NO_CLUSTER, where="jobs.redis")
+    raise ConfigError(f"{process} needs the URL of the gateways' Redis", where="redis")
+
+
+async def run_worker(
+    config: Config,
+    stop: asyncio.Event,
+    reread: Callable[[], Config] | None = None,
+    *,
+    serves_operators: bool = False,
+) -> None:
+    """Run jobs until `stop`, then drain. Prints one line when it begins to claim jobs. Raises ConfigError.
+
+    1. Serve metrics to operators, also while waiting for Redis.
+    2. Wait for Redis, as long as it takes, unless the worker is stopped.
+    3. Watch the tiers and claim jobs, until the worker is stopped.
+    4. Close what the background tasks used, after they have ended.
+
+    Args:
+        serves_operators: listen at the operators' address.
+        reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it.
+    """
+    from .jobs.worker.runtime import WorkerRuntime
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs = jobs_settings(config, "a worker")
+        background = build_background(config, tasks, jobs, route="job", service_name="causeway-worker", reread=reread)
+        runtime = background.runtime
+        worker = WorkerRuntime(
+            jobs,
+            runtime.tiers,
+            background.runner,
+            {tier.name: jobs.concurrency or _UNBOUNDED for tier in runtime.tiers.values()},
+            runtime.metrics.registry,
+            shared_limits=runtime.admissions,
+            read_late=background.read_late,
+            limits=config.tenants.limits,
+            add_usage=runtime.accounts.accounting.usage.add,
+            trace=runtime.job_trace,
+        )
+        closing += [worker.close, runtime.close]
+        operator = await _start_operator(background, closing) if serves_operators else ""  # (1)
+        if await worker.start(stop):  # (2)
+            await _start_background(background, config, reread)
+            print(f"ready worker={worker.worker.name}{operator}", flush=True)
+            await worker.run(stop)  # (3)
+
+    await run_with_tasks(work)  # (4)
+
+
+async def run_pipeline(
+    config: Config,
+    topics: StreamTopics,
+    stop: asyncio.Event,
+    reread: Callable[[], Config] | None = None,
+    *,
+    serves_operators: bool = False,
+) -> None:
+    """Answer messages until `stop`, then drain, in the steps of `run_worker`. Prints one line when it begins to
+    receive, or to stand by. Raises ConfigError."""
+    from .brokers.open import open_sink, open_source
+    from .jobs.store.durability import DurabilityCheck
+    from .jobs.store.redis_client import RedisClient
+    from .jobs.store.usage_outbox import UsageOutbox
+    from .streams.effects import REPLICATED, STREAM_SCRIPTS
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs, streams = jobs_settings(config, "a pipeline"), config.streams
+        background = build_background(
+            config, tasks, jobs, route="stream", service_name="causeway-stream", reread=reread
+        )
+        database = RedisClient(
+            jobs.redis,
+            jobs.key_prefix,
+            STREAM_SCRIPTS,
+            replicas=jobs.replicas_to_wait_for,
+            replica_timeout_s=jobs.replica_timeout_s,
+            replicated=REPLICATED,
+        )
+        usage = UsageOutbox(database, background.runtime.accounts.accounting.usage.add)
+        source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
+        sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))
+
+        async def close_store() -> None:
+            with anyio.move_on_after(_FLUSH_S):
+                await usage.flush()
+            await database.close()
+
+        closing += [source.close, sink.close, dead.close, close_store, background.runtime.close]
+        operator = await _start_operator(background, closing) if serves_operators else ""
+        pipeline = _build_pipeline(config, jobs, topics, background, database, source, sink, dead)
+        wait_until_durable = DurabilityCheck(database, jobs.durability).wait
+        if await open_all(stop, wait_until_durable, source.open, sink.open, dead.open):
+            await _start_background(background, config, reread)
+            tasks.start_soon(usage.run)
+            print(f"ready stream={topics.name}{operator}", flush=True)
+            await pipeline.run(stop)
+
+    await run_with_tasks(work)
+
+
+async def _start_operator(background: Background, closing: list[Closing]) -> str:
+    """Listen at the operators' address. Returns what the ready line says of it. Raises ConfigError."""
+    await background.operator.start()
+    closing.insert(0, background.operator.close)
+    return f" operator={background.operator.url}"
+
+
+async def _start_background(background: Background, config: Config, reread: Callable[[], Config] | None) -> None:
+    if reread is not None:
+        reload_on_sighup(background.runtime.pools, config, reread)
+    await background.runtime.start()
+    tune_garbage_collector()
+
+
+def _build_pipeline(
+    config: Config,
+    jobs: JobsConfig,
+    topics: StreamTopics,
+    background: Background,
+    database: RedisClient,
+    source: MessageSource,
+    sink: MessageSink,
+    dead: MessageSink,
+) -> StreamPipeline:
+    from .streams.effects import EffectStore
+    from .streams.insistence import Insistence
+    from .streams.metrics import StreamMetrics
+    from .streams.outcome import OutcomeWriter
+    from .streams.pipeline import StreamPipeline
+    from .streams.settlement import MessageSettler
+
+    metrics = StreamMetrics(background.runtime.metrics.registry)
+    owner = secrets.token_hex(8) if source.needs_lease else ""
+    runner = _build_message_runner(config, jobs, background, metrics)
+    effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
+    writer, insistence = OutcomeWriter(topics.name), Insistence()
+    settler = MessageSettler(
+        source,
+        sink,
+        dead,
+        effects,
+        runner,
+        writer,
+        metrics,
+        insistence,
+        max_attempts=config.streams.max_attempts,
+    )
+    return StreamPipeline(
+        str(topics.source),
+        source,
+        settler,
+        effects,
+        config.streams,
+        metrics,
+        insistence,
+        drain_s=jobs.drain_s,
+    )
+
+
+def _build_message_runner(
+    config: Config, jobs: JobsConfig, background: Background, metrics: StreamMetrics
+) -> MessageRunner:
+    from .jobs.submission import SubmissionParser
+    from .streams.attempts import MessageRunner
+
+    accounts = background.runtime.accounts
+    return MessageRunner(
+        config.streams,
+        jobs,
+        SubmissionParser(jobs, background.runtime.tiers, accounts.accounting.check_cost),
+        background.runner,
+        accounts.authenticator.principal,
+        accounts.ledger.limits,
+        metrics,
+    )
+
+
+async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
+    """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
+    from .brokers.open import open_history, open_sink
+    from .streams.insistence import Insistence
+    from .streams.metrics import StreamMetrics
+    from .streams.outcome import OutcomeWriter
+    from .streams.replay import MessageReplay
+
+    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
+        jobs, streams = jobs_settings(config, "a replay"), config.streams
+        background = build_background(config, tasks, jobs, route="replay", service_name="causeway-stream")
+        runtime = background.runtime
+        history = open_history(topics.source, streams.login)
+        name = f"replay-{secrets.token_hex(4)}"
+        audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
+        closing += [history.close, *([] if audit is None else [audit.close]), runtime.close]
+        replay = MessageReplay(
+            str(topics.source),
+            history,
+            _build_message_runner(config, jobs, background, StreamMetrics(runtime.metrics.registry)),
+            OutcomeWriter(topics.name),
+            audit,
+            Insistence(),
+            name=name,
+            in_flight=streams.in_flight,
+            show=lambda line: print(line, flush=True),
+        )
+        if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
+            return
+        await runtime.start()
+
+        async def read() -> None:
+            try:
+                await replay.run(topics.wanted)
+            except ConfigError:
+                raise
+            except CausewayError as error:
+                raise ConfigError(f"the replay is not complete: {error.message}", where="--replay") from error
+
+        if await open_all(stop, read) and topics.audit is not None:
+            print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)
+
+    await run_with_tasks(work)

@@ -40,10 +40,10 @@ class _Source(NamedTuple):
 @background_command
 def worker(process: BackgroundProcess) -> None:
     """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
-    from ..jobs.worker.app import run
+    from ..app import run_worker
 
     config, reread, serves_operators = process
-    until_stopped(lambda stop: run(config, stop, reread, serves_operators=serves_operators))
+    until_stopped(lambda stop: run_worker(config, stop, reread, serves_operators=serves_operators))
 
 
 @click.group(context_settings=_HELP)

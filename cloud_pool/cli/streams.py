@@ -17,7 +17,7 @@ from .background import BackgroundProcess, background_command
 from .process import poll_grpc_in_one_thread, run_fast, until_stopped
 
 if TYPE_CHECKING:
-    from ..streams.app import StreamTopics
+    from ..streams.config import StreamTopics
 
 _DEAD = ".dead"
 
@@ -58,7 +58,7 @@ def stream(
 
 def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: str | None) -> StreamTopics:
     """Raises ConfigError."""
-    from ..streams.app import StreamTopics  # on demand: gRPC takes half a second to import
+    from ..streams.config import StreamTopics
 
     if sink is None:
         raise ConfigError("name the topic of answers", where="--out")
@@ -75,15 +75,17 @@ def _topics(name: str, source: str, sink: str | None, dead: str | None, audit: s
 
 def _work(process: BackgroundProcess, topics: StreamTopics) -> None:
     """Raises ConfigError."""
-    from ..streams.app import run
+
+    from ..app import run_pipeline  # on demand: gRPC takes half a second to import
 
     config, reread, serves_operators = process
-    until_stopped(lambda stop: run(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
+    until_stopped(lambda stop: run_pipeline(config, topics, stop, reread, serves_operators=serves_operators), run_fast)
 
 
 def _replay(config: Config, name: str, source: str, published: str | None, wanted: str, audit: str | None) -> None:
     """Raises ConfigError."""
-    from ..streams.replay import ReplayTopics, run_replay
+    from ..app import run_replay
+    from ..streams.replay import ReplayTopics
 
     if published is not None:
         raise ConfigError("a replay publishes no outcomes: give --audit in place of --out and --dead", where="--replay")

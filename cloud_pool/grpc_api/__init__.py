@@ -8,7 +8,6 @@
     outbox             the messages on their way to one client, which may read slowly
     statuses           errors → status codes and trailing metadata
     calls              one call from its metadata to its status
-    assembly           builds the parts, on demand
     front              the public socket, whose bytes are relayed to gRPC: idle connections make room
     server             the address: calls, health, reflection, bounds, drain
 

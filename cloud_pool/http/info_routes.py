@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
@@ -18,9 +18,22 @@ MODELS = "/v1/models/"
 
 
 class InfoRoutes:
-    """`tiers` is by name and alias. `draining`: /readyz reports 503, so that load balancers send no more requests."""
+    """`draining`: /readyz reports 503, so that load balancers send no more requests.
 
-    def __init__(self, tiers: Mapping[str, Tier], readiness: Readiness, created: int) -> None:
+    Args:
+        tiers: by name and alias.
+        created: unix time, s, of the models.
+        document: makes the OpenAPI document of paths and their methods, as JSON.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[str, Tier],
+        readiness: Readiness,
+        created: int,
+        document: Callable[[Mapping[str, str]], bytes],
+    ) -> None:
+        self.document = document
         self._tiers = tiers
         self._readiness = readiness
         self._created = created

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
@@ -26,13 +25,11 @@ from router.serving.request import allowed_methods, served_method
 from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
-from ..config.schema import Config
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from .listener import Listener
 from .readiness import Readiness
 
 _log = logging.getLogger("causeway.cloud.operator")
-_MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
 
@@ -148,9 +145,3 @@ class OperatorRoutes:
         assert self._drain is not None
         self._drain()
         return json_response({"draining": True})
-
-
-def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
-    """Return the listener of the operators' address; the caller starts and closes it."""
-    few = msgspec.structs.replace(config.operator_server, max_connections=_MAX_CONNECTIONS)
-    return Listener(few, routes.handle, config.operator_web_origins, key="operator.port")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-import msgspec
 from aiohttp import hdrs, web
 from anyio import to_thread
 
@@ -18,7 +17,6 @@ from router.serving.request import allowed_methods, read_request_id, served_meth
 from router.serving.responses import body_response, error_response
 
 from ..core.body_memory import BodyMemory
-from ..jobs.http.job_api import JobApi
 from ..parts.config import NO_SOUND
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes
@@ -26,6 +24,23 @@ from .request_admission import RequestAdmission
 
 _log = logging.getLogger("causeway.cloud.server")
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+
+class JobRoutes(Protocol):
+    """The routes of jobs: `jobs.http.job_api.JobApi`."""
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """The methods of each path, with `{id}` for what the path names."""
+        ...
+
+    def handler(self, request: web.BaseRequest, /) -> Handler | None:
+        """Return the handler of a request; None: its path is none of a job. Raises MethodNotAllowed."""
+        ...
+
+    async def respond_async(self, request: web.BaseRequest, /) -> web.StreamResponse | None:
+        """Take a plain request with `Prefer: respond-async` as a job; None: the preference is ignored."""
+        ...
 
 
 class Server:
@@ -51,7 +66,7 @@ class Server:
         sessions: Sessions[Any],
         *,
         transcription: Handler | None = None,
-        jobs: JobApi | None = None,
+        jobs: JobRoutes | None = None,
         on_drain: Callable[[], object] | None = None,
     ) -> None:
         self._admission = admission
@@ -144,7 +159,7 @@ class Server:
 
     async def _openapi(self, _: web.BaseRequest) -> web.StreamResponse:
         if not self._document:
-            self._document = await to_thread.run_sync(_encoded_document, self.paths)
+            self._document = await to_thread.run_sync(self._info.document, self.paths)
         return body_response(self._document)
 
 
@@ -153,9 +168,3 @@ def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamRespons
     if not response.prepared:
         response.headers.setdefault("x-request-id", request_id)
     return response
-
-
-def _encoded_document(paths: Mapping[str, str]) -> bytes:
-    from ..openapi import gateway_document  # on demand: hardly a gateway is ever asked for it
-
-    return msgspec.json.encode(gateway_document(paths))

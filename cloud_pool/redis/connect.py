@@ -206,3 +206,11 @@ def _certificates(target: RedisTarget, where: str) -> dict[str, Any]:
         "ssl_keyfile": config.key_file or None,
         "ssl_check_hostname": True,
     }
+
+
+def open_shared_redis(address: RedisAddress) -> redis.asyncio.Redis:
+    """Create a client of the gateways' Redis that connects on first use. Raises ConfigError.
+
+    It never retries, because each caller has a timeout of its own; beyond the pool's size, calls wait for a connection.
+    """
+    return open_redis(address, "redis", ConnectionOptions())

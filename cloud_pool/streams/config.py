@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ..admission import Priority
-from ..brokers.address import BrokerLogin
+from ..brokers.address import BrokerLogin, TopicAddress
 from ..core.principal import ClaimName
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -34,3 +34,12 @@ class StreamsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """Raises ConfigError."""
         self.login.check()
+
+
+class StreamTopics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pipeline reads and writes."""
+
+    name: str  # of the pipeline
+    source: TopicAddress
+    sink: TopicAddress
+    dead: TopicAddress

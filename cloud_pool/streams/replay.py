@@ -6,32 +6,22 @@ published to a topic of audits; never to the pipeline's own.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, ConfigError
+from router.errors import CausewayError
 
 from ..brokers.address import TopicAddress
-from ..brokers.open import open_history, open_sink
 from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
 from ..brokers.ranges import MessageRange
-from ..config.schema import Config
 from ..jobs.record import RunBill
-from ..jobs.worker.app import jobs_settings
-from ..jobs.worker.background import build_background_service
 from ..jobs.worker.execution import JobResult
-from ..lifetime import Closing, open_all, run_with_tasks
-from .app import build_message_runner
 from .attempts import MessageRunner
 from .insistence import Insistence
-from .metrics import StreamMetrics
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message
 
 _MAX_BYTES = 1 << 30  # of an outcome that is only shown
@@ -144,59 +134,3 @@ class ReplayTopics(msgspec.Struct, frozen=True, kw_only=True):
     source: TopicAddress
     wanted: MessageRange
     audit: TopicAddress | None  # None: stdout
-
-
-async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
-    """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
-
-    async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
-        await _replay(config, topics, stop, tasks, closing)
-
-    await run_with_tasks(work)
-
-
-async def _replay(
-    config: Config,
-    topics: ReplayTopics,
-    stop: asyncio.Event,
-    tasks: TaskGroup,
-    closing: list[Closing],
-) -> None:
-    jobs, streams = jobs_settings(config, "a replay"), config.streams
-    background = build_background_service(
-        config,
-        tasks,
-        route="replay",
-        service_name="causeway-stream",
-        is_gateway=jobs.redis != config.redis,
-        reread=None,
-    )
-    history = open_history(topics.source, streams.login)
-    name = f"replay-{secrets.token_hex(4)}"
-    audit = None if topics.audit is None else open_sink(topics.audit, topics.name, streams.login)
-    closing += [history.close, *([] if audit is None else [audit.close]), *background.closing]
-    replay = MessageReplay(
-        str(topics.source),
-        history,
-        build_message_runner(config, jobs, background, StreamMetrics(background.metrics.registry)),
-        OutcomeWriter(topics.name),
-        audit,
-        Insistence(),
-        name=name,
-        in_flight=streams.in_flight,
-        show=lambda line: print(line, flush=True),
-    )
-    if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
-        return
-    await background.start(tasks)
-
-    async def read() -> None:
-        try:
-            await replay.run(topics.wanted)
-        except ConfigError:
-            raise
-        except CausewayError as error:
-            raise ConfigError(f"the replay is not complete: {error.message}", where="--replay") from error
-
-    if await open_all(stop, read) and topics.audit is not None:
-        print(f"{name}: {dict(replay.counts)} -> {topics.audit}", flush=True)

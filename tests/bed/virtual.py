@@ -37,6 +37,7 @@ import msgspec
 from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.division import PeerKind
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from cloud_pool.app import worker_admission
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
@@ -45,7 +46,6 @@ from cloud_pool.degradation.warm_up import TierWarmer
 from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.jobs.worker.background import worker_admission
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.serving.service import Service
@@ -199,7 +199,7 @@ class SharedHashes:
 
 
 class Gateway:
-    """One gateway process, wired as by `serving.assembly`, or a worker's serving part."""
+    """One gateway process, wired as by `app.build_runtime`, or a worker's serving part."""
 
     def __init__(self, bed: VirtualBed, number: int, kind: PeerKind = "gateway") -> None:
         clock, chance = bed.clock, random.Random(f"{bed.seed} {kind} {number}")

@@ -20,12 +20,11 @@ import pytest
 from click.testing import CliRunner
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build
+from cloud_pool.app import build, run_worker
 from cloud_pool.cli.jobs import dlq
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.worker.app import run as run_worker
 from cloud_pool.observability.tracing import TracingConfig
 from router.serving.logs import OURS, log_loop_errors, start_log
 from tests.accounts.identity.gateway import running

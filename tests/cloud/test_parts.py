@@ -19,12 +19,11 @@ import pytest
 from click.testing import CliRunner
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from cloud_pool.app import App, build
+from cloud_pool.app import App, build, run_worker
 from cloud_pool.cli.main import main
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.worker.app import run as run_worker
 from cloud_pool.parts.config import PartsConfig
 from cloud_pool.parts.memory import FORGETS, TenantMemories
 from cloud_pool.tiers.config import TierConfig

@@ -17,8 +17,7 @@ import aiohttp
 import anyio
 import msgspec
 
-from cloud_pool.app import build_admission, build_server
-from cloud_pool.assembly import build_accounts
+from cloud_pool.app import build_accounts, build_admission, build_server
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config

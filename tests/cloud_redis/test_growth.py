@@ -29,7 +29,6 @@ from cloud_pool.accounts.tenants.reservation import Charge, Demand
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
-from cloud_pool.assembly import open_shared_redis
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
@@ -37,6 +36,7 @@ from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared
 from cloud_pool.redis.layout import ensure_accounts_layout
 from router.errors import CloudFailed, RateLimited

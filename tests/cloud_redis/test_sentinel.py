@@ -17,7 +17,6 @@ from redis.exceptions import RedisError
 
 from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.accounts.identity.revocation import DEVICES_KEY
-from cloud_pool.assembly import open_shared_redis
 from cloud_pool.cli.keys import keys
 from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
@@ -26,6 +25,7 @@ from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
+from cloud_pool.redis.connect import open_shared_redis
 from router.errors import JobStoreUnavailable
 from router.jobs.states import JobState
 from tests.jobs.gateway import identify, serving

@@ -12,7 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.assembly import build_accounts
+from cloud_pool.app import build_accounts
 from cloud_pool.config.schema import Config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreLayoutMismatch

@@ -15,11 +15,10 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from cloud_pool.app import build
+from cloud_pool.app import build, run_worker
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.worker.app import run as run_worker
 from cloud_pool.redis.config import RedisAddress
 from tests.cloud.test_triton_client import FakeTriton, Reply, Script, piece
 from tests.cloud.unreachable import unreachable_tier

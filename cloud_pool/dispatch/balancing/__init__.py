@@ -31,6 +31,5 @@ Reading order:
     lease                one call on one endpoint
     pools                all tiers, and the Triton clients by address
     discovery            addresses and DNS names
-    reload               SIGHUP
     config, metrics      the section `load_balancing`; Prometheus
 """

@@ -12,8 +12,7 @@ import anyio
 import msgspec
 
 from cloud_pool.accounts.accounts import Accounts
-from cloud_pool.app import build_admission, build_server
-from cloud_pool.assembly import build_accounts
+from cloud_pool.app import build_accounts, build_admission, build_server
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
 from cloud_pool.core.body_memory import BodyMemory

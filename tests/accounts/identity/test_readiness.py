@@ -8,8 +8,7 @@ import aiohttp
 import anyio
 import pytest
 
-from cloud_pool.app import build
-from cloud_pool.assembly import build_accounts
+from cloud_pool.app import build, build_accounts
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import OperatorConfig, ServerConfig
 from cloud_pool.http.readiness import Readiness
