@@ -9,13 +9,10 @@ from msgspec import Meta
 
 from router.errors import ConfigError
 from router.openai.wire import Tag
+from router.serving.config import Count, Pause, Positive, Seconds
 
 from ..redis.config import RedisAddress
 
-Seconds = Annotated[float, Meta(gt=0)]
-Pause = Annotated[float, Meta(ge=0)]
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
 _BACKGROUND_TIMEOUT_S = 0.5
 
 

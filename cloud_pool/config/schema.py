@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.serving.config import TracingConfig
 from router.web_origins import WebOrigins, listener_hosts
 
 from ..accounts.identity.config import IdentityConfig
@@ -21,7 +22,6 @@ from ..dispatch.balancing.config import LoadBalancingConfig
 from ..grpc_api.config import GrpcConfig
 from ..http.config import OperatorConfig, ServerConfig
 from ..jobs.config import JobsConfig
-from ..observability.tracing import TracingConfig
 from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
 from ..sessions.config import RealtimeConfig

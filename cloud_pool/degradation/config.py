@@ -9,11 +9,9 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import ConfigError
+from router.serving.config import Pause, Positive, Seconds
 
-Seconds = Annotated[float, Meta(gt=0)]
-Pause = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(gt=0, le=1)]
-Positive = Annotated[int, Meta(ge=1)]
 
 
 class ShareRamp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -7,13 +7,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from router.serving.config import Pause, Positive, Seconds
 from router.web_origins import HostName, Origin
 
 MAX_PORT = 65535
 Port = Annotated[int, Meta(ge=0, le=MAX_PORT)]
-_Positive = Annotated[int, Meta(ge=1)]
-_Seconds = Annotated[float, Meta(gt=0)]
-_Pause = Annotated[float, Meta(ge=0)]
 
 
 class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,16 +24,16 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # web pages of other origins that may use the gateway, as `https://app.example`; `null` and `file://` are embedded
     # web views, and `null` is any sandboxed page, too
     origins: tuple[Origin, ...] = ()
-    max_body_bytes: _Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
+    max_body_bytes: Positive = 8 * 1024 * 1024  # a larger request body is refused with 413
     # bodies, and sounds of live sessions, above 64 KiB in memory at once; one tenant has half at most; beyond: 429
     max_body_memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024)] = 256 * 1024 * 1024
     # open connections, fewer where the kernel allows the process few files; idle ones make room, and one tenant's
     # requests have half of them at most
-    max_connections: _Positive = 4096
-    read_timeout_s: _Seconds = 20.0  # a whole request must have arrived by then
-    drain_s: _Pause = 20.0  # on SIGTERM, how long requests in progress may still take
-    default_deadline_s: _Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
-    readiness_cache_s: _Pause = 5.0  # how long the result of /readyz, a real inference, is cached
+    max_connections: Positive = 4096
+    read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
+    drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
+    default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
+    readiness_cache_s: Pause = 5.0  # how long the result of /readyz, a real inference, is cached
     zone: str = ""  # zone of this gateway: endpoints of the same zone are preferred; empty: no preference
 
 

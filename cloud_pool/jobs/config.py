@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from router.errors import ConfigError
 from router.jobs.webhooks.payload import WebhookFormat
+from router.serving.config import Positive, Seconds
 
 from ..redis.config import RedisAddress, is_cluster, is_sentinel, parse_redis
 
@@ -16,8 +17,6 @@ NO_CLUSTER: Final = (
     "jobs do not run on a Redis Cluster, because each step of a job changes keys of many slots at once: use one "
     "server, or one behind Sentinels (redis+sentinel://)"
 )
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
 _DAY_S = 86_400.0
 
 

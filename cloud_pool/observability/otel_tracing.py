@@ -23,6 +23,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from router.serving.config import TracingConfig
 from router.telemetry import (
     PROVIDER,
     Attributes,
@@ -45,7 +46,7 @@ _HEADER_PREFIX = "x-causeway-"
 class OtelTracing:
     """Exports to `config.endpoint`; headers and certificates come from the OTEL_EXPORTER_OTLP_* variables."""
 
-    def __init__(self, config: tracing.TracingConfig, service: str) -> None:
+    def __init__(self, config: TracingConfig, service: str) -> None:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(config.sample_ratio),
             resource=Resource.create({"service.name": service}),

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
-
-import msgspec
-from msgspec import Meta
+from typing import Literal, Protocol
 
 from router.types import Request, Usage
 
 OUTCOME = "causeway.outcome"
 """Attribute of a span that can end well in more than one way."""
 CacheOperation = Literal["lookup", "follow", "keep"]
-
-
-class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The section `tracing` of the configuration."""
-
-    endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
-    # share of the requests without a trace context that are traced
-    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
 
 
 class Span(Protocol):

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import msgspec
-from msgspec import Meta
-
-_Count = Annotated[int, Meta(ge=0)]
-_Positive = Annotated[int, Meta(ge=1)]
-_Seconds = Annotated[float, Meta(gt=0)]
-_Pause = Annotated[float, Meta(ge=0)]
+from router.serving.config import Positive, SessionConfig
 
 
-class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
     """Live sessions over WebSocket."""
 
     # live sessions of this gateway, of one tenant at most half; beyond: 429, unless one that was cut gives way
-    max_sessions: _Positive = 1024
-    max_items: Annotated[int, Meta(ge=2)] = 256  # items of a session's conversation; the oldest ones give way
-    # size of a session's conversation; a client's event may have twice as much
-    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
-    replay_bytes: _Count = 256 * 1024  # sent events that are kept for a connection that is cut
-    # sounds of a session's conversation together, and of the one that is being sent; a second takes 64 kB
-    max_audio_s: _Seconds = 30.0
-    # how long a session whose connection was cut can be resumed, its running answer going on; 0: it ends at once
-    resume_s: _Pause = 30.0
-    idle_s: _Seconds = 900.0  # a session without an event of its client and without an answer ends after this time
-    ping_s: Annotated[float, Meta(ge=1)] = 20.0  # between pings; a client that is silent for half of it then is gone
+    max_sessions: Positive = 1024

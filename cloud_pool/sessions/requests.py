@@ -19,8 +19,8 @@ from aiohttp import web
 from router.errors import AuthenticationFailed, CausewayError, IdentityUnavailable, MissingField
 from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
+from router.serving.config import SessionConfig
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
-from router.serving.live.sessions import SessionBounds
 from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage
 
@@ -56,7 +56,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
     """The gateway as sessions use it.
 
     Args:
-        bounds: the bounds of a session.
+        config: the bounds of a session.
         authenticator: authenticates clients.
         admission: admits requests.
         runner: answers them.
@@ -65,7 +65,7 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         detect: detects speech; None: sessions detect no turns.
     """
 
-    bounds: SessionBounds
+    config: SessionConfig
     authenticator: Authenticator
     admission: RequestAdmission
     runner: RequestRunner
@@ -90,12 +90,12 @@ class GatewaySessions(msgspec.Struct, frozen=True):
         if not model:
             raise MissingField("`model` is missing in the query. Name a tier.", param="model")
         self.admission.check_model(model, client.principal)
-        bounds, no_sound = self.bounds, self._no_sound(client.principal)
+        config, no_sound = self.config, self._no_sound(client.principal)
         limits = SessionLimits(
-            bounds.max_items,
-            bounds.max_bytes,
-            bounds.replay_bytes,
-            max_audio_s=0.0 if no_sound else bounds.max_audio_s,
+            config.max_items,
+            config.max_bytes,
+            config.replay_bytes,
+            max_audio_s=0.0 if no_sound else config.max_audio_s,
             max_sounds=0 if self.parts is None else self.parts.max_parts,
             detects_turns=self.detect is not None,
         )

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta
+
+from router.serving.config import Pause, Positive, Seconds
 
 from ..admission import Priority
 from ..brokers.address import BrokerLogin, TopicAddress
 from ..core.principal import ClaimName
 
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-Pause = Annotated[float, Meta(ge=0)]
 _DAY_S = 86_400.0
 
 

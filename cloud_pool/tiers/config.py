@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from router.errors import InvalidRequest
+from router.serving.config import Count, Positive, Seconds
 from router.types import Modality, Request
 
 from ..admission.config import AdmissionConfig, AdmissionSettings
@@ -21,9 +22,6 @@ PARTS: tuple[Modality, ...] = ("audio", "image", "file")
 """What an encoder reads."""
 DEFAULT_TIER = "assistant-large"
 DEFAULT_TRITON = "127.0.0.1:8001"
-_Count = Annotated[int, Meta(ge=0)]
-_Positive = Annotated[int, Meta(ge=1)]
-_Seconds = Annotated[float, Meta(gt=0)]
 
 
 class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,18 +45,18 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     special_tokens: tuple[str, ...] = ()  # with `template_file`: tokens that a user's text must not be able to spell
     bos: str = ""  # with `template_file`: the beginning-of-sequence token
     eos: str = ""  # with `template_file`: the end-of-sequence token
-    context_tokens: _Count = 0  # context length; 0: the artifact's
-    max_tokens: _Count = 0  # limit of an answer where the request has none; 0: the whole context
-    max_sequences: _Positive = 128  # sequences (prompts × n) of one request; more are refused with 400
+    context_tokens: Count = 0  # context length; 0: the artifact's
+    max_tokens: Count = 0  # limit of an answer where the request has none; 0: the whole context
+    max_sequences: Positive = 128  # sequences (prompts × n) of one request; more are refused with 400
     # upper bound of sequences in one endpoint's Triton at once; the tier's permits are this times
     # the endpoints that take requests, divided between the gateways and workers that share a Redis
-    concurrency: _Positive = 16
+    concurrency: Positive = 16
     # lower bound of a gateway's limit, which follows the times to first token; 0: the limit is its part of the permits
-    min_concurrency: _Count = 1
-    ttft_objective_s: _Seconds = 2.0  # objective for interactive requests, from arrival to first token
-    max_queued: _Count = 64  # sequences that may wait for their request to begin; beyond that clients get 429
+    min_concurrency: Count = 1
+    ttft_objective_s: Seconds = 2.0  # objective for interactive requests, from arrival to first token
+    max_queued: Count = 64  # sequences that may wait for their request to begin; beyond that clients get 429
     admission: AdmissionConfig = AdmissionConfig()
-    max_attempts: _Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
+    max_attempts: Positive = 3  # endpoints that one request may be sent to before its first token; 1: no retry
     retry_budget: RetryBudgetConfig = RetryBudgetConfig()
     # restrict tool-call arguments to words of the user's message, for artifacts with `answers: calls`
     restrict_tool_arguments: bool = True

@@ -11,13 +11,10 @@ from router.addresses import is_loopback
 from router.errors import ConfigError
 from router.jobs.webhooks.payload import WebhookFormat
 from router.openai.wire import Tag
+from router.serving.config import Count, Pause, Positive, Seconds, SessionConfig, TracingConfig
 from router.web_origins import HostName, Origin
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
-NonNegative = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-NonNegativeSeconds = Annotated[float, Meta(ge=0)]
 
 KeyRight = Literal["decisions"]
 """`decisions`: read the decision records of all clients."""
@@ -41,10 +38,10 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_connections: Positive = 1024
     max_body_bytes: Positive = 8 * 1024 * 1024
     read_timeout_s: Seconds = 20.0
-    drain_s: NonNegativeSeconds = 20.0
+    drain_s: Pause = 20.0
     keys: tuple[KeyConfig, ...] = ()
     default_deadline_s: Seconds = 120.0
-    heartbeat_s: NonNegativeSeconds = 0.0
+    heartbeat_s: Pause = 0.0
 
     @property
     def is_exposed(self) -> bool:
@@ -65,14 +62,14 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_dirs: tuple[str, ...] = ()
     sequences: Annotated[int, Meta(ge=1, le=256)] = 16
     batch_tokens: Positive = 512
-    context_tokens: NonNegative = 0
-    threads: NonNegative = 0
+    context_tokens: Count = 0
+    threads: Count = 0
     gpu_layers: Annotated[int, Meta(ge=-1)] | Literal["auto"] = "auto"
     kv_type: Literal["f16", "q8_0"] = "f16"
     prompt_lookup: bool = True
-    stored_prompts_bytes: NonNegative = 0
+    stored_prompts_bytes: Count = 0
     restrict_tool_arguments: bool = True
-    unload_after_s: NonNegativeSeconds = 0.0
+    unload_after_s: Pause = 0.0
     enabled: bool = True
 
 
@@ -89,8 +86,8 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    memory_bytes: NonNegative = 32 * 1024 * 1024
-    disk_bytes: NonNegative = 256 * 1024 * 1024
+    memory_bytes: Count = 32 * 1024 * 1024
+    disk_bytes: Count = 256 * 1024 * 1024
 
 
 class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,7 +123,7 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_concurrency: Positive = 2
     cloud_concurrency: Positive = 16
     steady_per_s: Seconds = 5.0
-    jitter_s: NonNegativeSeconds = 30.0
+    jitter_s: Pause = 30.0
     accept_parts: bool = False
     max_revise_s: Seconds = 120.0
     webhooks: WebhookConfig = WebhookConfig()
@@ -139,16 +136,8 @@ class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl_s: Annotated[float, Meta(ge=1)] = 7 * 86400.0
 
 
-class RealtimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    max_sessions: Positive = 256
-    max_items: Annotated[int, Meta(ge=2)] = 256
-    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
-    replay_bytes: NonNegative = 256 * 1024
-    max_audio_s: Seconds = 30.0
-    partial_s: NonNegativeSeconds = 1.0
-    resume_s: NonNegativeSeconds = 30.0
-    idle_s: Seconds = 900.0
-    ping_s: Annotated[float, Meta(ge=1)] = 20.0
+class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
+    partial_s: Pause = 1.0
 
 
 class MqttTopicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,19 +178,14 @@ class ModalitiesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audio_timeout_s: Seconds = 20.0
     image_timeout_s: Seconds = 10.0
     decoder_memory_bytes: Positive = 512 * 1024 * 1024
-    remembered: NonNegative = 256
+    remembered: Count = 256
     language: Annotated[str, Meta(pattern=r"^([a-z]{2,3})?$")] = ""
     voice: Annotated[str, Meta(pattern=r"^[A-Za-z0-9._+-]{1,64}$")] = "en-us"
 
 
-class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    endpoint: str = ""
-    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
-
-
 class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trial_s: Seconds = 600.0
-    trial_requests: NonNegative = 200
+    trial_requests: Count = 200
     trial_max_s: Seconds = 86400.0
     telemetry_s: Seconds = 60.0
     check_s: Seconds = 900.0

@@ -23,10 +23,9 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from router.serving.config import TracingConfig
 from router.telemetry import attempt_attributes, outcome_attributes, request_attributes, span_name
 from router.types import AttemptRecord, DecisionRecord, Request
-
-from ..config.schema import TracingConfig
 
 _SERVICE = "causeway-edge"
 _FLUSH_S = 2.0

@@ -95,7 +95,10 @@ def _struct_in(hint: object) -> tuple[type[msgspec.Struct] | None, bool]:
 
 
 def _comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """The comment of each field: behind it on its line, or on the lines directly above it."""
+    """The comment of each field, inherited ones too: behind it on its line, or on the lines directly above it."""
+    inherited: dict[str, str] = {}
+    for base in struct.__bases__:
+        inherited |= {} if base is msgspec.Struct else _comments_of(base)
     source = (ROOT / (struct.__module__.replace(".", "/") + ".py")).read_text(encoding="utf-8")
     body = next(
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef) and node.name == struct.__name__
@@ -106,7 +109,7 @@ def _comments_of(struct: type[msgspec.Struct]) -> dict[str, str]:
         if token.type == tokenize.COMMENT and not token.string.startswith("# ---")
     }
     lines = source.splitlines()
-    found: dict[str, str] = {}
+    found = inherited
     for node in body.body:
         if not (isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)):
             continue

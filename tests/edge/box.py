@@ -25,10 +25,10 @@ from edge_node.config.schema import (
     MqttConfig,
     RealtimeConfig,
     ServerConfig,
-    TracingConfig,
 )
 from edge_node.daemon.optional_parts import FLEET_FOLDER
 from models.modalities.process.messages import WorkerSpec
+from router.serving.config import TracingConfig
 from router.types import DecisionRecord, Modality
 
 from .scripted import ScriptedCloud, ScriptedEngine

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from cloud_pool.cli.doctor import doctor, examine
 from cloud_pool.config.schema import Config
-from cloud_pool.observability.tracing import TracingConfig
 from edge_node.cli.doctor.tracing import check_tracing
-from edge_node.config.schema import TracingConfig as EdgeTracingConfig
+from router.serving.config import TracingConfig
 from tests.ports import free_port
 from tests.redis_server import RedisServer
 
@@ -65,7 +64,7 @@ async def gateway_finding(endpoint: str) -> tuple[str, str]:
 
 
 def edge_finding(endpoint: str) -> tuple[str, str]:
-    (found,) = check_tracing(EdgeTracingConfig(endpoint=endpoint))
+    (found,) = check_tracing(TracingConfig(endpoint=endpoint))
     return found.level, found.advice
 
 
@@ -89,7 +88,7 @@ def test_a_collector_that_is_away_is_named() -> None:
 
 
 def test_without_a_collector_nothing_is_checked() -> None:
-    assert list(check_tracing(EdgeTracingConfig())) == []
+    assert list(check_tracing(TracingConfig())) == []
 
 
 @pytest.mark.redis

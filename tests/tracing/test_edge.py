@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import TracingConfig
+from router.serving.config import TracingConfig
 from tests.edge.box import Box, running
 from tests.waiting import until
 

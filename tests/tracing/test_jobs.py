@@ -20,8 +20,8 @@ from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.observability.otel_tracing import OtelTracing
-from cloud_pool.observability.tracing import TracingConfig
 from router.errors import CloudFailed
+from router.serving.config import TracingConfig
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway
 from tests.jobs.conftest import Clock, until
 from tests.jobs.conftest import clock as clock  # fixtures

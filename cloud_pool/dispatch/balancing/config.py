@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from router.serving.config import Positive, Seconds
+
 LoadBalancing = Literal["least_loaded", "prefix_affinity"]
-Positive = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(gt=0)]
-Pause = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 _MAX_PROBE_PAUSE_S = 2.0
 

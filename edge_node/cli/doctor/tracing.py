@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from ...config.schema import TracingConfig
+from router.serving.config import TracingConfig
+
 from .finding import Finding, ok, warn
 
 

@@ -26,6 +26,7 @@ from aiohttp import hdrs, web
 from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
 from ...realtime import CloseCode, RealtimeSession
 from ...trackers.fair_share import FairShare
+from ..config import SessionConfig
 from ..gauges import Gauge
 from ..request import members, one_value
 from .live_session import Client, LiveSession, SessionRequests
@@ -53,27 +54,6 @@ class SessionUnknown(NotFound):
     """The session to resume does not exist here, has ended, or is another client's."""
 
     code = "session_not_found"
-
-
-class SessionBounds(Protocol):
-    """The bounds of live sessions: the section `realtime` of a configuration."""
-
-    @property
-    def max_sessions(self) -> int: ...
-    @property
-    def max_items(self) -> int: ...
-    @property
-    def max_bytes(self) -> int: ...
-    @property
-    def replay_bytes(self) -> int: ...
-    @property
-    def max_audio_s(self) -> float: ...
-    @property
-    def resume_s(self) -> float: ...
-    @property
-    def idle_s(self) -> float: ...
-    @property
-    def ping_s(self) -> float: ...
 
 
 class SessionHost(Protocol[Client]):
@@ -109,19 +89,19 @@ class Sessions(Generic[Client]):
 
     def __init__(
         self,
-        bounds: SessionBounds,
+        config: SessionConfig,
         host: SessionHost[Client],
         now: Callable[[], float],
         *,
         stalled_s: float = STALLED_S,
     ) -> None:
-        self._bounds = bounds
+        self._config = config
         self._host = host
         self._now = now
         self._stalled_s = stalled_s
         self._tasks: anyio.abc.TaskGroup | None = None
         self._sessions: dict[str, LiveSession[Client]] = {}
-        self._shares = FairShare(bounds.max_sessions)
+        self._shares = FairShare(config.max_sessions)
         self._running = 0  # answers
         self._idle = asyncio.Event()
         self._idle.set()
@@ -180,7 +160,7 @@ class Sessions(Generic[Client]):
         if self._tasks is None or self._draining:
             raise _shutting_down()
         socket = RealtimeSocket(
-            http, self._tasks, max_frame_bytes=2 * self._bounds.max_bytes, ping_s=self._bounds.ping_s
+            http, self._tasks, max_frame_bytes=2 * self._config.max_bytes, ping_s=self._config.ping_s
         )
         resumed = http.query.get("session_id")
         if resumed is None:
@@ -207,7 +187,7 @@ class Sessions(Generic[Client]):
             while (frame := await socket.frame()) is not None:
                 await live.receive(frame)
         finally:
-            if live.detach(socket) and (socket.closed_by_peer or self._bounds.resume_s == 0.0):
+            if live.detach(socket) and (socket.closed_by_peer or self._config.resume_s == 0.0):
                 self._end(live, "closed", CloseCode.GOING_AWAY)
 
     # --- opening -----------------------------------------------------------------------------------------------------
@@ -221,7 +201,7 @@ class Sessions(Generic[Client]):
             if not cut:
                 self._refused += 1
                 raise QueueFull(
-                    f"{self._shares.held_by(share)} sessions are open, your share of {self._bounds.max_sessions} "
+                    f"{self._shares.held_by(share)} sessions are open, your share of {self._config.max_sessions} "
                     "(realtime.max_sessions). End one, or connect again later.",
                     retry_after_s=_RETRY_S,
                 )
@@ -282,11 +262,11 @@ class Sessions(Generic[Client]):
         """(3) (4) (6) End the sessions whose time is over, and close connections whose tokens are refused."""
         now = self._now()
         for live in [*self._sessions.values()]:
-            if not live.connected and now - live.changed_at >= self._bounds.resume_s:
+            if not live.connected and now - live.changed_at >= self._config.resume_s:
                 self._end(live, "not_resumed", CloseCode.GOING_AWAY)
             elif live.connected and (refused := live.requests.refusal()) is not None:
                 live.disconnect(CloseCode.TOKEN_REFUSED, refused)  # (6)
-            elif live.connected and not live.running and now - live.changed_at >= self._bounds.idle_s:
+            elif live.connected and not live.running and now - live.changed_at >= self._config.idle_s:
                 self._end(live, "idle", CloseCode.IDLE)
 
 

@@ -1,0 +1,38 @@
+"""What the configurations of device and gateway share: limits of numbers, and sections that both have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Pause = Annotated[float, Meta(ge=0)]
+
+
+class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `realtime`: live sessions over WebSocket."""
+
+    # live sessions of this server, of one caller at most half; beyond: 429, unless one that was cut gives way
+    max_sessions: Positive = 256
+    max_items: Annotated[int, Meta(ge=2)] = 256  # items of a session's conversation; the oldest ones give way
+    # size of a session's conversation; a client's event may have twice as much
+    max_bytes: Annotated[int, Meta(ge=4096)] = 256 * 1024
+    replay_bytes: Count = 256 * 1024  # sent events that are kept for a connection that is cut
+    # sounds of a session's conversation together, and of the one that is being sent; a second takes 64 kB
+    max_audio_s: Seconds = 30.0
+    # how long a session whose connection was cut can be resumed, its running answer going on; 0: it ends at once
+    resume_s: Pause = 30.0
+    idle_s: Seconds = 900.0  # a session without an event of its client and without an answer ends after this time
+    ping_s: Annotated[float, Meta(ge=1)] = 20.0  # between pings; a client that is silent for half of it then is gone
+
+
+class TracingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `tracing`."""
+
+    endpoint: str = ""  # OpenTelemetry collector that accepts OTLP over HTTP, as `http://host:4318`; empty: no traces
+    # share of the requests without a trace context that are traced
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
