@@ -52,20 +52,6 @@ class RoutingCurve(msgspec.Struct, frozen=True):
     name: str
     points: tuple[CurvePoint, ...]
 
-    def on_device_at(self, retained: float) -> float:
-        """Return the largest share on the device that retains at least `retained`."""
-        return max((point.on_device for point in self.points if point.retained >= retained - 1e-9), default=0.0)
-
-    def retained_at(self, on_device: float) -> float:
-        """Return the best `retained` with at least this share on the device."""
-        return max((point.retained for point in self.points if point.on_device >= on_device - 1e-9), default=0.0)
-
-    @property
-    def mean_retained(self) -> float:
-        """The area under the curve: the mean of `retained` over all shares on the device."""
-        steps = zip(self.points, self.points[1:], strict=False)
-        return sum((b.on_device - a.on_device) * (a.retained + b.retained) / 2 for a, b in steps)
-
 
 class TrafficMix(msgspec.Struct, frozen=True):
     """The curves at one share of in-domain traffic."""

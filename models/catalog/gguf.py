@@ -9,9 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
-import gguf
 import msgspec
 
 from .artifact import ArtifactError
@@ -43,20 +41,6 @@ class GgufFile(msgspec.Struct, frozen=True):
     refuse_token: str | None
     tokenizer_sha256: str | None
     tensor_types: Mapping[str, int]  # elements by tensor type
-
-
-def open_gguf(path: Path, mode: Literal["r", "r+"] = "r") -> gguf.GGUFReader:
-    """Map a GGUF into memory; its weights are read, or with `r+` written, in place.
-
-    Raises:
-        ArtifactError: the file is not a complete GGUF.
-    """
-    try:
-        return gguf.GGUFReader(path, mode)
-    except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise ArtifactError(
-            f"{path}: not a readable GGUF file: cut short or damaged; copy it again ({error})"
-        ) from error
 
 
 def read_gguf(path: Path) -> GgufFile:

@@ -108,10 +108,6 @@ class SentenceEncoder:
         # The graph cannot average zero tokens: the unknown token stands for an empty text.
         return self._graph({"ids": np.array(kept or [self.pieces.unknown], dtype=np.int64)})
 
-    def encode_all(self, texts: Sequence[str]) -> Vector:
-        """Return float32 [texts, dimensions]."""
-        return np.stack([self(text) for text in texts])
-
 
 def _normalized(text: str) -> str:
     """Lower the case, drop accents, and put spaces around ideographs, each of which is a word."""

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from causeway_train.cli.commands import main
-from causeway_train.evaluate.routing_table import points, table
+from causeway_train.evaluate.routing_table import mean_retained, on_device_at, points, retained_at, table
 from models.calibrate.routing_curves import CurvePoint, RoutingCurve, RoutingSample, mix, picture, weights
 
 
@@ -42,18 +42,18 @@ def test_a_curve_runs_from_all_cloud_to_all_device() -> None:
 
 def test_a_good_signal_retains_more_than_random_routing_and_a_bad_one_less() -> None:
     """The good order loses nothing up to 40 % on the device; a constant signal equals random routing."""
-    assert curve(0.5, "good").retained_at(0.4) == pytest.approx(1.0)
-    assert curve(0.5, "good").on_device_at(1.0) == pytest.approx(0.4)
-    assert curve(0.5, "random").retained_at(0.5) == pytest.approx(0.7)
+    assert retained_at(curve(0.5, "good"), 0.4) == pytest.approx(1.0)
+    assert on_device_at(curve(0.5, "good"), 1.0) == pytest.approx(0.4)
+    assert retained_at(curve(0.5, "random"), 0.5) == pytest.approx(0.7)
     assert curve(0.5, "same").points == curve(0.5, "random").points
-    areas = [curve(0.5, name).mean_retained for name in ("bad", "random", "good", "oracle")]
+    areas = [mean_retained(curve(0.5, name)) for name in ("bad", "random", "good", "oracle")]
     assert areas == sorted(areas)
     assert areas[2] == pytest.approx(areas[3])
 
 
 def test_more_than_all_is_retained_where_the_device_is_better() -> None:
     pair = [RoutingSample(True, False, True, {"s": 1.0}), RoutingSample(False, True, True, {"s": 0.0})]
-    assert mix(pair, 1.0, ["s"]).curves[0].retained_at(0.5) == pytest.approx(2.0)
+    assert retained_at(mix(pair, 1.0, ["s"]).curves[0], 0.5) == pytest.approx(2.0)
 
 
 def test_all_is_retained_of_a_cloud_model_without_correct_answers() -> None:

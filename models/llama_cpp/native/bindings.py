@@ -55,7 +55,6 @@ init_top_p = _bind("llama_sampler_init_top_p", [ctypes.c_float, ctypes.c_size_t]
 init_min_p = _bind("llama_sampler_init_min_p", [ctypes.c_float, ctypes.c_size_t], ctypes.c_void_p)
 init_temp = _bind("llama_sampler_init_temp", [ctypes.c_float], ctypes.c_void_p)
 init_dist = _bind("llama_sampler_init_dist", [ctypes.c_uint32], ctypes.c_void_p)
-init_grammar = _bind("llama_sampler_init_grammar", [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p], ctypes.c_void_p)
 sequence_copy = _bind(
     "llama_memory_seq_cp", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32], None
 )

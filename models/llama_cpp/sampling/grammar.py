@@ -39,9 +39,6 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = _tokenizer(self._vocabulary)
 
-    def is_compiled(self, grammar: str) -> bool:
-        return grammar in self._compiled
-
     def compile(self, grammar: str, *, keep: bool = True) -> GrammarState:
         """Return the state at the grammar's beginning.
 

@@ -7,8 +7,8 @@ Counts are smoothed as Witten and Bell (1991) do: the less a context was seen, t
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,9 +17,8 @@ from router.parts.spoken_form import spoken_form
 
 _WEIGHT = 0.3  # of this model's log probability beside that of the speech model
 _PER_WORD = 0.5  # for each word, since every word makes a text less probable
-_START, _END = "<s>", "</s>"
+START, END = "<s>", "</s>"
 _UNSEEN_WORDS = 20_000
-_MIN_COUNT = 2  # of a bigram or trigram that is kept
 
 
 class WordCounts(msgspec.Struct, frozen=True):
@@ -29,18 +28,6 @@ class WordCounts(msgspec.Struct, frozen=True):
     unigrams: dict[str, int]
     bigrams: dict[str, int]
     trigrams: dict[str, int]
-
-
-def count_words(texts: Iterable[str], language: str) -> WordCounts:
-    """Count the words of texts in their spoken form."""
-    counts: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
-    for text in texts:
-        words = [_START, _START, *spoken_form(text).split(), _END]
-        for at in range(2, len(words)):
-            for length, counter in enumerate(counts, start=1):
-                counter[" ".join(words[at + 1 - length : at + 1])] += 1
-    kept = [{words: count for words, count in counter.items() if count >= _MIN_COUNT} for counter in counts[1:]]
-    return WordCounts(language, dict(counts[0]), kept[0], kept[1])
 
 
 class _Context:
@@ -88,7 +75,7 @@ class WordModel:
 
     def log_probability(self, words: Sequence[str]) -> float:
         """Return the natural log of the probability of these words and the end after them."""
-        padded = [_START, _START, *words, _END]
+        padded = [START, START, *words, END]
         return sum(math.log(self._probability(*padded[at - 2 : at + 1])) for at in range(2, len(padded)))
 
     def _score(self, text: str, heard: float) -> float:

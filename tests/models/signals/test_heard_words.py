@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from causeway_train.signals.spoken import count_words
 from models.catalog.artifact import verify_artifact
-from models.modalities.encoders.words import WordModel, count_words
+from models.modalities.encoders.words import WordModel
 from models.signals.lookup import find_signal
 
 TEXTS = [

@@ -36,7 +36,7 @@ class SentenceEmbeddings:
         """Load the vectors in `folder`, or compute those of `texts` with the ONNX file `encoder` and save them."""
         if not has_embeddings(folder):
             distinct = list(dict.fromkeys(texts))
-            save_embeddings(distinct, SentenceEncoder(encoder).encode_all(distinct), folder)
+            save_embeddings(distinct, np.stack(list(map(SentenceEncoder(encoder), distinct))), folder)
         return cls.load(folder)
 
     @classmethod

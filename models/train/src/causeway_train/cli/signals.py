@@ -254,9 +254,8 @@ def train_spoken(
 @to_option
 def train_heard_words(data: Path, run: Path, to: Path) -> None:
     """Count the words of the training rows, to choose among what a spoken command may have been."""
-    from models.modalities.encoders.words import count_words
-
     from ..data.corpus import Corpus
+    from ..signals.spoken import count_words
 
     rows = [row for row in Corpus.read(data).train if row.source in ("hwu64", "snips2017")]
     counts = count_words((row.text for row in rows), "en")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from gguf import GGUFReader
 
 from models.catalog.artifact import ArtifactError
-from models.catalog.gguf import open_gguf
 
 _FAMILY = ("general.architecture", "tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template")
 """Metadata that both networks must share, so that a weight means the same in both."""
@@ -29,9 +29,9 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
     """
     draft = target.with_suffix(".draft")
     try:
-        origin = open_gguf(first)
+        origin = _open(first)
         shutil.copyfile(second, draft)
-        mixed = open_gguf(draft, "r+")
+        mixed = _open(draft, "r+")
         _check_related(origin, mixed, first, second)
         weights = {tensor.name: tensor.data for tensor in origin.tensors}
         for tensor in mixed.tensors:
@@ -40,6 +40,16 @@ def average(first: Path, second: Path, target: Path, share: float) -> None:
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _open(path: Path, mode: Literal["r", "r+"] = "r") -> GGUFReader:
+    """Map a GGUF into memory; its weights are read, or with `r+` written, in place."""
+    try:
+        return GGUFReader(path, mode)
+    except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError, MemoryError) as error:
+        raise ArtifactError(
+            f"{path}: not a readable GGUF file: cut short or damaged; copy it again ({error})"
+        ) from error
 
 
 def _check_related(first: GGUFReader, second: GGUFReader, name: Path, other: Path) -> None:

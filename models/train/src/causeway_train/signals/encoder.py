@@ -54,7 +54,7 @@ def teacher_vectors(
         path = folder / f"vectors-{name}.npy"
         if not path.is_file():
             partial = folder / "vectors.partial.npy"
-            np.save(partial, teacher.encode_all(chunk), allow_pickle=False)
+            np.save(partial, np.stack(list(map(teacher, chunk))), allow_pickle=False)
             partial.replace(path)
             progress(f"encoder: the teacher has read {min(start + _CHUNK, len(texts))} of {len(texts)} texts")
         chunks.append(np.load(path, allow_pickle=False))

@@ -1,4 +1,5 @@
-"""Fit the calibrator's stage for spoken requests: how sure the transcript is says how sure the answer can be.
+"""Fit the calibrator's stage for spoken requests: how sure the transcript is says how sure the answer can be. Count the
+words of the model that chooses among transcripts.
 
 Rows that were held back from the model are transcribed (`data.transcripts`). The stage is fitted on the half of them
 that the calibrator was fitted on, and measured on the other half (`quality.halves`).
@@ -6,19 +7,24 @@ that the calibrator was fitted on, and measured on the other half (`quality.halv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from models.calibrate.fit import fit_logistic
+from models.modalities.encoders.words import END, START, WordCounts
 from models.signals.calibration import ConfidenceCalibrator, LinearLogit, log_odds
+from router.parts.spoken_form import spoken_form
 
 from ..data.transcripts import TranscribedRow
 from ..evaluate.greedy import Answer
 from .calibration import confidence_at, probability_at
 from .graded_answers import GradedAnswer, grade
 from .quality import correctness, halves
+
+_LEAST_COUNT = 2  # of a bigram or trigram that is kept
 
 
 class HeardAnswer(msgspec.Struct, frozen=True):
@@ -95,3 +101,15 @@ def measure_spoken(
 def _spoken_probability(calibrator: ConfidenceCalibrator, one: HeardAnswer, tokens: int) -> float:
     confidence, ended = confidence_at(one.answer, tokens)
     return calibrator(confidence, tokens, ended=ended, transcript_confidence=one.heard)
+
+
+def count_words(texts: Iterable[str], language: str) -> WordCounts:
+    """Count the words of texts in their spoken form."""
+    counts: tuple[Counter[str], ...] = (Counter(), Counter(), Counter())
+    for text in texts:
+        words = [START, START, *spoken_form(text).split(), END]
+        for at in range(2, len(words)):
+            for length, counter in enumerate(counts, start=1):
+                counter[" ".join(words[at + 1 - length : at + 1])] += 1
+    kept = [{words: count for words, count in counter.items() if count >= _LEAST_COUNT} for counter in counts[1:]]
+    return WordCounts(language, dict(counts[0]), kept[0], kept[1])
