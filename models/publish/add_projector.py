@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..catalog.artifact import Artifact
-from .add_adapter import check_extensible
 from .check import check_mmproj
+from .extend import check_extensible
 from .place_mmproj import place_mmproj
 from .placing import Placing
 
