@@ -15,7 +15,7 @@ from ..tiers.tier import Tier
 from ..upstreams.token_meter import TokenMeter
 
 if TYPE_CHECKING:
-    from models.modalities.graph.memory import Memory
+    from models.modalities.graph.branch import Memory
 
     from .late import LateReading
 

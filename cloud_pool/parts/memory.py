@@ -6,8 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from models.modalities.graph.branch import ReadPart
-from models.modalities.graph.memory import Memory, PartMemory
+from models.modalities.graph.branch import Memory, PartMemory, ReadPart
 from router.types import Modality
 
 from .config import PartsConfig

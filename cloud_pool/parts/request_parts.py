@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from models.modalities.graph.branch import Branch
+from models.modalities.graph.branch import Branch, Memory, PartMemory
 from models.modalities.graph.facts import RequestFacts, summary
 from models.modalities.graph.graph import EncoderGraph
-from models.modalities.graph.memory import Memory, PartMemory
 from models.modalities.graph.transcript import transcript_of
 from models.modalities.process.messages import Refusal
 from models.modalities.process.parent import Tell, WorkerFailed

@@ -36,7 +36,9 @@ SLOWEST_BYTES_PER_S = 20e6  # of reading the weights, from an SD card
 _CHECK_CONTEXT_TOKENS = 512
 _INSTALL = "run `make setup`, or `pip install 'causeway[engine]'`"
 _KIND, _MODEL = 3, 4  # places of the arguments
-_SIDE = 96  # of the picture that is tried, in pixels
+_SIDE = 96  # of the picture that is tried with an mmproj file, in pixels
+_PROJECTED_SIDE = 8  # of the one that is tried with a projector
+_FLOAT_BYTES = 4
 
 
 class CheckLimits(msgspec.Struct, frozen=True):
@@ -98,6 +100,35 @@ def check_mmproj(file: Path, model: Path) -> None:
     """
     check_mtmd(file)
     _judge_beside("mmproj", file, model)
+
+
+def try_projector(projector: Path, encoder: Path, width: int, tokens: int) -> None:
+    """Try a projector in ONNX with its encoder on a black picture, in this process, which needs Pillow and onnxruntime.
+
+    Args:
+        projector: reads the features of `encoder`, both ONNX files.
+        width: of the language model's embeddings.
+        tokens: that a picture becomes.
+
+    Raises:
+        ArtifactError: the files cannot be read, do not fit each other, or give another number of values.
+    """
+    from ..modalities.encoders.projector import PictureProjector
+    from ..modalities.process.messages import Picture, WorkerSpec
+
+    try:
+        worker = PictureProjector(WorkerSpec("", options={"encoder": str(encoder), "projector": str(projector)}))
+        vectors = worker.project(
+            Picture(bytes(_PROJECTED_SIDE * _PROJECTED_SIDE * 3), _PROJECTED_SIDE, _PROJECTED_SIDE)
+        ).vectors
+    except Exception as error:  # onnxruntime has classes of its own, which are none of Python's
+        reason = (str(error).splitlines() or [""])[0]
+        raise ArtifactError(f"{projector}: it cannot be used with its encoder: {reason}") from error
+    if len(vectors) != tokens * width * _FLOAT_BYTES:
+        values = len(vectors) // _FLOAT_BYTES
+        raise ArtifactError(
+            f"{projector}: {values} values for a picture; the model takes {tokens} tokens of {width} values"
+        )
 
 
 def _judge_beside(kind: str, file: Path, model: Path) -> None:

@@ -1,4 +1,6 @@
-"""Add a LoRA adapter to a model: check it with llama.cpp, copy it beside the weights, and name it in the manifest."""
+"""Extend a model by a LoRA adapter or an mmproj file: check it with llama.cpp, place it beside the weights, and name it
+in the manifest.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from ..catalog.artifact import (
     sha256_of,
 )
 from .add import model_name
-from .check import check_adapter
-from .placing import Placing, place
+from .check import check_adapter, check_mmproj
+from .placing import Placing, place, place_mmproj
 
 
 def add_adapter(
@@ -66,6 +68,17 @@ def add_adapter(
     adapters = {**model.manifest.adapters, chosen: entry}
     save_manifest(msgspec.structs.replace(model.manifest, adapters=adapters), model.folder)
     return f"{model.name}+{chosen}"
+
+
+def add_mmproj(model: Artifact, file: Path, placing: Placing = "copy") -> Artifact:
+    """Add the mmproj file of a vision model, in the place of an earlier one or of a projector.
+
+    Raises:
+        ArtifactError: the model cannot have one, llama.cpp cannot use the file with this model, or it cannot be copied.
+    """
+    check_extensible(model, "an mmproj file")
+    check_mmproj(file, model.path)
+    return place_mmproj(model, file, placing)
 
 
 def check_extensible(model: Artifact, what: str) -> None:

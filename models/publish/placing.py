@@ -8,7 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from ..catalog.artifact import ArtifactError
+import msgspec
+
+from ..catalog.artifact import MMPROJ_FILE, Artifact, ArtifactError, ProjectorEntry, save_manifest, sha256_of
+from ..catalog.mmproj import read_mmproj
 
 Placing = Literal["copy", "link", "move"]
 
@@ -44,6 +47,24 @@ def place(source: Path, target: Path, placing: Placing) -> Path:
             raise
         raise ArtifactError(f"{target.parent}: the weights cannot be written: {error.strerror}") from error
     return target
+
+
+def place_mmproj(model: Artifact, file: Path, placing: Placing) -> Artifact:
+    """Put an mmproj file that was checked beside its model's weights, and name it in the manifest.
+
+    Raises:
+        ArtifactError: it cannot be written.
+    """
+    target = model.folder / MMPROJ_FILE
+    place(file, target.with_name(target.name + ".partial"), placing).replace(target)
+    entry = ProjectorEntry(
+        file=target.name,
+        sha256=sha256_of(target),
+        size_bytes=target.stat().st_size,
+        model_sha256=model.manifest.sha256,
+        note=f"{read_mmproj(target).kind}, added from {file.name}",
+    )
+    return save_manifest(msgspec.structs.replace(model.manifest, projector=entry), model.folder)
 
 
 def check_space(needed_bytes: int, folder: Path) -> None:

@@ -1,8 +1,11 @@
-"""A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out."""
+"""A small ONNX Runtime session for the learned signals: one thread, arrays in, arrays out.
+
+Of ONNX Runtime's execution providers TensorRT runs a graph, else CUDA, else the CPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,15 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from ..catalog.artifact import ArtifactError
-from .providers import choose_providers
 
 Array = NDArray[np.int64] | NDArray[np.float32] | NDArray[np.int8] | NDArray[np.uint8]
 Arrays = Mapping[str, Array]
+
+_ORDER = ("TensorrtExecutionProvider", "CUDAExecutionProvider")
+_CPU = "CPUExecutionProvider"
+# A smaller graph takes the CPU tens of microseconds, about as long as a GPU takes to start a few kernels; and TensorRT
+# would compile it anew at each start.
+SMALL_BYTES = 8 * 1024 * 1024
 
 
 class OnnxGraph:
@@ -56,3 +64,20 @@ class OnnxGraph:
         """Custom metadata of the file."""
         metadata: Mapping[str, str] = self._session.get_modelmeta().custom_metadata_map
         return metadata
+
+
+def choose_providers(size_bytes: int, available: Collection[str] | None = None) -> list[str]:
+    """Return the providers for a graph, best first; the CPU is always the last resort.
+
+    Args:
+        size_bytes: of the graph's file.
+        available: providers of this build of ONNX Runtime; None: asked.
+    """
+    found = onnxruntime.get_available_providers() if available is None else available
+    gpu = [name for name in _ORDER if name in found] if size_bytes >= SMALL_BYTES else []
+    return [*gpu, _CPU]
+
+
+def short_names(providers: Collection[str]) -> list[str]:
+    """Return the providers' names as people read them."""
+    return [name.removesuffix("ExecutionProvider").replace("Tensorrt", "TensorRT") for name in providers]

@@ -185,7 +185,7 @@ def check_providers(available: Collection[str] | None = None) -> Iterator[Findin
         available: execution providers of this build of ONNX Runtime; None: asked.
     """
     try:
-        from models.signals.providers import SMALL_BYTES, choose_providers, short_names
+        from models.signals.onnx_graph import SMALL_BYTES, choose_providers, short_names
     except ImportError:
         return
     first, *others = short_names(choose_providers(SMALL_BYTES, available))

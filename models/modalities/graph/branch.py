@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -138,3 +139,27 @@ class LocalBranch:
     async def close(self) -> None:
         await self.decoder.close()
         await self.encoder.close()
+
+
+class Memory(Protocol):
+    """Remembers what was found, for those that may know it."""
+
+    def find(self, reader: Modality, sha256: str) -> ReadPart | None: ...
+
+    def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None: ...
+
+
+class PartMemory:
+    """A memory of all parts of a process. `limit`: parts; the one that was kept first is forgotten."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._kept: OrderedDict[tuple[Modality, str], ReadPart] = OrderedDict()
+
+    def find(self, reader: Modality, sha256: str) -> ReadPart | None:
+        return self._kept.get((reader, sha256))
+
+    def keep(self, reader: Modality, sha256: str, read: ReadPart) -> None:
+        self._kept[reader, sha256] = read
+        if len(self._kept) > self._limit:
+            self._kept.popitem(last=False)
