@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import CausewayError, ConfigError
 from router.serving.gauges import GaugeCollector
+from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 
@@ -62,7 +63,7 @@ from .dispatch.dispatcher import build_dispatcher
 from .dispatch.metrics import DispatchMetrics
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
-from .http.listener import Listener, allowed_connections
+from .http.listener import allowed_connections, gateway_listener
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
@@ -423,7 +424,7 @@ class App:
         self._runner = runner
         self._jobs = jobs
         self._detector = detector
-        self._listener = Listener(config.server, server.handle, config.web_origins)
+        self._listener = gateway_listener(config.server, server.handle, config.web_origins)
         self.grpc = grpc
         """The gRPC address, if it is configured."""
 
@@ -700,7 +701,7 @@ def build_grpc(
 def operator_listener(config: Config, routes: OperatorRoutes) -> Listener:
     """Return the listener of the operators' address; the caller starts and closes it."""
     few = msgspec.structs.replace(config.operator_server, max_connections=MAX_CONNECTIONS)
-    return Listener(few, routes.handle, config.operator_web_origins, key="operator.port")
+    return gateway_listener(few, routes.handle, config.operator_web_origins, "operator.port")
 
 
 async def run(config: Config, stop: asyncio.Event, reread: Callable[[], Config] | None = None) -> None:

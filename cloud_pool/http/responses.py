@@ -19,13 +19,12 @@ from router.openai import (
     error_event,
 )
 from router.serving.logs import redacted
-from router.serving.responses import STALLED_S, body_response
+from router.serving.responses import STALLED_S, STOPPED, body_response
 from router.types import Chunk
 
 from .aiohttp_internals import BufferedHeadResponse
 
 _log = logging.getLogger("causeway.cloud.responses")
-STOPPED = "The gateway has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
 _READY_BYTES = 16 * 1024  # events that wait for each other
 

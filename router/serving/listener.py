@@ -1,4 +1,4 @@
-"""Sockets: TCP and a Unix socket, HTTP/1.1 by aiohttp's low-level server, bounded in connections, headers and time.
+"""Sockets: TCP and Unix sockets, HTTP/1.1 by aiohttp's low-level server, bounded in connections, headers and time.
 
 How misbehaving clients are treated:
 
@@ -6,11 +6,12 @@ How misbehaving clients are treated:
 2. a head that does not arrive within `read_timeout_s`, or a connection idle for so long: closed
 3. one connection too many: of the peers that have the most connections, the one that has been silent longest is closed
    to make room, before those that wait between two requests and, of another peer, those whose request was refused
-   before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once. TCP and
-   the Unix socket have `max_connections` each, so that a flood over the network does not lock out programs on the box
+   before its body had arrived; if every connection has a request in progress, the new one gets a 429 at once. Each
+   address has connections of its own, so that a flood over the network does not lock out programs on the machine
 4. pipelined requests: answered in order; only a few are read ahead
-5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`. The Unix socket takes
-   any `Host`, because no browser connects to it
+5. requests under a foreign `Host` or of a foreign web page: refused, see `router.web_origins`
+6. a client that disconnects: its handler is cancelled, and with it the work
+7. requests that outlast the drain: they are cancelled while their clients are still there, and end with an error
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ import msgspec
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
-from ..errors import CausewayError, ConfigError, InvalidRequest, QueueFull
+from ..errors import CausewayError, ConfigError, Draining, InvalidRequest, QueueFull
 from ..openai import encode_error
 from ..trackers.fair_share import FairShare, network_of
 from ..web_origins import WebOrigins
 from .logs import redacted
-from .request import plain_path
-from .responses import CORS, SERVER, error_response
+from .request import plain_path, read_request_id
+from .responses import CORS, SERVER, STOPPED, error_response
 
 log = logging.getLogger(__name__)
 
@@ -183,12 +184,15 @@ class Listener:
         self._http: web.Server | None = None
         self._sockets: list[asyncio.AbstractServer] = []
         self._paths: list[Path] = []  # of Unix sockets that are bound
-        self._port: int | None = None
+        self._closing = False
+        self.port: int | None = None
+        """The TCP port; None before `start`, or without TCP."""
 
     @property
-    def port(self) -> int | None:
-        """The TCP port; None before `start`, or without TCP."""
-        return self._port
+    def url(self) -> str:
+        """The URL of the address over TCP."""
+        host = next(address.host for address in self._addresses if address.host)
+        return url_of(host, self.port or 0)
 
     @property
     def in_flight(self) -> int:
@@ -197,8 +201,7 @@ class Listener:
 
     async def start(self) -> None:
         """Raises ConfigError when an address cannot be bound."""
-        # handler_cancellation: a client that disconnects cancels its request.
-        self._http = web.Server(self._serve, request_factory=make_request, handler_cancellation=True)
+        self._http = web.Server(self._serve, request_factory=make_request, handler_cancellation=True)  # (6)
         loop = asyncio.get_running_loop()
         for address in self._addresses:
             new_connection = partial(_Connection, self._http, address, self._read_timeout_s)
@@ -210,7 +213,7 @@ class Listener:
             else:
                 listening = await bind_tcp(new_connection, address.host, address.port, address.key)
                 self._sockets.append(listening)
-                self._port = listening.sockets[0].getsockname()[1]
+                self.port = listening.sockets[0].getsockname()[1]
 
     def stop_accepting(self) -> None:
         """Accept no new connection; close idle ones now, busy ones after their answer."""
@@ -227,9 +230,10 @@ class Listener:
 
     async def close(self) -> None:
         """Cancel the requests in progress and wait until they have told their clients."""
+        self._closing = True
         self.stop_accepting()
         for request in self._requests:
-            request.cancel()
+            request.cancel()  # (7)
         await self.drain(_CANCEL_S)
         if self._http is not None:
             await self._http.shutdown(timeout=_FLUSH_S)
@@ -245,6 +249,11 @@ class Listener:
         connection.table.begin_request(connection)
         try:
             return await self._answer(http, connection.origins)
+        except asyncio.CancelledError:
+            if not self._closing or has_response_begun(http):
+                raise
+            task.uncancel()
+            return error_response(Draining(STOPPED), {"x-request-id": read_request_id(http.headers)})  # (7)
         finally:
             connection.table.end_request(connection)
             self._requests.discard(task)
@@ -256,7 +265,7 @@ class Listener:
         try:
             cors = origins.admit(http.method, http.headers)
         except CausewayError as error:
-            return error_response(error)
+            return error_response(error, {"x-request-id": read_request_id(http.headers)})
         if not cors:
             return await self._handle(http)
         http[CORS] = cors
@@ -302,12 +311,15 @@ class _Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """(1) aiohttp's own errors, in OpenAI's shape. Its message quotes the bad bytes: keep the first line only."""
-        if status >= 500 and exc is not None:
-            log.error("a request failed in the HTTP server: %s", redacted(exc))
-            error = CausewayError("internal error")
+        """(1) Shape aiohttp's own errors like OpenAI's; of its message, which quotes the bytes, use the first line."""
+        if has_response_begun(request):
+            raise ConnectionError("the response has begun: all that is left is to close the connection")
+        if status >= 500:
+            log.error("a request failed in the HTTP server: %s", "" if exc is None else redacted(exc))
+            error = CausewayError("The server failed.")
         else:
-            error = InvalidRequest("malformed HTTP: " + (message or "").strip().partition("\n")[0][:200])
+            reason = (message or "").strip().partition("\n")[0][:200]
+            error = InvalidRequest(f"This is not valid HTTP: {reason}")
         response = error_response(error)
         response.force_close()
         return response
@@ -338,6 +350,11 @@ async def bind_tcp(
         return await loop.create_server(new_connection, host, port, backlog=_BACKLOG, reuse_address=True)
     except OSError as error:
         raise bind_failure(f"{host}:{port}", error, where=key) from error
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of an address; one of IPv6 has brackets in it."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def bind_unix_socket(path: Path, key: str) -> socket.socket:
@@ -407,3 +424,9 @@ def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: a
     if (path := plain_path(url.raw_path)) != url.raw_path:
         message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
     return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+
+def has_response_begun(request: web.BaseRequest) -> bool:
+    """Return whether bytes of the response were written. `output_size`: undocumented attribute of the stream writer,
+    which aiohttp's own `handle_error` reads for the same purpose; the responses that are written here count in it."""
+    return bool(request.writer.output_size)

@@ -39,6 +39,7 @@ EVENTS = "text/event-stream; charset=utf-8"
 CORS: web.RequestKey[Mapping[str, str]] = web.RequestKey("causeway.cors", Mapping)
 """Key of a request: the headers that its answer gets, so that a page of an allowed origin may read it."""
 STALLED_S = 30.0  # a client that reads nothing for so long is disconnected
+STOPPED = "The server has stopped before the answer was complete. Send the request again."
 _TOGETHER_S = 0.001
 _CLOSED = "the client closed the connection"
 _READY_BYTES = 16 * 1024  # events that wait for each other
@@ -257,7 +258,7 @@ class _Prebuilt(web.StreamResponse):
         transport.write(data)
 
     def _head(self, body: str) -> bytes:
-        """`body`: the header line that says where the body ends."""
+        """Return the head, which counts as written. `body`: the header line that says where the body ends."""
         http = self._http
         connection = ""
         if not self.keep_alive:
@@ -268,7 +269,9 @@ class _Prebuilt(web.StreamResponse):
         cors = ""
         if hdrs.ORIGIN in http.headers:
             cors = "".join(f"{name}: {value}\r\n" for name, value in http.get(CORS, {}).items())
-        return f"{head}{cors}{connection}\r\n".encode("latin-1")
+        written = f"{head}{cors}{connection}\r\n".encode("latin-1")
+        http.writer.output_size += len(written)
+        return written
 
 
 class PrebuiltResponse(_Prebuilt):

@@ -24,7 +24,7 @@ from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.core.body_memory import BodyMemory
 from cloud_pool.core.request_context import answer_head
-from cloud_pool.http.listener import Listener
+from cloud_pool.http.listener import gateway_listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.request_runner import RequestRunner
 from cloud_pool.observability.metrics import Metrics
@@ -97,7 +97,7 @@ async def _serve(
     admission = build_admission(config, by_name(tiers), accounts, bodies)
     runner = RequestRunner(service, caching_service, accounts.ledger, metrics)
     server = build_server(config, by_name(tiers), admission, runner, ready, accounts, metrics, bodies)
-    listener = Listener(config.server, server.handle, config.web_origins)
+    listener = gateway_listener(config.server, server.handle, config.web_origins)
     async with anyio.create_task_group() as tasks, aiohttp.ClientSession() as session:
         await accounts.prepare()
         await listener.start()

@@ -18,7 +18,7 @@ from cloud_pool.config.schema import Config
 from cloud_pool.core.body_memory import BodyMemory
 from cloud_pool.core.request_context import Piece, RequestContext, answer_head
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.http.listener import Listener
+from cloud_pool.http.listener import gateway_listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.request_admission import RequestAdmission
 from cloud_pool.http.request_runner import RequestRunner
@@ -100,7 +100,7 @@ async def running(config: Config, caching_service: CachingService | None = None)
     admission = build_admission(config, by_name(tiers), accounts, bodies)
     runner = RequestRunner(cast("Service", service), answers, accounts.ledger, metrics, callers=accounts.authenticator)
     server = build_server(config, by_name(tiers), admission, runner, Readiness({}, 1.0), accounts, metrics, bodies)
-    listener = Listener(config.server, server.handle, config.web_origins)
+    listener = gateway_listener(config.server, server.handle, config.web_origins)
     async with anyio.create_task_group() as tasks:
         await accounts.prepare()
         await listener.start()
