@@ -269,7 +269,7 @@ class _Prebuilt(web.StreamResponse):
         cors = ""
         if hdrs.ORIGIN in http.headers:
             cors = "".join(f"{name}: {value}\r\n" for name, value in http.get(CORS, {}).items())
-        written = f"{head}{cors}{connection}\r\n".encode("latin-1")
+        written = f"{head}{cors}{connection}\r\n".encode()
         http.writer.output_size += len(written)
         return written
 
@@ -377,7 +377,9 @@ def body_response(body: bytes, status: int = 200, headers: Mapping[str, str] = {
 
 
 def header_lines(fields: Mapping[str, str]) -> str:
-    """Return the lines of a response's headers, each with its CRLF."""
+    """Return the lines of a response's headers, each with its CRLF. Raises ValueError for a line's end in a value."""
+    if any("\r" in value or "\n" in value for value in fields.values()):
+        raise ValueError("a header's value has the end of a line in it")
     return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from router.errors import ClientGone
-from router.serving.responses import EventStream
+from router.serving.responses import EventStream, header_lines
 
 LINES = "Content-Type: text/event-stream\r\n"
 Script = Callable[[EventStream], Awaitable[None]]
@@ -128,3 +128,10 @@ async def test_a_sender_waits_for_a_client_that_reads_slowly() -> None:
         while not received.endswith(b"\r\n0\r\n\r\n"):
             received += await reader.read(1 << 20)
         assert received.count(b"x") == len(event) * count
+
+
+def test_a_header_has_one_line() -> None:
+    assert header_lines({"a": "b", "c": "é"}) == "a: b\r\nc: é\r\n"
+    for value in ("a\r", "a\nb: c"):
+        with pytest.raises(ValueError, match="line"):
+            header_lines({"a": value})
