@@ -21,11 +21,9 @@ from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
 from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
 from .tables.acceptance import OutboxAcceptance
-from .tables.bodies import PAGE_BYTES
 from .tables.callers import OutboxCallers
-from .tables.cancellations import Cancellation
 from .tables.revisions import OutboxRevisions
-from .tables.rows import OutboxRows
+from .tables.rows import PAGE_BYTES, Cancellation, OutboxRows
 from .tables.runs import OutboxRuns
 from .tables.schema import SCHEMA
 from .tables.values import Accepted, Claimed, DueReply, OutboxStats, OutboxWebhook, ReplyTo

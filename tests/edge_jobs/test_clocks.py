@@ -15,7 +15,7 @@ from edge_node.box_time import BoxTime, ClockMark
 from edge_node.clock import Clock, is_synchronised, system_clock
 from edge_node.config.schema import FilesConfig, JobsConfig
 from edge_node.files.store import FileStore
-from edge_node.jobs.running.cloud_gate import CloudGate
+from edge_node.jobs.running.runner import CloudGate
 from router.parts.upload_terms import UploadTerms
 from router.types import RoutingHints
 

@@ -16,7 +16,7 @@ from edge_node.clock import Clock, system_clock
 from edge_node.jobs import FILE
 from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.store import JobStore
-from edge_node.jobs.tables.bodies import PAGE_BYTES, OutboxBodies, body_of
+from edge_node.jobs.tables.rows import PAGE_BYTES, OutboxBodies, body_of
 from edge_node.jobs.tables.schema import SCHEMA
 from edge_node.storage.erasure import Erasure
 from tests.waiting import until

@@ -22,7 +22,9 @@ from router.errors import (
 )
 from router.jobs.answers import answer_encoder
 from router.jobs.submission import parse_job_request
-from router.types import Request, RoutingHints
+from router.openai import AnswerEncoder, CachedAnswer, ResponseEncoder, coalesce, encode_embeddings
+from router.serving.reply import AnswerHead, Piece
+from router.types import Chunk, Embeddings, Request, RoutingHints
 
 from ...backends.backend import JobTerms
 from ...box_time import BoxTime
@@ -34,7 +36,6 @@ from ..errors import ResultTooLarge
 from ..feed import RunningText
 from ..record import JobAnswer, Lane
 from ..tables.values import Claimed
-from .reply import JobReply
 
 # The cloud is away or full: its jobs wait, and this is no attempt.
 CLOUD_AWAY = (CloudUnreachable, CloudUnavailable, CloudSaturated, BreakerOpen)
@@ -140,3 +141,62 @@ class RunningJobs:
 
     def count(self, lane: Lane) -> int:
         return sum(1 for running, _ in self._running.values() if running == lane)
+
+
+MakeEncoder = Callable[[Request, str, str, int], AnswerEncoder | ResponseEncoder]
+"""Request, id, the model and the Unix time (s) → the encoder of its answer in text."""
+
+
+class JobReply:
+    """Collects one answer. `body` follows `end`. `text` shows it, if there is one choice."""
+
+    def __init__(
+        self, request: Request, make_encoder: MakeEncoder, decision: str, created: int, text: RunningText
+    ) -> None:
+        self._request = msgspec.structs.replace(request, stream=False)
+        self._make_encoder = make_encoder
+        self._decision = decision
+        self._created = created
+        self._text = text if request.sequences == 1 else None
+        self._unfinished = request.sequences
+        self._chunks: list[Chunk] = []
+        self._cached: CachedAnswer | None = None
+        self._embeddings: Embeddings | None = None
+        self.head: AnswerHead | None = None
+
+    async def commit(self, head: AnswerHead) -> None:
+        self.head = head
+
+    async def send(self, piece: Piece) -> None:
+        if isinstance(piece, Embeddings):
+            self._embeddings = piece
+            return
+        self._chunks.append(piece)
+        self._unfinished -= piece.finish_reason is not None
+        if self._text is not None and piece.text:
+            self._text.append(piece.text)
+
+    @property
+    def finished(self) -> bool:
+        return self._unfinished <= 0
+
+    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
+        self.head = head
+        if isinstance(answer, CachedAnswer):
+            self._cached = answer
+        else:
+            self._embeddings = answer
+
+    async def end(self) -> None:
+        """Nothing is left to send."""
+
+    def body(self) -> bytes:
+        """The complete answer, JSON."""
+        assert self.head is not None
+        if self._embeddings is not None:
+            return encode_embeddings(self._request, self._embeddings, self.head.model)
+        if self._cached is not None:
+            encoder = self._make_encoder(self._request, self._decision, self._cached.model, self._created)
+            return encoder.whole(self._cached.choices, self._cached.usage)
+        encoder = self._make_encoder(self._request, self._decision, self.head.model, self._created)
+        return encoder.whole(*coalesce(self._chunks))

@@ -13,9 +13,8 @@ from router.jobs.states import JobEvent, JobState, next_state
 from ...config.schema import JobsConfig
 from ..errors import JobNotDead, JobNotEnded, RecordUnreadable
 from ..record import EdgeJob
-from .bodies import body_of
 from .revisions import OutboxRevisions
-from .rows import OutboxRows
+from .rows import OutboxRows, body_of
 from .schema import LISTED, decode_job
 from .unreadable import unreadable_job
 

@@ -14,8 +14,7 @@ from router.jobs.view import encode_job_error
 from router.types import Modality
 
 from ..record import EdgeJob
-from .bodies import body_of
-from .rows import OutboxRows
+from .rows import OutboxRows, body_of
 from .schema import REVISABLE, decode_job, stored_bytes
 from .values import Claimed
 

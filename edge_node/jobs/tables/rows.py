@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -18,13 +19,31 @@ from router.trackers.fair_share import network_of
 
 from ...box_time import BoxTime
 from ..record import EdgeJob
-from .bodies import OutboxBodies
-from .cancellations import OutboxCancellations
-from .replies import OutboxReplies
-from .schema import COUNTS, COUNTS_BY_OWNER, INSERT, UNREADABLE, UPDATE, decode_job, inserted, stored_bytes, updated
+from .schema import (
+    COUNTS,
+    COUNTS_BY_OWNER,
+    DUE_REPLIES,
+    INSERT,
+    UNREADABLE,
+    UPDATE,
+    decode_job,
+    inserted,
+    stored_bytes,
+    updated,
+)
 from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
-from .values import ClientStats, OutboxStats
+from .values import ClientStats, DueReply, OutboxStats, ReplyTo
 from .webhooks import OutboxWebhooks
+
+PAGE_BYTES = 1024  # of the file; a body wastes half a page
+_OVERFLOW_BYTES = PAGE_BYTES - 4  # of content in an overflow page
+# The least that SQLite keeps of a row in the shared page, without 3 bytes of the row's header. The others of the header
+# (its last number has 1 to 5 bytes) are added to what is kept, if the rest fills its overflow pages.
+_SHARED_BYTES = (PAGE_BYTES - 12) * 32 // 255 - 23 - 3
+Table = Literal["requests", "results"]
+_ADD = "INSERT OR IGNORE INTO cancellations (key, due, deadline, unknown) VALUES (?, ?, ?, 0)"
+_DUE = "SELECT key, unknown FROM cancellations WHERE due <= ? ORDER BY due LIMIT ?"
+_AGAIN_S = 60.0  # until a cloud that does not know the job is asked once more
 
 
 class OutboxRows:
@@ -209,3 +228,112 @@ class OutboxRows:
 
 def _is_hex(text: str) -> bool:
     return 0 < len(text) <= 15 and all(digit in "0123456789abcdef" for digit in text)
+
+
+class OutboxBodies:
+    """Stores requests and results, each in pages of its own, so that nothing of them stays when they are deleted.
+
+    SQLite fills freed pages with zeros (`secure_delete`). A row that shares its page may leave a copy there when rows
+    move to other pages. Of a long row SQLite keeps only the start in the shared page and the rest in overflow pages,
+    which are the row's alone: zeros fill the start, and the content begins with the first overflow page.
+
+    See "Cell Payload Overflow Pages" in https://www.sqlite.org/fileformat2.html. `deletions` counts what was deleted,
+    also in transactions that were undone.
+    """
+
+    def __init__(self) -> None:
+        self.deletions = 0
+
+    def put(self, db: sqlite3.Connection, table: Table, seq: int, body: bytes) -> None:
+        filled = bytes(_SHARED_BYTES) + body + bytes(-len(body) % _OVERFLOW_BYTES)
+        db.execute(f"INSERT INTO {table} VALUES (?, ?)", (seq, filled))
+
+    def delete(self, db: sqlite3.Connection, table: Table, seq: int) -> None:
+        self.deletions += db.execute(f"DELETE FROM {table} WHERE seq = ?", (seq,)).rowcount
+
+
+def body_of(stored: bytes, size: int) -> bytes:
+    """Return the body of `size` bytes that a row holds."""
+    return stored[_SHARED_BYTES : _SHARED_BYTES + size]
+
+
+class OutboxReplies:
+    """When the answers of jobs are sent, for senders that do not fetch them."""
+
+    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+        self._time = time
+        self._stats = stats
+
+    def load(self, db: sqlite3.Connection) -> None:
+        count = db.execute("SELECT count(*) FROM replies WHERE due IS NOT NULL").fetchone()[0]
+        self._stats.replies_due = int(count)
+
+    def add(self, db: sqlite3.Connection, job: EdgeJob, reply: ReplyTo) -> None:
+        """The answer of a new job is sent once it has ended."""
+        db.execute("INSERT INTO replies VALUES (?, NULL, ?)", (job.seq, reply.address))
+
+    def due(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
+        found = []
+        for due, address, record, body in db.execute(DUE_REPLIES, (self._time.now(), limit)):
+            job = decode_job(record)
+            found.append(DueReply(job, body_of(body or b"", job.result_bytes), bytes(address), due))
+        return found
+
+    def sent(self, db: sqlite3.Connection, reply: DueReply, until: float | None) -> None:
+        """The answer was sent, or is to be sent at `until`. Nothing changes if it became due anew meanwhile."""
+        statement = "UPDATE replies SET due = ? WHERE seq = ? AND due = ?"
+        changed = db.execute(statement, (until, reply.job.seq, reply.due)).rowcount
+        self._stats.replies_due -= changed if until is None else 0
+
+    def set_due(self, db: sqlite3.Connection, seq: int, due: float | None) -> int:
+        """Set when the answer of a job is sent, if it is; None: not now. Returns 1 if that changes whether it is."""
+        statement = f"UPDATE replies SET due = ? WHERE seq = ? AND due IS {'NOT ' if due is None else ''}NULL"
+        changed = db.execute(statement, (due, seq)).rowcount
+        self._stats.replies_due += -changed if due is None else changed
+        return changed
+
+
+class Cancellation(msgspec.Struct, frozen=True):
+    """A job that the cloud must cancel. `key`: its Idempotency-Key. `unknown`: the cloud did not know it once."""
+
+    key: str
+    unknown: bool
+
+
+class OutboxCancellations:
+    """Jobs that were cancelled here and may be at the cloud: it is told of each, as soon as it can be reached.
+
+    1. The row is committed with the cancellation, and goes when the cloud has answered.
+    2. A cloud that does not know the job is asked once more: the submission may have been on its way.
+    3. At the job's deadline the row goes: the cloud knows that, too.
+
+    `load` comes first.
+    """
+
+    def __init__(self, time: BoxTime, stats: OutboxStats) -> None:
+        self._time = time
+        self._stats = stats
+
+    def load(self, db: sqlite3.Connection) -> None:
+        (count,) = db.execute("SELECT count(*) FROM cancellations").fetchone()
+        self._stats.cancellations_due = int(count)
+
+    def add(self, db: sqlite3.Connection, key: str, deadline: float) -> None:
+        """Note a job that was cancelled after it may have been sent. `deadline`: of the job, the box's own time. (1)"""
+        self._stats.cancellations_due += db.execute(_ADD, (key, self._time.now(), deadline)).rowcount
+
+    def due(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
+        now = self._time.now()
+        self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE deadline <= ?", (now,)).rowcount
+        return [Cancellation(key, bool(unknown)) for key, unknown in db.execute(_DUE, (now, limit))]
+
+    def unknown(self, db: sqlite3.Connection, one: Cancellation) -> None:
+        """Note that the cloud does not know the job. (2)"""
+        if one.unknown:
+            self.done(db, one)
+        else:
+            due = self._time.now() + _AGAIN_S
+            db.execute("UPDATE cancellations SET due = ?, unknown = 1 WHERE key = ?", (due, one.key))
+
+    def done(self, db: sqlite3.Connection, one: Cancellation) -> None:
+        self._stats.cancellations_due -= db.execute("DELETE FROM cancellations WHERE key = ?", (one.key,)).rowcount

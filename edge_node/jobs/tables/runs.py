@@ -14,8 +14,7 @@ from router.jobs.view import encode_job_error
 from ...config.schema import JobsConfig
 from ..errors import JobLost
 from ..record import EdgeJob, Lane
-from .bodies import body_of
-from .rows import OutboxRows
+from .rows import OutboxRows, body_of
 from .schema import DUE, LATE, OLD, OLD_BODIES, OLD_UNREADABLE, OLDEST_EMPTY, UNTOLD, WAITING, decode_job
 from .values import Claimed
 
