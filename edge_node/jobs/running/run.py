@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import anyio
 import msgspec
@@ -22,7 +21,7 @@ from router.errors import (
 )
 from router.jobs.answers import answer_encoder
 from router.jobs.submission import parse_job_request
-from router.openai import AnswerEncoder, CachedAnswer, ResponseEncoder, coalesce, encode_embeddings
+from router.openai import CachedAnswer, coalesce, encode_embeddings
 from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request, RoutingHints
 
@@ -96,8 +95,7 @@ class JobRuns:
     ) -> JobAnswer | RunFailure:
         """Run a job's request once. `text` shows the answer."""
         decision = self._new_id()
-        encode = partial(answer_encoder, claimed.job.endpoint, claimed.body)
-        reply = JobReply(request, encode, decision, int(self._clock.unix()), text)
+        reply = JobReply(claimed, request, decision, int(self._clock.unix()), text)
         context = RequestContext(request, reply, id=decision, arrived=self._clock.monotonic(), job=terms)
         try:
             await self._service.answer(context)
@@ -143,18 +141,12 @@ class RunningJobs:
         return sum(1 for running, _ in self._running.values() if running == lane)
 
 
-MakeEncoder = Callable[[Request, str, str, int], AnswerEncoder | ResponseEncoder]
-"""Request, id, the model and the Unix time (s) → the encoder of its answer in text."""
-
-
 class JobReply:
-    """Collects one answer. `body` follows `end`. `text` shows it, if there is one choice."""
+    """Collects one answer. `body` follows `end`. `text` shows it, if there is one choice; `created`: Unix seconds."""
 
-    def __init__(
-        self, request: Request, make_encoder: MakeEncoder, decision: str, created: int, text: RunningText
-    ) -> None:
+    def __init__(self, claimed: Claimed, request: Request, decision: str, created: int, text: RunningText) -> None:
+        self._claimed = claimed
         self._request = msgspec.structs.replace(request, stream=False)
-        self._make_encoder = make_encoder
         self._decision = decision
         self._created = created
         self._text = text if request.sequences == 1 else None
@@ -195,8 +187,9 @@ class JobReply:
         assert self.head is not None
         if self._embeddings is not None:
             return encode_embeddings(self._request, self._embeddings, self.head.model)
+        endpoint, body = self._claimed.job.endpoint, self._claimed.body
+        model = self.head.model if self._cached is None else self._cached.model
+        encoder = answer_encoder(endpoint, body, self._request, self._decision, model, self._created)
         if self._cached is not None:
-            encoder = self._make_encoder(self._request, self._decision, self._cached.model, self._created)
             return encoder.whole(self._cached.choices, self._cached.usage)
-        encoder = self._make_encoder(self._request, self._decision, self.head.model, self._created)
         return encoder.whole(*coalesce(self._chunks))
