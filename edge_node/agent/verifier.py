@@ -34,7 +34,9 @@ from router.bundle.refusals import (
     UpdateRefused,
     UpdateUnavailable,
 )
-from router.bundle.rollout import MAX_PLAN_BYTES, RolloutPlan, read_plan
+from router.bundle.rollout import MAX_PLAN_BYTES, RolloutPlan, assigned_bundle, read_plan
+
+from .inspection import Looked, LookRequest
 
 Fetch = Callable[[str], Iterator[bytes]]
 """Yields the file at a path. Raises FileNotFoundError if the source does not have it, OSError if it cannot tell."""
@@ -271,3 +273,15 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def look(request: LookRequest, fetch: Fetch, monotonic: Callable[[], float]) -> Looked:
+    """Look once at what the fleet publishes: the verified plan and manifest. Raises UpdateRefused, OSError."""
+    update = UpdateVerifier(Path(request.folder), request.root, fetch, monotonic, not_before=request.not_before)
+    update.refresh()
+    plan = update.plan(request.cohort)
+    wanted = None if plan is None else assigned_bundle(plan, request.device, request.running)
+    manifest = None
+    if wanted is not None and wanted not in request.known:
+        manifest = update.manifest(wanted, request.daemon_version)
+    return Looked(plan, wanted, manifest)

@@ -13,9 +13,9 @@ from router.errors import ConfigError
 
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
-from ..agent.link.address import carries_secrets
 from ..agent.link.connection import FleetConnection, open_link
-from ..agent.link.reporter import AgentReport
+from ..agent.link.control_plane import carries_secrets
+from ..agent.link.record import AgentReport
 from ..agent.link.telemetry import TrafficSums
 from ..agent.link.tokens import TokenKeeper
 from ..agent.trial import TrialSettings

@@ -19,8 +19,7 @@ from edge_node.agent.link import enrolment
 from edge_node.agent.link.connection import FleetConnection, open_link
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
 from edge_node.agent.link.identity import FileKey, new_key, open_key, read_identity
-from edge_node.agent.link.record import read_record
-from edge_node.agent.link.reporter import AgentReport
+from edge_node.agent.link.record import AgentReport, read_record
 from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryFile, TelemetryLog
 from edge_node.clock import Clock
 from edge_node.config.schema import CloudConfig

@@ -15,8 +15,7 @@ from edge_node.agent.boot import JOURNAL
 from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow, quarantine
 from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
-from edge_node.agent.link.record import LINK_FILE, LinkRecord
-from edge_node.agent.link.reporter import AgentReport
+from edge_node.agent.link.record import LINK_FILE, AgentReport, LinkRecord
 from edge_node.cli.main import main
 from tests.terminal import at_terminal
 

@@ -16,7 +16,7 @@ from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
 from edge_node.agent.link import enrolment
 from edge_node.agent.link.control_plane import FleetRefused
 from edge_node.agent.link.identity import IDENTITY, open_key, read_identity
-from edge_node.agent.link.reporter import AgentReport
+from edge_node.agent.link.record import AgentReport
 from fleet.app import ServeSettings, running
 from fleet.server.plane import ControlPlane
 from fleet.store.enrolment import new_join_token

@@ -28,7 +28,7 @@ def main() -> None:
 
             reply = frame(examine(request))
         else:
-            from .look import look
+            from ..verifier import look
 
             reply = frame(look(request, _fetch, time.monotonic))
     except UpdateRefused as refusal:

@@ -2,11 +2,9 @@
 
 identity.py        the device key and the box's identity, on disk
 enrolment.py       join and leave
-control_plane.py   the HTTP client: one method for each message, and the published files
+control_plane.py   where tokens may be sent; the HTTP client: one method for each message, and the published files
 tokens.py          the box's token, which is renewed by itself
-address.py         where tokens may be sent
-reporter.py        status reports
 telemetry.py       sums of requests, sent each minute
-record.py          the connection's state on disk, for `fleet status`
+record.py          status reports, and the connection's state on disk for `fleet status`
 connection.py      the loops of the daemon: tokens, wakes, status, telemetry
 """

@@ -29,8 +29,7 @@ from ...observability.faults import Fault
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity
 from .imported import SourceWithImport
-from .record import LinkRecord, LinkRecordFile
-from .reporter import AgentReport, StatusWriter
+from .record import AgentReport, LinkRecord, LinkRecordFile, StatusWriter
 from .telemetry import TelemetryFile, TelemetryLog, TelemetrySender, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from router.addresses import is_loopback
 from router.bundle.protocol import (
     MAC_HEADER,
     MAX_MESSAGE_BYTES,
@@ -31,8 +33,7 @@ from router.bundle.protocol import (
     mac_header,
     signed_bytes,
 )
-
-from .address import checked_url, tls_context
+from router.errors import ConfigError
 
 _CONNECT_S = 10.0
 _ANSWER_S = 30.0
@@ -273,3 +274,34 @@ def _words(error: BaseException) -> str:
     if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
         return os.strerror(cause.errno)
     return str(cause) or type(cause).__name__
+
+
+def checked_url(url: str) -> str:
+    """Return the URL without a slash at its end.
+
+    Raises:
+        ConfigError: Not https, except on loopback: the join token and the bearer tokens travel there.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"must be a URL like https://fleet.example, not {url!r}", where="fleet URL")
+    if not carries_secrets(url):
+        raise ConfigError("tokens over plain HTTP could be stolen: use https://", where="fleet URL")
+    return url.rstrip("/")
+
+
+def carries_secrets(url: str) -> bool:
+    """Return whether a token may be sent to a URL: https, or loopback."""
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return True
+    return is_loopback(parts.hostname or "")
+
+
+def tls_context(ca_file: str) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigError(f"{error.strerror or error}", where=ca_file) from error

@@ -32,8 +32,8 @@ from router.bundle.manifest import Blob, BundleManifest
 from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
 from ...version import daemon_version
-from ..child.look import look
 from ..inspection import Looked, LookRequest
+from ..verifier import look
 from .identity import Identity
 from .imported import IMPORT, WANTED
 
