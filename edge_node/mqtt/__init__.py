@@ -2,11 +2,9 @@
 
 topics      which messages are taken, and where answers may go
 messages    a message as a job, and a job's answer as a message
-envelope    both as they are on the wire
+envelope    both as they are on the wire, and what goes wrong with a broker
 events      CloudEvents in structured mode
 connection  one connection to a broker: MQTT 5 by paho, on the event loop
-handshake   what it begins with: secrets, certificates, a thread
-packets     what packets hold, in paho's words and in ours
 intake      takes messages: stored first, acknowledged after that, in order
 answers     publishes answers, each until the broker has acknowledged it
 bridge      connects again and again, and ties these together

@@ -16,7 +16,7 @@ from ..jobs.store import JobStore
 from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
 from .connection import Connection
-from .errors import AnswerTooLarge, BrokerError, PublishRefused
+from .envelope import AnswerTooLarge, BrokerError, PublishRefused
 from .intake import MqttStats
 from .messages import answer_of, error_answer
 

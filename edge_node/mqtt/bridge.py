@@ -20,7 +20,7 @@ from ..observability.metrics import Metrics
 from ..serving.service import Service
 from .answers import AnswerPublisher
 from .connection import Connection
-from .errors import BrokerError, PublishRefused
+from .envelope import BrokerError, PublishRefused
 from .intake import MessageIntake, MqttStats
 from .topics import BrokerUrl, Topics
 

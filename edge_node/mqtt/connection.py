@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from paho.mqtt import client as mqtt
+from paho.mqtt.client import MQTTMessage
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from router.errors import InvalidRequest
+from router.serving.request import combined
+
 from ..config.schema import MqttConfig
-from .envelope import Message, OutgoingAnswer
-from .errors import AnswerTooLarge, BrokerError, PublishRefused
-from .handshake import in_thread, read_password, tls_context
-from .packets import message_of, properties_of
+from .envelope import AnswerTooLarge, BrokerError, Message, OutgoingAnswer, PublishRefused
 from .topics import BrokerUrl
 
 _CONNECT_S = 10.0  # for TCP, and for TLS
@@ -79,7 +82,7 @@ class Connection:
     async def open(self) -> None:
         """Connect. Raises BrokerError."""
         try:
-            await in_thread(self._connect)
+            await _in_thread(self._connect)
         except BrokerError:
             raise
         except ssl.SSLEOFError as error:
@@ -126,7 +129,7 @@ class Connection:
         size = len(answer.payload) + len(answer.topic.encode()) + _ENVELOPE_BYTES
         if self._max_packet_bytes is not None and size > self._max_packet_bytes:
             raise AnswerTooLarge(f"the broker takes no message of more than {self._max_packet_bytes} bytes")
-        properties = properties_of(
+        properties = _properties_of(
             PacketTypes.PUBLISH,
             ContentType=answer.content_type,
             PayloadFormatIndicator=int(answer.is_text),
@@ -173,10 +176,10 @@ class Connection:
         """In a thread. Raises BrokerError or OSError."""
         config, client = self._config, self._client
         if config.username:
-            client.username_pw_set(config.username, read_password(config.password_file))
+            client.username_pw_set(config.username, _read_password(config.password_file))
         if self._broker.tls:
-            client.tls_set_context(tls_context(config))
-        properties = properties_of(
+            client.tls_set_context(_tls_context(config))
+        properties = _properties_of(
             PacketTypes.CONNECT,
             SessionExpiryInterval=int(config.session_expiry_s),
             ReceiveMaximum=config.receive_maximum,
@@ -254,7 +257,7 @@ class Connection:
             self._connected.set_result(None)
 
     def _on_message(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
-        self._receive(message_of(message))
+        self._receive(_message_of(message))
 
     def _on_publish(
         self, _client: mqtt.Client, _data: Any, mid: int, reason: ReasonCode, _properties: Properties
@@ -300,3 +303,85 @@ class Connection:
     def _forget_socket(self, *_: object) -> None:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
+
+
+def _message_of(message: MQTTMessage) -> Message:
+    """Return a message as it was received."""
+    properties = message.properties
+    user_properties: dict[str, str] = {}
+    fault: InvalidRequest | None = None
+    try:
+        user_properties = combined(getattr(properties, "UserProperty", ()))
+    except InvalidRequest as error:
+        fault = error
+    return Message(
+        mid=message.mid,
+        topic=message.topic,
+        payload=bytes(message.payload),
+        qos=message.qos,
+        retain=message.retain,
+        dup=message.dup,
+        response_topic=getattr(properties, "ResponseTopic", ""),
+        correlation=bytes(getattr(properties, "CorrelationData", b"")),
+        expires_s=getattr(properties, "MessageExpiryInterval", None),
+        content_type=getattr(properties, "ContentType", ""),
+        properties=user_properties,
+        fault=fault,
+    )
+
+
+def _properties_of(packet: int, **values: object) -> Properties:
+    """Return the properties of a packet, by their names in paho; those that are None are left out."""
+    properties = Properties(packet)
+    for name, value in values.items():
+        if value is not None:
+            setattr(properties, name, value)
+    return properties
+
+
+def _read_password(file: str) -> str | None:
+    """Return the password of a file; None without one. Raises BrokerError."""
+    if not file:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrokerError(f"mqtt.password_file {file} cannot be read: {error}", lasting=True) from error
+
+
+def _tls_context(config: MqttConfig) -> ssl.SSLContext:
+    """Return what TLS is made with. Raises BrokerError."""
+    try:
+        context = ssl.create_default_context(cafile=config.ca_file or None)
+        if config.cert_file:
+            context.load_cert_chain(config.cert_file, config.key_file or None)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(file for file in (config.ca_file, config.cert_file, config.key_file) if file)
+        raise BrokerError(f"the TLS files of mqtt ({files}) cannot be used: {error}", lasting=True) from error
+    return context
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Run what blocks in a thread that a shutdown does not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def deliver(error: Exception | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failure: Exception | None = None
+        try:
+            work()
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(deliver, failure)
+
+    threading.Thread(target=run, name="mqtt-connect", daemon=True).start()
+    await done

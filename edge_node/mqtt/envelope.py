@@ -60,3 +60,25 @@ class OutgoingAnswer(msgspec.Struct, frozen=True, kw_only=True):
     def is_text(self) -> bool:
         """Whether the payload is UTF-8."""
         return self.content_type != CONTENT_TYPE["msgpack"]
+
+
+class BrokerError(Exception):
+    """The connection cannot be made, or was lost.
+
+    Args:
+        message: for operators.
+        lasting: a person must act.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.lasting = lasting
+
+
+class PublishRefused(Exception):
+    """The broker refuses a message, and goes on."""
+
+
+class AnswerTooLarge(Exception):
+    """The broker takes no message of this size."""

@@ -33,8 +33,7 @@ from ..jobs.errors import OutboxFull
 from ..jobs.tables.values import ReplyTo
 from ..observability.faults import Fault
 from .connection import Connection
-from .envelope import Message
-from .errors import AnswerTooLarge, BrokerError, PublishRefused
+from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused
 from .events import in_binary_mode
 from .messages import AnswerAddress, Submission, address_of, check_message, read_message, refusal
 from .topics import Topics

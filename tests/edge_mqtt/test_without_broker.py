@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from edge_node.app import build
-from edge_node.cli.doctor.broker import check_broker
+from edge_node.cli.doctor.network import check_broker
 from edge_node.config.schema import MqttConfig
 from edge_node.mqtt.messages import read_message
 from edge_node.mqtt.topics import Topics, overlaps

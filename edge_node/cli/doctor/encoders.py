@@ -13,7 +13,7 @@ from models.modalities.voices.files import list_voices, voice_of
 from router.types import Modality
 
 from ...config.schema import Config
-from ...modalities.boxed import PROGRAM, find_program, is_onnxruntime_installed
+from ...modalities.sound import PROGRAM, find_program, is_onnxruntime_installed
 from ...modalities.voices import SEPARATOR
 from .finding import Finding, fail, ok, warn
 

@@ -1,8 +1,10 @@
-"""Check ports, the Unix socket, the cloud, and this box's clock against the cloud's Date header."""
+"""Check ports, the Unix socket, the cloud, this box's clock against the cloud's Date header, collector and broker."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import importlib.util
 import os
 import socket
 import ssl
@@ -12,9 +14,15 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
+import msgspec
 import psutil
 
-from ...config.schema import CloudConfig, ServerConfig
+from router.errors import ConfigError
+from router.serving.config import TracingConfig
+
+from ...config.schema import CloudConfig, MqttConfig, ServerConfig
+from ...mqtt.envelope import BrokerError
+from ...mqtt.topics import BrokerUrl, Topics
 from .finding import Finding, fail, ok, warn
 
 _PROBE_TIMEOUT_S = 2.0
@@ -178,3 +186,53 @@ def _check_clock(date: str, now: float) -> Iterator[Finding]:
         yield warn("clock", found, "turn on time synchronisation (systemd-timesyncd or chrony)")
     else:
         yield ok("clock", found if abs(skew_s) >= 2 else "agrees with the cloud's")
+
+
+def check_tracing(config: TracingConfig) -> Iterator[Finding]:
+    """Send an empty export. Nothing where no traces are sent."""
+    if not config.endpoint:
+        return
+    from router.serving.otel_check import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+
+    fault = asyncio.run(send_empty_export(config.endpoint))
+    if fault:
+        yield warn("tracing", f"the collector at {config.endpoint} takes no traces", fault)
+    else:
+        yield ok("tracing", f"the collector at {config.endpoint} took an empty export")
+
+
+_CLIENT_ID = "causeway-doctor"
+
+
+def check_broker(
+    config: MqttConfig, find_package: Callable[[str], object] = importlib.util.find_spec
+) -> Iterator[Finding]:
+    """Check the keys, connect as a client of its own, and subscribe to nothing. Nothing where there is no broker."""
+    if not config.url:
+        return
+    if find_package("paho") is None:
+        found = "mqtt.url is set, and the extra `mqtt` is not installed: the daemon does not start"
+        yield fail("mqtt", found, "run `make setup`, or `pip install 'causeway[mqtt]'`")
+        return
+    try:
+        broker = BrokerUrl(config.url)
+        Topics(config, config.state_topic)
+    except ConfigError as error:
+        yield fail("mqtt", str(error), "correct the key")
+        return
+    yield asyncio.run(_connect(config, broker))
+
+
+async def _connect(config: MqttConfig, broker: BrokerUrl) -> Finding:
+    from ...mqtt.connection import Connection  # the extra is there
+
+    connection = Connection(msgspec.structs.replace(config, session_expiry_s=0.0), _CLIENT_ID, "", lambda _: None)
+    try:
+        await connection.open()
+    except BrokerError as error:
+        if error.lasting:
+            return fail("mqtt", error.message, "correct the keys of mqtt, or what the broker allows this box")
+        return warn("mqtt", error.message, "messages are taken once it answers; check mqtt.url and the firewall")
+    finally:
+        await connection.close()
+    return ok("mqtt", f"the broker {broker} accepts this box")

@@ -16,10 +16,9 @@ from ...config.schema import Config
 from ...signals.probes.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import host, network, packages, policy_and_models
-from .broker import check_broker
 from .encoders import check_encoders
 from .finding import Finding, Level, worst
-from .tracing import check_tracing
+from .network import check_broker, check_tracing
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
