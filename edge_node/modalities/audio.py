@@ -55,8 +55,7 @@ from router.types import (
 from ..serving.admission import Admission
 from ..serving.request_context import Records, Status
 from ..signals.collector import SignalCollector
-from .boxed import NO_SPEECH
-from .sound import PCM_HZ, SpokenText
+from .sound import NO_SPEECH, PCM_HZ, SpokenText
 from .speaker import NothingToSpeak, Speaker
 
 log = logging.getLogger(__name__)

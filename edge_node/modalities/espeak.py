@@ -15,8 +15,7 @@ from router.child_environment import minimal_environment
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
-from .boxed import PROGRAM, find_program
-from .sound import SpokenText
+from .sound import PROGRAM, SpokenText, find_program
 
 INSTALL = f"install it, such as by `apt install {PROGRAM}`"
 _WORDS_PER_MINUTE = 175  # of speed 1.0

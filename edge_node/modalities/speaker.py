@@ -17,9 +17,8 @@ from models.modalities.voices.phonemes import phoneme_ids, split_clauses, split_
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 
-from .boxed import PROGRAM, is_onnxruntime_installed
 from .espeak import Espeak
-from .sound import SpokenText
+from .sound import PROGRAM, SpokenText, is_onnxruntime_installed
 from .voices import SEPARATOR, Voices
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from ..clock import Clock
 from ..config.schema import RealtimeConfig
 from ..http.api import new_decision_id
 from ..http.request_reader import RequestReader, routing_hints
-from ..modalities.boxed import NO_SPEECH
 from ..modalities.entry import AudioEntry
+from ..modalities.sound import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore

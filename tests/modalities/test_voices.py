@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("onnxruntime")
 
 from edge_node.config.schema import ModalitiesConfig
-from edge_node.modalities.boxed import PROGRAM
+from edge_node.modalities.sound import PROGRAM
 from edge_node.modalities.speaker import Speaker
 from edge_node.modalities.voices import Voices
 from models.catalog.artifact import find_artifact
