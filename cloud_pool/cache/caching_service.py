@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 
 import anyio
 import msgspec
@@ -106,60 +107,39 @@ class CachingService:
             return Reply(on_first_token, ""), self._generate(context)
         reply = Reply(on_first_token)
         cache_key = cache.key(context.request, context.tenant)
-        if cache_key is None:
-            chunks = self._bypass(reply, context)
-        else:
-            chunks = self._share(cache, reply, context, _generation_key(cache_key, context))
-        return reply, self._with_head(cache, reply, context.id, chunks)
-
-    async def _with_head(
-        self, cache: SharedCache, reply: Reply, request_id: str, chunks: AsyncGenerator[Chunk, None]
-    ) -> AsyncGenerator[Piece, None]:
-        has_head = False
-        try:
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    if not has_head:
-                        has_head = True
-                        yield reply.head
-                    own = with_own_ids(chunk, request_id)
-                    yield own if reply.billable or chunk.usage is None else _with_cached_usage(own)
-        finally:
-            cache.metrics.answered(reply.status or "bypass")
-
-    async def _bypass(
-        self, reply: Reply, context: RequestContext, resume: ResumeFilter | None = None
-    ) -> AsyncGenerator[Chunk, None]:
-        reply.detached(resumed=resume is not None)
-        async with aclosing(self._generate(context)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, AnswerHead):
-                    if resume is None:
-                        reply.on_head(piece)
-                    continue
-                reply.on_chunk(piece)
-                new = piece if resume is None else resume.filter(piece)
-                if new is not None:
-                    yield new
+        key = None if cache_key is None else _generation_key(cache_key, context)
+        return reply, self._pieces(cache, reply, context, key)
 
     # --- one request -------------------------------------------------------------------------------------------------
 
-    async def _share(
-        self, cache: SharedCache, reply: Reply, context: RequestContext, key: GenerationKey
-    ) -> AsyncGenerator[Chunk, None]:
-        emitted = EmittedPrefix()
-        with self._subscription(cache, context, key) as subscriber:
-            reply.joined(subscriber)
-            try:
-                async with aclosing(_read(subscriber, reply, emitted, streams=context.request.stream)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
-                return
-            except SharingFailed:
-                pass
-        async with aclosing(self._bypass(reply, context, emitted.resume())) as chunks:
-            async for chunk in chunks:
-                yield chunk
+    async def _pieces(
+        self, cache: SharedCache, reply: Reply, context: RequestContext, key: GenerationKey | None
+    ) -> AsyncGenerator[Piece, None]:
+        """Yield a request's pieces: one generator, as each is resumed once a token. `key` None: it shares nothing."""
+        own, emitted = _OwnPieces(reply, context.id), EmittedPrefix()
+        try:
+            if key is not None:
+                with self._subscription(cache, context, key) as subscriber, suppress(SharingFailed):
+                    reply.joined(subscriber)
+                    reader = _SharedReader(subscriber, reply, emitted, streams=context.request.stream)
+                    while (chunk := await reader.next()) is not None:
+                        for piece in own.of(chunk):
+                            yield piece
+                    return
+            resume = None if key is None else emitted.resume()
+            reply.detached(resumed=resume is not None)
+            async with aclosing(self._generate(context)) as pieces:
+                async for generated in pieces:
+                    if isinstance(generated, AnswerHead):
+                        if resume is None:
+                            reply.on_head(generated)
+                        continue
+                    reply.on_chunk(generated)
+                    new = generated if resume is None else resume.filter(generated)
+                    for piece in () if new is None else own.of(new):
+                        yield piece
+        finally:
+            cache.metrics.answered(reply.status or "bypass")
 
     @contextmanager
     def _subscription(self, cache: SharedCache, context: RequestContext, key: GenerationKey) -> Iterator[Subscriber]:
@@ -271,34 +251,61 @@ class CachingService:
             leader.on_remote_follower()
 
 
-async def _read(
-    subscriber: Subscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool
-) -> AsyncGenerator[Chunk, None]:
-    """Yield each chunk of the generation once. Without streaming, chunks are held back until the end: the answer may
-    start over unnoticed."""
-    held: list[Chunk] = []
-    resume: ResumeFilter | None = None
-    while True:
-        try:
-            chunk = await subscriber.next()
-        except GenerationRestarted:
-            held.clear()
-            resume = emitted.resume()
-            continue
-        if chunk is None:
-            break
-        if resume is None:
-            reply.on_chunk(chunk)
-        new = chunk if resume is None else resume.filter(chunk)
-        if new is None:
-            continue
-        if streams:
-            emitted.add(new)
-            yield new
-        else:
-            held.append(new)
-    for chunk in held:
-        yield chunk
+class _SharedReader:
+    """Reads a shared generation for one client.
+
+    Without streaming, chunks are held back until the end: the answer may start over unnoticed.
+    """
+
+    def __init__(self, subscriber: Subscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool) -> None:
+        self._subscriber = subscriber
+        self._reply = reply
+        self._emitted = emitted
+        self._streams = streams
+        self._resume: ResumeFilter | None = None
+        self._held: deque[Chunk] = deque()
+        self._over = False
+
+    async def next(self) -> Chunk | None:
+        """Return the next chunk that the client does not have; None after the last. Raises as `Subscriber.next`."""
+        while not self._over:
+            try:
+                chunk = await self._subscriber.next()
+            except GenerationRestarted:
+                self._held.clear()
+                self._resume = self._emitted.resume()
+                continue
+            if chunk is None:
+                self._over = True
+                break
+            if self._resume is None:
+                self._reply.on_chunk(chunk)
+            new = chunk if self._resume is None else self._resume.filter(chunk)
+            if new is None:
+                continue
+            if self._streams:
+                self._emitted.add(new)
+                return new
+            self._held.append(new)
+        return self._held.popleft() if self._held else None
+
+
+class _OwnPieces:
+    """What a request's client gets of each chunk: with ids of its own, and the head before the first one."""
+
+    def __init__(self, reply: Reply, request_id: str) -> None:
+        self._reply = reply
+        self._request_id = request_id
+        self._has_head = False
+
+    def of(self, chunk: Chunk) -> tuple[Piece, ...]:
+        own = with_own_ids(chunk, self._request_id)
+        if chunk.usage is not None and not self._reply.billable:
+            own = msgspec.structs.replace(own, usage=cached_usage(chunk.usage))
+        if self._has_head:
+            return (own,)
+        self._has_head = True
+        return (self._reply.head, own)
 
 
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
@@ -312,8 +319,3 @@ def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:
     if context.late is not None:
         rank += f".{context.id}"
     return GenerationKey(cache_key, rank)
-
-
-def _with_cached_usage(chunk: Chunk) -> Chunk:
-    assert chunk.usage is not None
-    return msgspec.structs.replace(chunk, usage=cached_usage(chunk.usage))

@@ -13,7 +13,6 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 
 import anyio
 
@@ -77,20 +76,28 @@ class Dispatcher:
             CausewayError: The last attempt's, or the reason why no attempt was possible.
         """
         self._retry_budget.count_request(self._clock())
-        attempt = await self._first_answer(request, key)
-        async with aclosing(attempt.answer()) as deltas:
-            async for delta in deltas:
+        attempt, first = await self._first_delta(request, key)
+        try:
+            yield first
+            async for delta in attempt.deltas:
                 yield delta
+        except CausewayError as error:
+            attempt.failed(error)
+            raise
+        else:
+            attempt.succeeded()
+        finally:
+            await attempt.close()
 
-    async def _first_answer(self, request: InferenceRequest, key: bytes) -> EndpointAttempt:
-        """Return the attempt that has its first delta. Raises CausewayError."""
+    async def _first_delta(self, request: InferenceRequest, key: bytes) -> tuple[EndpointAttempt, Delta]:
+        """Return an attempt and its first delta. Raises CausewayError."""
         retry_state = RetryState(self._settings.max_attempts)
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
             attempt = EndpointAttempt(lease, request, self._latency, self._clock)
             try:
-                await attempt.begin()  # (2)
+                return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
                 next_lease = await self._retry_lease(error, request, key, retry_state)
                 if next_lease is None:
@@ -98,8 +105,6 @@ class Dispatcher:
                 _log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
                 self._counters.retried(error.code)
                 lease = next_lease
-            else:
-                return attempt  # (3)
 
     async def _retry_lease(
         self, error: CausewayError, request: InferenceRequest, key: bytes, retry_state: RetryState

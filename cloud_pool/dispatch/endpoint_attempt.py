@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 import msgspec
 
@@ -14,7 +14,7 @@ from .protocols import EndpointLease
 
 
 class EndpointAttempt:
-    """Owns a lease and a call, until `begin` fails or `answer` ends."""
+    """Owns a lease and a call. Read its deltas after `begin`, report how they end, and close it."""
 
     def __init__(
         self,
@@ -28,61 +28,47 @@ class EndpointAttempt:
         self._trace = None if request.trace is None else request.trace.call(request.model, lease.endpoint)
         if self._trace is not None:
             request = msgspec.structs.replace(request, traceparent=self._trace.traceparent)
-        self._deltas = lease.triton.generate(request)
+        self.deltas = lease.triton.generate(request)
         self._latency = latency
         self._clock = clock
-        self._first: Delta | None = None
 
-    async def begin(self) -> None:
-        """Wait for the first delta; an attempt without one is closed. Raises CausewayError."""
-        began_at = self._clock()
+    async def begin(self) -> Delta:
+        """Return the first delta; an attempt without one is closed. Raises CausewayError."""
+        began_at, first = self._clock(), None
         try:
-            self._first = await anext(self._deltas, None)
-            if self._first is None:
+            first = await anext(self.deltas, None)
+            if first is None:
                 raise CloudFailed("the endpoint's answer ended before its first token", phase="first_token")
         except CausewayError as error:
-            self._failed(error)
+            self.failed(error)
             raise
         finally:
-            if self._first is None:
-                await self._close()
+            if first is None:
+                await self.close()
         now = self._clock()
         self._lease.first_token(now - began_at)
         self._latency.first_token(self.endpoint, now - began_at, now)
         if self._trace is not None:
             self._trace.first_token()
+        return first
 
-    async def answer(self) -> AsyncGenerator[Delta, None]:
-        """Yield every delta, the first one included; call it after `begin`. Closes this attempt at its end.
+    def succeeded(self) -> None:
+        """Report that the whole answer came."""
+        self._lease.succeeded()
+        if self._trace is not None:
+            self._trace.end()
 
-        Raises:
-            CausewayError: The endpoint's.
-        """
-        assert self._first is not None
+    async def close(self) -> None:
+        """Cancel the call if it still runs, and give the lease back."""
         try:
-            yield self._first
-            async for delta in self._deltas:
-                yield delta
-        except CausewayError as error:
-            self._failed(error)
-            raise
-        else:
-            self._lease.succeeded()
-            if self._trace is not None:
-                self._trace.end()
-        finally:
-            await self._close()
-
-    async def _close(self) -> None:
-        """Cancel the call if it still runs."""
-        try:
-            await self._deltas.aclose()
+            await self.deltas.aclose()
         finally:
             self._lease.close()
             if self._trace is not None:
                 self._trace.end(ClientGone.code)  # No effect on a trace that has already ended.
 
-    def _failed(self, error: CausewayError) -> None:
+    def failed(self, error: CausewayError) -> None:
+        """Report how the answer broke."""
         self._lease.failed(error)
         if self._trace is not None:
             self._trace.end(error.code)

@@ -136,8 +136,7 @@ class RequestRunner:
                 entry.tier = measured.tier = head.tier
                 entry.response_headers = dict(head.headers)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
-                async with aclosing(self._while_accepted(entry, chunks)) as accepted:
-                    delivered = await delivery.deliver(head, accepted, partial(measured.on_chunk, reply))
+                delivered = await delivery.deliver(head, chunks, partial(self._on_chunk, entry, measured, reply))
             outcome = "ok"
             return delivered
         except BrokenStream as broken:
@@ -162,15 +161,11 @@ class RequestRunner:
         finally:
             self._settle(entry, reply, measured, outcome, context)
 
-    async def _while_accepted(
-        self, entry: LedgerEntry, chunks: AsyncGenerator[Chunk, None]
-    ) -> AsyncGenerator[Chunk, None]:
-        """Yield the chunks. Raises AuthenticationFailed once the caller's token is revoked."""
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if self._callers is not None and entry.principal is not None:
-                    self._callers.check_again(entry.principal)
-                yield chunk
+    def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, reply: Reply, chunk: Chunk) -> None:
+        """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
+        if self._callers is not None and entry.principal is not None:
+            self._callers.check_again(entry.principal)
+        measured.on_chunk(reply, chunk)
 
     async def embed(self, entry: LedgerEntry, context: RequestContext, arrived_at: float) -> web.StreamResponse:
         """Answer an admitted request for embeddings. Raises CausewayError."""

@@ -101,17 +101,57 @@ class TritonClient:
         self._call_names = (f"{gateway}-{number}" for number in itertools.count(1))  # unique among all gateways
         self._closed = False
 
-    async def generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        """Yield the deltas of one request. Raises CausewayError; closing the generator stops the work in Triton."""
-        if request.model in self._in_repair:
+    async def generate(self, request: InferenceRequest, *, repairs: bool = True) -> AsyncGenerator[Delta, None]:
+        """Yield the deltas of one request. Raises CausewayError; closing the generator stops the work in Triton.
+
+        `repairs` False: call a model also while it is being loaded again, and leave it as it is if it is dead.
+        """
+        if repairs and request.model in self._in_repair:
             raise EngineUnavailable("the model is being loaded again", phase="connect", retry_after_s=RETRY_S)
-        async with aclosing(self._generate(request)) as deltas:
+        left_s = request.deadline - self._clock()
+        if left_s <= 0.0:
+            raise DeadlineExceeded("the time for this request is over")
+        metadata = [("traceparent", request.traceparent)] if request.traceparent else []
+        name = next(self._call_names)
+        message = to_infer_request(request, left_s, name)
+        # The deadline is kept here, because gRPC's own would cancel the call.
+        timeout_s = left_s + 2.0 * STOP_S
+        stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
+        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
+        call = RunningCall(request.model, name, stream, meter)
+        self._calls.add(call)
+        timer = asyncio.get_running_loop().call_later(left_s, call.expire)
+        phase: Phase = "connect"
+        try:
             try:
-                async for delta in deltas:
+                while (response := await stream.next()) is not None:
+                    self._received_at[request.model] = self._clock()
+                    call.has_responses = True
+                    if response.error_message:
+                        call.has_final = True
+                        raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
+                    delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
+                    call.count(delta)
+                    phase = "stream"
                     yield delta
-            except StubProcessDied:
+                    if call.has_final:
+                        return  # The call ends by itself; waiting for that could only fail an answer that is whole.
+                raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
+            except grpc.aio.AioRpcError as error:
+                code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
+                raise _logged(request, _broken(code, error.details(), _reached(phase, stream))) from None
+            except (CallCancelled, grpc.aio.InternalError):
+                # gRPC found the call over, without a reason.
+                lost = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, stream))
+                raise call.ended_by or lost from None
+            finally:
+                timer.cancel()
+                self._calls.discard(call)
+                self._canceller.release(call)
+        except StubProcessDied:
+            if repairs:
                 self.repair(request.model, embed=request.embed)
-                raise
+            raise
 
     async def probe(self, model: str, timeout_s: float = PROBE_S, *, embed: bool = False) -> None:
         """Run a tiny inference; nothing less shows that the model works. Raises CausewayError.
@@ -149,47 +189,6 @@ class TritonClient:
         """Open a new connection in place of one that nothing comes through any more."""
         if not self._closed:
             self._connection.renew()
-
-    async def _generate(self, request: InferenceRequest) -> AsyncGenerator[Delta, None]:
-        left_s = request.deadline - self._clock()
-        if left_s <= 0.0:
-            raise DeadlineExceeded("the time for this request is over")
-        metadata = [("traceparent", request.traceparent)] if request.traceparent else []
-        name = next(self._call_names)
-        message = to_infer_request(request, left_s, name)
-        # The deadline is kept here, because gRPC's own would cancel the call.
-        timeout_s = left_s + 2.0 * STOP_S
-        stream = GrpcStream(self._connection.stream_infer(message, metadata=metadata, timeout_s=timeout_s))
-        meter = None if request.meter is None else request.meter.begin(request.estimated_tokens)
-        call = RunningCall(request.model, name, stream, meter)
-        self._calls.add(call)
-        timer = asyncio.get_running_loop().call_later(left_s, call.expire)
-        phase: Phase = "connect"
-        try:
-            while (response := await stream.next()) is not None:
-                self._received_at[request.model] = self._clock()
-                call.has_responses = True
-                if response.error_message:
-                    call.has_final = True
-                    raise _logged(request, translate("", response.error_message, _reached(phase, stream)))
-                delta = read_delta(response.infer_response, request.parameters.logprobs or 0)
-                call.count(delta)
-                phase = "stream"
-                yield delta
-                if call.has_final:
-                    return  # The call ends by itself; waiting for that could only fail an answer that is whole.
-            raise _broken(await stream.call.code(), await stream.call.details(), _reached(phase, stream))
-        except grpc.aio.AioRpcError as error:
-            code = grpc.StatusCode.UNAVAILABLE if error.details() == _CALL_OVER else error.code()
-            raise _logged(request, _broken(code, error.details(), _reached(phase, stream))) from None
-        except (CallCancelled, grpc.aio.InternalError):
-            # gRPC found the call over, without a reason.
-            lost = _broken(grpc.StatusCode.UNAVAILABLE, "", _reached(phase, stream))
-            raise call.ended_by or lost from None
-        finally:
-            timer.cancel()
-            self._calls.discard(call)
-            self._canceller.release(call)
 
     @property
     def models_in_repair(self) -> frozenset[str]:
@@ -292,7 +291,9 @@ class TritonClient:
 
     async def _works(self, model: str, embed: bool) -> bool:
         try:
-            async with aclosing(self._generate(self._probe_request(model, PROBE_S, embed=embed))) as deltas:
+            async with aclosing(
+                self.generate(self._probe_request(model, PROBE_S, embed=embed), repairs=False)
+            ) as deltas:
                 async for _ in deltas:
                     pass
         except CausewayError:
