@@ -63,7 +63,7 @@ async def examine(config: Config) -> AsyncIterator[Finding]:
     if with_shared_redis(config.jobs, config.redis).redis:
         yield _finding("jobs", await _jobs_fault(config))
     if config.tracing.endpoint:
-        from router.serving.otel_check import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+        from router.serving.otel import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
 
         fault = await send_empty_export(config.tracing.endpoint)
         yield _finding("tracing", fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}")

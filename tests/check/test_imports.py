@@ -44,7 +44,7 @@ EXTRAS = {
 }
 # The extras of the processes that serve: `router/serving` may rely on what all of them have.
 SERVERS = ("edge", "cloud", "fleet")
-# What `router/serving/otel_check.py` needs, which edge and gateway alone import.
+# What `router/serving/otel.py` needs, which edge and gateway alone import.
 OF_TWO_SERVERS = {"opentelemetry-sdk"}
 # What would let the outside into the pure part: sockets, files, clocks, threads, processes, chance, the event loop.
 IMPURE = {

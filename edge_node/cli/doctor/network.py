@@ -192,7 +192,7 @@ def check_tracing(config: TracingConfig) -> Iterator[Finding]:
     """Send an empty export. Nothing where no traces are sent."""
     if not config.endpoint:
         return
-    from router.serving.otel_check import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
+    from router.serving.otel import send_empty_export  # on demand: OpenTelemetry costs a tenth of a second
 
     fault = asyncio.run(send_empty_export(config.endpoint))
     if fault:
