@@ -10,20 +10,14 @@ messaging conventions ask; other processes may create them days later.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.serving.config import TracingConfig
+from router.serving.otel import SpanExport, context_of, traceparent_of
 from router.telemetry import (
     PROVIDER,
     Attributes,
@@ -37,42 +31,22 @@ from router.types import Request, Usage
 
 from . import tracing
 
-_FLUSH_S = 2.0
 _OK = "ok"
-_PROPAGATOR = TraceContextTextMapPropagator()
 _HEADER_PREFIX = "x-causeway-"
 
 
-class OtelTracing:
-    """Exports to `config.endpoint`; headers and certificates come from the OTEL_EXPORTER_OTLP_* variables."""
+class OtelTracing(SpanExport):
+    """The spans of one service."""
 
     def __init__(self, config: TracingConfig, service: str) -> None:
-        self._provider = TracerProvider(
-            sampler=ParentBasedTraceIdRatio(config.sample_ratio),
-            resource=Resource.create({"service.name": service}),
-            shutdown_on_exit=False,
-        )
-        self._exporter = OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._tracer = self._provider.get_tracer("causeway.cloud")
-        self.jobs = OtelJobTrace(self._tracer)
+        super().__init__(config, service, "causeway.cloud")
+        self.jobs = OtelJobTrace(self.tracer)
 
     def begin(self, request: Request, id: str, traceparent: str) -> OtelTrace:  # noqa: A002 -- of the request
-        parent = _context(traceparent)
+        parent = context_of(traceparent)
         attributes = {"causeway.request": id, **request_attributes(request)}
         name = span_name(request.kind, request.model)
-        return OtelTrace(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER, attributes))
-
-    def flush(self) -> None:
-        """Export every span that has ended. Blocks until the collector has them."""
-        self._provider.force_flush()
-
-    def close(self) -> None:
-        # The provider waits for its exporter, which retries until it is shut down.
-        timer = threading.Timer(_FLUSH_S, self._exporter.shutdown)
-        timer.start()
-        self._provider.shutdown()
-        timer.cancel()
+        return OtelTrace(self.tracer, self.tracer.start_span(name, parent, SpanKind.SERVER, attributes))
 
 
 class OtelJobTrace:
@@ -81,17 +55,19 @@ class OtelJobTrace:
 
     def send(self, job: str, queue: str, traceparent: str) -> OtelSpan:
         attributes = messaging_attributes("send", queue, job)
-        return OtelSpan(self._tracer.start_span(f"send {queue}", _context(traceparent), SpanKind.PRODUCER, attributes))
+        return OtelSpan(
+            self._tracer.start_span(f"send {queue}", context_of(traceparent), SpanKind.PRODUCER, attributes)
+        )
 
     def received(self, job: str, queue: str, traceparent: str, began: float) -> None:
-        sent, attributes = _context(traceparent), messaging_attributes("receive", queue, job)
+        sent, attributes = context_of(traceparent), messaging_attributes("receive", queue, job)
         links = _links(sent)
         self._tracer.start_span(
             f"receive {queue}", sent, SpanKind.CLIENT, attributes, links, start_time=int(began * 1e9)
         ).end()
 
     def process(self, request: Request, job: str, queue: str, traceparent: str, attempt: int) -> OtelTrace:
-        sent = _context(traceparent)
+        sent = context_of(traceparent)
         attributes = {
             "causeway.request": job,
             "causeway.attempt": attempt,
@@ -102,7 +78,7 @@ class OtelJobTrace:
         return OtelTrace(self._tracer, span)
 
     def deliver(self, job: str, host: str, traceparent: str, tried: int) -> OtelSpan:
-        sent = _context(traceparent)
+        sent = context_of(traceparent)
         attributes: Attributes = {
             "messaging.message.id": job,
             "http.request.method": "POST",
@@ -170,7 +146,7 @@ class OtelSpan:
     @property
     def traceparent(self) -> str:
         context = self._span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+        return traceparent_of(context.trace_id, context.span_id, context.trace_flags)
 
     def end(self, error: str = "", attributes: Mapping[str, str | int] | None = None) -> None:
         if not self._span.is_recording():
@@ -187,10 +163,6 @@ class OtelCallTrace(OtelSpan):
 
     def first_token(self) -> None:
         self._span.add_event("first token")
-
-
-def _context(traceparent: str) -> Context:
-    return _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
 
 
 def _links(sent: Context) -> tuple[Link, ...]:

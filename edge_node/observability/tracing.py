@@ -4,32 +4,21 @@ Spans are created after the request has ended, from its decision record, so that
 span ids exist earlier, because the cloud needs one as the parent of its own spans. A request that is bound to the
 device produces no spans.
 
-Importing this module loads OpenTelemetry (0.1 s and several megabytes): import it lazily, or for type checking only.
+Import it as `router.serving.otel`: lazily, or for type checking only.
 """
 
 from __future__ import annotations
 
 import random
-import threading
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.serving.config import TracingConfig
+from router.serving.otel import SpanExport, context_of, traceparent_of
 from router.telemetry import attempt_attributes, outcome_attributes, request_attributes, span_name
 from router.types import AttemptRecord, DecisionRecord, Request
-
-_SERVICE = "causeway-edge"
-_FLUSH_S = 2.0
-_PROPAGATOR = TraceContextTextMapPropagator()
 
 
 class _SpanIds(RandomIdGenerator):
@@ -43,26 +32,12 @@ class _SpanIds(RandomIdGenerator):
         return super().generate_span_id() if reserved is None else reserved
 
 
-class RequestTracer:
-    """Create the spans of requests and export them.
+class RequestTracer(SpanExport):
+    """Create the spans of requests and export them."""
 
-    Args:
-        config: The collector's address and the sample ratio.
-        exporter: The span exporter. None: OTLP over HTTP to `config.endpoint`; headers and certificates come from the
-            ``OTEL_EXPORTER_OTLP_*`` variables.
-    """
-
-    def __init__(self, config: TracingConfig, exporter: SpanExporter | None = None) -> None:
+    def __init__(self, config: TracingConfig) -> None:
         self._ids = _SpanIds()
-        self._provider = TracerProvider(
-            sampler=ParentBasedTraceIdRatio(config.sample_ratio),
-            resource=Resource.create({"service.name": _SERVICE}),
-            id_generator=self._ids,
-            shutdown_on_exit=False,
-        )
-        self._exporter = exporter or OTLPSpanExporter(endpoint=f"{config.endpoint.rstrip('/')}/v1/traces")
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._tracer = self._provider.get_tracer("causeway.edge")
+        super().__init__(config, "causeway-edge", "causeway.edge", self._ids)
 
     def begin(self, request: Request, traceparent: str, now: float) -> RequestTrace:
         """Start a request's trace.
@@ -72,23 +47,14 @@ class RequestTracer:
             traceparent: The client's trace context; "" if it sent none.
             now: Arrival time, Unix seconds.
         """
-        parent = _PROPAGATOR.extract({"traceparent": traceparent}) if traceparent else Context()
-        span = self._tracer.start_span(
+        span = self.tracer.start_span(
             span_name(request.kind, request.model),
-            parent,
+            context_of(traceparent),
             SpanKind.SERVER,
             request_attributes(request),
             start_time=_ns(now),
         )
-        return RequestTrace(self._tracer, self._ids, span)
-
-    def close(self) -> None:
-        """Export the remaining spans. Blocks, for a few seconds at most when the collector is unreachable."""
-        # The provider waits for its exporter, and the exporter retries until it is shut down.
-        timer = threading.Timer(_FLUSH_S, self._exporter.shutdown)
-        timer.start()
-        self._provider.shutdown()
-        timer.cancel()
+        return RequestTrace(self.tracer, self._ids, span)
 
 
 class RequestTrace:
@@ -108,10 +74,10 @@ class RequestTrace:
         """Return the `traceparent` header that attempt `number` (counted from 0) sends upstream."""
         context = self.context
         if not context.trace_flags.sampled:
-            return _traceparent(context.trace_id, context.span_id, sampled=False)
+            return traceparent_of(context.trace_id, context.span_id, 0)
         while len(self._attempt_span_ids) <= number:
             self._attempt_span_ids.append(random.getrandbits(64) or 1)
-        return _traceparent(context.trace_id, self._attempt_span_ids[number], sampled=True)
+        return traceparent_of(context.trace_id, self._attempt_span_ids[number], 1)
 
     def end(self, record: DecisionRecord, *, shared: RequestTrace | None = None) -> None:
         """Create the attempts' spans and end the request's span.
@@ -147,10 +113,6 @@ class RequestTrace:
         if attempt.error:
             span.set_status(Status(StatusCode.ERROR, attempt.error))
         span.end(_ns(started_at + (attempt.duration_ms or 0.0) / 1000.0))
-
-
-def _traceparent(trace_id: int, span_id: int, *, sampled: bool) -> str:
-    return f"00-{trace_id:032x}-{span_id:016x}-{'01' if sampled else '00'}"
 
 
 def _ns(unix_s: float) -> int:
