@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import os
 import re
-import resource
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from aiohttp import hdrs, web
 from router.api import OPENAPI_PATH
 from router.bundle.protocol import MAX_MESSAGE_BYTES
 from router.errors import CausewayError, ConfigError
+from router.serving.listener import bind_tcp, raise_file_limit, url_of
 from router.serving.private_files import close_to_others, is_shared
 
 from .console.routes import console_routes
@@ -37,19 +36,17 @@ from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
 from .server.boxes.api import device_routes
 from .server.boxes.tokens import load_token_key
-from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections
+from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
 from .server.files import file_routes
 from .server.health import health_routes
 from .server.openapi import fleet_document
 from .server.plane import ControlPlane
 from .server.polls import IDLE_S
-from .server.request import make_request
 from .server.routes import ApiRoute, Unfinished, errors_as_json, nothing_here
 from .store.database import STATEMENT_S, Store
 from .trust.trust_file import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
-_BACKLOG = 4096
 # What versions of the control plane have in the data folder.
 _OWN_FILES = re.compile(r"fleet\.db.*|token-key\.jwk.*|bootstrap-token.*|.*\.partial")
 _DRAIN_S = 5.0  # that handlers get to finish when the server stops
@@ -126,7 +123,8 @@ async def running(settings: ServeSettings) -> AsyncIterator[tuple[ControlPlane, 
             keepalive_timeout=IDLE_S,
         )
         try:
-            listening, url = await _listen(plane.wakes.polls.new_handler, settings)
+            listening = await bind_tcp(plane.wakes.polls.new_handler, settings.host, settings.port, "--listen")
+            url = url_of(settings.host, listening.sockets[0].getsockname()[1])
             with closing(listening):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(plane.run)
@@ -159,7 +157,7 @@ async def serve(settings: ServeSettings) -> None:
     Raises:
         CausewayError: As `running`; or a background task failed, which ends the control plane.
     """
-    allow_many_files()
+    raise_file_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -172,29 +170,6 @@ async def serve(settings: ServeSettings) -> None:
     except BaseExceptionGroup as error:
         _log.critical("A background task failed, and the control plane ends.", exc_info=error)
         raise CausewayError("A background task failed, and the control plane ends.") from error
-
-
-def allow_many_files() -> None:
-    """Raise the process's file limit: each parked poll is a connection."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-async def _listen(
-    new_handler: Callable[[], HttpConnection], settings: ServeSettings
-) -> tuple[asyncio.AbstractServer, str]:
-    """Return the listening server and its URL."""
-    try:
-        listening = await asyncio.get_running_loop().create_server(
-            new_handler, settings.host, settings.port, backlog=_BACKLOG, reuse_address=True
-        )
-    except OSError as error:
-        taken = "another program listens there: stop it, or choose another address"
-        reason = taken if error.errno == errno.EADDRINUSE else error.strerror
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}", where="--listen") from error
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return listening, f"http://{host}:{listening.sockets[0].getsockname()[1]}"
 
 
 def all_routes(plane: ControlPlane, operators: OperatorParts | None = None) -> list[ApiRoute]:

@@ -11,14 +11,13 @@ import functools
 import gc
 import logging
 import math
-import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 
-from router.serving.listener import Address, ConnectionTable, Listener
+from router.serving.listener import Address, ConnectionTable, Listener, raise_file_limit
 from router.serving.logs import redacted
 from router.web_origins import WebOrigins, listener_hosts
 
@@ -123,7 +122,7 @@ class App:
                 again.
         """
         parts = self._parts
-        _raise_file_limit()
+        raise_file_limit()
         self._parts.state_folder.acquire()
         try:
             parts.policies.load()
@@ -363,10 +362,3 @@ def _tune_garbage_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD, 20, 20)
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files, which connections count against, to the most that the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

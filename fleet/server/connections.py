@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from aiohttp import web
 from aiohttp.streams import StreamReader
 
+from router.bundle.protocol import MAX_MESSAGE_BYTES
+from router.serving.listener import HttpRequest, is_between_requests, with_plain_path
 from router.trackers.fair_share import FairShare, network_of
 
 MOST_FILES = 65_536
@@ -119,9 +121,7 @@ class HttpConnection(web.RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        # `_waiter`: the only place that tells an idle connection from one whose request has just arrived, or whose
-        # response is still being written.
-        return self._waiter is not None and not self._waiter.done()
+        return is_between_requests(self)
 
     @property
     def is_answered(self) -> bool:
@@ -142,6 +142,18 @@ class HttpConnection(web.RequestHandler):
     def abort(self) -> None:
         if self.transport is not None:
             self.transport.abort()
+
+
+class PlaneRequest(HttpRequest, web.Request):
+    """A request that the control plane's routes take."""
+
+
+def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> PlaneRequest:
+    """Build a request, whose body has at most MAX_MESSAGE_BYTES: what `web.Server` takes as `request_factory`."""
+    if isinstance(protocol, HttpConnection):
+        protocol.arriving = payload
+    loop, message = asyncio.get_running_loop(), with_plain_path(message)
+    return PlaneRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_MESSAGE_BYTES)
 
 
 def files_of_connections(most_files: int) -> int:

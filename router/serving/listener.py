@@ -19,9 +19,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import socket
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -352,6 +354,14 @@ async def bind_tcp(
         raise bind_failure(f"{host}:{port}", error, where=key) from error
 
 
+def raise_file_limit() -> None:
+    """Raise the limit of open files, which connections count against, to the most that the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def url_of(host: str, port: int) -> str:
     """Return the URL of an address; one of IPv6 has brackets in it."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -416,14 +426,19 @@ class HttpRequest(web.BaseRequest):
 
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
-    """Build a request with a plain path: what `web.Server` takes as `request_factory`.
+    """Build a request with a plain path: what `web.Server` takes as `request_factory`."""
+    return HttpRequest(with_plain_path(message), payload, protocol, writer, task, asyncio.get_running_loop())
 
-    The message is a named tuple, whose `url` is where `BaseRequest.path` comes from; `raw_path` stays as it was sent.
+
+def with_plain_path(message: Any) -> Any:
+    """Return a request's message, a named tuple whose `url` is where `BaseRequest.path` comes from, with a plain path.
+
+    `raw_path` stays as it was sent.
     """
     url = message.url
-    if (path := plain_path(url.raw_path)) != url.raw_path:
-        message = message._replace(url=url.with_path(path, encoded=True, keep_query=True))
-    return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+    if (path := plain_path(url.raw_path)) == url.raw_path:
+        return message
+    return message._replace(url=url.with_path(path, encoded=True, keep_query=True))
 
 
 def has_response_begun(request: web.BaseRequest) -> bool:

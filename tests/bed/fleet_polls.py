@@ -18,10 +18,10 @@ from typing import cast
 import psutil
 import uvloop
 
-from fleet.app import allow_many_files
 from fleet.server.boxes.tokens import TokenKey, load_token_key
 from fleet.store.database import Store
 from fleet.store.generations import advance
+from router.serving.listener import raise_file_limit
 from tests.bench.fleet import plane
 from tests.bench.fleet.boxes import box_name
 from tests.tool import run_tool
@@ -105,7 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--boxes", type=int, default=15_000)
     boxes = parser.parse_args().boxes
-    allow_many_files()
+    raise_file_limit()
     with tempfile.TemporaryDirectory() as folder:
         return uvloop.run(measure(Path(folder), boxes))
 

@@ -19,12 +19,13 @@ from aiohttp import web
 from jwt.algorithms import OKPAlgorithm
 from sqlalchemy import insert
 
-from fleet.app import ServeSettings, allow_many_files, running
+from fleet.app import ServeSettings, running
 from fleet.repository.template import new_fleet
 from fleet.store.database import Store
 from fleet.store.enrolment import NEVER_SEEN
 from fleet.store.tables import devices
 from router.bundle.protocol import StatusReply
+from router.serving.listener import raise_file_limit
 
 from .boxes import SERVER_KEY, STATUS, box_name, public_key
 
@@ -85,7 +86,7 @@ async def plane(folder: Path, database: str) -> None:
 
 def main() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    allow_many_files()
+    raise_file_limit()
     if sys.argv[1] == "bare":
         uvloop.run(bare())
     elif sys.argv[1] == "boxes":
