@@ -674,7 +674,7 @@ def build_jobs(
         metrics.registry,
         limits=accounts.ledger.limits,
         admit=accounts.ledger.admit_submission,
-        admit_read=accounts.ledger.admit_read,
+        admit_reads=accounts.ledger.admit_reads,
         check_cost=accounts.accounting.check_cost,
         trace=None if tracing is None else tracing.jobs,
         audit=accounts.audit,

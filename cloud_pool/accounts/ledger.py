@@ -79,9 +79,9 @@ class Ledger:
         """Count a submission of a job or batch against the tenant's rate of submissions. Raises RateLimited."""
         await self._accounting.take_submission(principal.tenant)
 
-    async def admit_read(self, principal: Principal) -> None:
-        """Count a look at a job, file or batch against the tenant's rate of reads. Raises RateLimited."""
-        await self._accounting.take_read(principal.tenant)
+    async def admit_reads(self, principal: Principal, reads: int) -> None:
+        """Count reads of jobs, files and batches against the tenant's rate of reads. Raises RateLimited."""
+        await self._accounting.take_reads(principal.tenant, reads)
 
     async def admit(
         self,

@@ -22,7 +22,7 @@ from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .http.batch_api import BatchApi
 from .http.dead_letter_api import DeadLetterApi
-from .http.job_api import AdmitSubmission, IdentifyCaller, JobApi
+from .http.job_api import AdmitReads, AdmitSubmission, IdentifyCaller, JobApi
 from .metrics import JobMetrics
 from .named_files import NamedFileReader
 from .store.redis_client import redis_time
@@ -43,7 +43,7 @@ class JobsGateway:
         identify: request -> principal
         limits: limits of a principal's tenant
         admit: counts a submission against its tenant's rate; None: they are not limited
-        admit_read: counts a read of what was submitted, as `admit`
+        admit_reads: counts reads of what was submitted, as `admit`
         bodies: bounds the bodies in memory; the server releases them
         check_cost: refuses a job that could never run within its tenant's budget
         audit: gets a record of each job and batch that is acknowledged; None: no records
@@ -60,7 +60,7 @@ class JobsGateway:
         limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
         check_cost: CheckCost = lambda *_: 0,
         admit: AdmitSubmission | None = None,
-        admit_read: AdmitSubmission | None = None,
+        admit_reads: AdmitReads | None = None,
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
@@ -94,7 +94,7 @@ class JobsGateway:
             more_routes=batches.routes,
             accepted=accepted,
             admit=admit,
-            admit_read=admit_read,
+            admit_reads=admit_reads,
         )
 
     async def watch(self) -> None:

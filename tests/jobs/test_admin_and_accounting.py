@@ -221,7 +221,7 @@ async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
         identify,
         CollectorRegistry(),
         admit=ledger.admit_submission,
-        admit_read=ledger.admit_read,
+        admit_reads=ledger.admit_reads,
         clock=clock,
     )
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
@@ -243,6 +243,28 @@ async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
             assert await status("acme", path, "GET") == 429
         assert await status("acme", "/v1/jobs/job_1", "DELETE") == 429
         assert await status("other") == 202
+
+
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/files", "/v1/batches"])
+async def test_a_list_counts_as_a_read_and_one_more_for_every_ten_rows(
+    tmp_path: Path, config: JobsConfig, clock: Clock, path: str
+) -> None:
+    limits = TenantConfig(name="acme", reads_per_s=10)  # twenty at once
+    ledger = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,))).ledger
+    gateway = JobsGateway(
+        config, {"big": TIER}, identify, CollectorRegistry(), admit_reads=ledger.admit_reads, clock=clock
+    )
+    headers = {"authorization": "Bearer acme"}
+    async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
+
+        async def status(path: str) -> int:
+            async with http.get(path) as response:
+                return response.status
+
+        assert await status(f"{path}?limit=100") == 200
+        assert await status(f"{path}?limit=100") == 429
+        assert await status(f"{path}?limit=80") == 200
+        assert await status(f"{path}?limit=1") == 429
         assert await status("other", method="GET") == 200
     await gateway.close()
     request = parse_chat(BODY, RoutingHints())

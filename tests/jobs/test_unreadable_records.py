@@ -123,6 +123,20 @@ async def test_the_api_lists_the_other_jobs_and_explains_an_unreadable_one(
     await gateway.close()
 
 
+async def test_the_api_lists_the_other_batches_when_one_is_unreadable(stores: JobStores) -> None:
+    database = stores.database
+    fields = {"owner": "kiosk", "input": "file-1", "endpoint": "/v1/chat/completions", "created": 0, "expires": 1}
+    for place, (name, state) in enumerate([("batch_1", "in_progress"), ("batch_2", "paused"), ("batch_4", "failed")]):
+        values = [part for field in (fields | {"id": name, "state": state}).items() for part in field]
+        await database.command("HSET", database.key("batch", name), *values)
+        await database.command("ZADD", database.key("batches", "kiosk"), place, name)
+    await database.command("ZADD", database.key("batches", "kiosk"), 9, "batch_3")  # its record has expired
+    batches = await stores.batches.list_owned("kiosk", after="", limit=2)
+    assert [batch.id for batch in batches] == ["batch_4", "batch_1"]
+    assert [batch.id for batch in await stores.batches.list_owned("kiosk", after="batch_4", limit=2)] == ["batch_1"]
+    assert await database.command("ZSCORE", database.key("batches", "kiosk"), "batch_3") is None
+
+
 async def test_purge_leaves_the_error_file_of_a_batch_whole(
     stores: JobStores, config: JobsConfig, new_job: MakeJob, clock: Clock
 ) -> None:

@@ -88,9 +88,9 @@ class TenantAccounting:
         """Count a submission of a job, file or batch. Raises RateLimited."""
         await self._limiter.take_submission(tenant)
 
-    async def take_read(self, tenant: str) -> None:
-        """Count a look at a job, file or batch. Raises RateLimited."""
-        await self._limiter.take_read(tenant)
+    async def take_reads(self, tenant: str, reads: int) -> None:
+        """Count reads of jobs, files and batches. Raises RateLimited."""
+        await self._limiter.take_reads(tenant, reads)
 
     def charge(self, reservation: Reservation, tier: str, route: str, usage: Usage) -> Charge:
         """Return what a request has cost."""

@@ -27,7 +27,9 @@ class TenantLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_sequences: NonNegativeInt = 0  # sequences (prompts × n) of one request; more are refused with 400
     # POSTs of jobs, files and batches, which `requests_per_s` and `burst` bound as well; two seconds' worth at once
     submissions_per_s: NonNegativeFloat = 50.0
-    reads_per_s: NonNegativeFloat = 500.0  # GETs and DELETEs of jobs, files and batches; two seconds' worth at once
+    reads_per_s: NonNegativeFloat = (
+        500.0  # of jobs, files and batches; a list is one, and one more for 10 rows; two seconds' worth at once
+    )
     tokens_per_minute: NonNegativeInt = 0  # prompt and answer together; a minute's worth may be used at once
     max_tokens: NonNegativeInt = 0  # of one answer
     max_body_bytes: NonNegativeInt = 0  # of one request

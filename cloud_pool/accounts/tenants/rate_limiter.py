@@ -127,13 +127,14 @@ class TenantRateLimiter:
         key = "requests_per_s" if limits.of_submissions.requests_per_s == limits.requests_per_s else "submissions_per_s"
         await self._take_of(tenant + SUBMISSIONS, f"submissions a second ({key})")
 
-    async def take_read(self, tenant: str) -> None:
-        """Take a look at a job, file or batch, or at a list of them. Raises RateLimited."""
-        await self._take_of(tenant + READS, "reads of jobs, files and batches a second (reads_per_s)")
+    async def take_reads(self, tenant: str, reads: int) -> None:
+        """Take reads of jobs, files and batches: a list is several. Raises RateLimited."""
+        await self._take_of(tenant + READS, "reads of jobs, files and batches a second (reads_per_s)", reads)
 
-    async def _take_of(self, bucket: str, what: str) -> None:
+    async def _take_of(self, bucket: str, what: str, count: int = 1) -> None:
         limits = self._limits_of(bucket)
-        error = await self._check(limits, Reservation(bucket, 0), 0.0) if limits.requests_per_s else None
+        taken = Reservation(bucket, 0, sequences=count)
+        error = await self._check(limits, taken, 0.0) if limits.requests_per_s else None
         if error is not None:
             raise RateLimited(f"Your limit is {limits.requests_per_s:g} {what}.", retry_after_s=error.retry_after_s)
 

@@ -17,6 +17,7 @@ from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, result_place
 from ..errors import QuotaExceeded, RecordUnreadable
 from ..record import Window
+from ..store.listing import list_newest
 from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .file_store import FilePart, too_many_files
 from .states import BatchState, is_final, source_states
@@ -181,27 +182,19 @@ class BatchStore:
 
     async def lookup(self, name: str) -> Batch | None:
         """Return a batch of any owner. Raises RecordUnreadable."""
-        fields = as_fields(await self._db.command("HGETALL", self._db.key("batch", name)))
-        plain = {key: value.decode("utf-8", "replace") for key, value in fields.items()}
-        try:
-            return msgspec.convert(plain, Batch, strict=False) if plain else None
-        except msgspec.ValidationError as error:
-            raise RecordUnreadable(f"{name}: the record is damaged or of another version: {error}") from None
+        return _parse(name, await self._db.command(*self._record(name)))
 
     async def list_owned(self, owner: str, *, after: str, limit: int) -> list[Batch]:
-        """Return batches of `owner`, newest first, from behind the batch `after`."""
+        """Return batches of `owner`, newest first, from behind the batch `after`; an unknown one begins at the newest.
+
+        Unreadable records are left out.
+        """
         key = self._db.key("batches", owner)
-        names = [as_text(name) for name in as_list(await self._db.command("ZREVRANGE", key, 0, -1))]
-        batches: list[Batch] = []
-        for name in names[names.index(after) + 1 if after in names else 0 :]:
-            batch = await self.lookup(name)
-            if batch is None:
-                await self._db.command("ZREM", key, name)
-            elif len(batches) < limit:
-                batches.append(batch)
-            else:
-                break
-        return batches
+        rank = await self._db.command("ZREVRANK", key, after) if after else None
+        return await list_newest(self._db, key, 0 if rank is None else as_int(rank) + 1, limit, self._record, _parse)
+
+    def _record(self, name: str) -> tuple[str, ...]:
+        return "HGETALL", self._db.key("batch", name)
 
     async def cancel(self, batch: Batch) -> None:
         """Begin to cancel a batch. Raises JobAlreadyEnded."""
@@ -294,3 +287,11 @@ def output_file_id(batch: str, part: ResultPart) -> str:
 def batch_job_id(batch: str, line: int) -> str:
     """Return the id of a line's job: always the same, so that a line can be submitted repeatedly. Lines from 1."""
     return f"job_{batch.removeprefix('batch_')}-{line}"
+
+
+def _parse(name: str, row: Reply) -> Batch | None:
+    plain = {key: value.decode("utf-8", "replace") for key, value in as_fields(row).items()}
+    try:
+        return msgspec.convert(plain, Batch, strict=False) if plain else None
+    except msgspec.ValidationError as error:
+        raise RecordUnreadable(f"{name}: the record is damaged or of another version: {error}") from None

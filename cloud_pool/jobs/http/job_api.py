@@ -47,11 +47,12 @@ from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
-from .routing import Handler, OwnedHandler, Route, begin_response, enqueue_span, route, write_chunk
+from .routing import Handler, OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""
 AdmitSubmission = Callable[[Principal], Awaitable[None]]
+AdmitReads = Callable[[Principal, int], Awaitable[None]]
 """Counts a submission, or a read. Raises RateLimited."""
 _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
@@ -76,7 +77,7 @@ class JobApi:
         more_routes: routes of other handlers, such as BatchApi's
         accepted: records what is acknowledged; None: nothing is recorded
         admit: counts a POST against the rate of submissions; raises RateLimited
-        admit_read: counts another request against the rate of reads; raises RateLimited
+        admit_reads: counts another request against the rate of reads, by what it reads; raises RateLimited
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class JobApi:
         more_routes: Sequence[Route] = (),
         accepted: AcceptanceLog | None = None,
         admit: AdmitSubmission | None = None,
-        admit_read: AdmitSubmission | None = None,
+        admit_reads: AdmitReads | None = None,
     ) -> None:
         self._config = config
         self._bodies = bodies or BodyMemory()
@@ -107,7 +108,7 @@ class JobApi:
         self._trace = trace
         self._accepted = accepted or AcceptanceLog()
         self._admit = admit
-        self._admit_read = admit_read
+        self._admit_reads = admit_reads
         self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
@@ -143,9 +144,12 @@ class JobApi:
         principal = self._identify(request)
         self._bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
-        admit = self._admit if request.method == hdrs.METH_POST else self._admit_read
-        if admit is not None:
-            await admit(principal)  # before its body is read
+        if request.method == hdrs.METH_POST:
+            if self._admit is not None:
+                await self._admit(principal)  # before its body is read
+        elif self._admit_reads is not None:
+            is_list = not name and request.method != hdrs.METH_DELETE
+            await self._admit_reads(principal, reads_of_page(request) if is_list else 1)
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:

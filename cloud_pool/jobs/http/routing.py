@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ClientGone
+from router.numbers import read_page
 from router.serving.responses import STALLED_S
 
 from ...core.principal import Principal, Scope
@@ -19,6 +20,7 @@ from ...observability.tracing import JobTrace
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
 """Gets the request, its principal and the id in its path."""
+ROWS_A_READ = 10  # of a list: a read more
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -40,6 +42,12 @@ class Route(msgspec.Struct, frozen=True):
 def route(pattern: str, scopes: tuple[Scope, ...] = ("jobs",), /, **methods: OwnedHandler) -> Route:
     """Return a route, as `route("/v1/jobs", GET=..., POST=...)`. `scopes`: a token needs one of them."""
     return Route(re.compile(pattern), methods, scopes)
+
+
+def reads_of_page(request: web.BaseRequest) -> int:
+    """Return how many reads a list counts as: one, and one more for every ROWS_A_READ rows. Raises InvalidRequest."""
+    limit, _ = read_page(request.query)
+    return 1 + limit // ROWS_A_READ
 
 
 async def begin_response(response: web.StreamResponse, request: web.BaseRequest) -> bool:

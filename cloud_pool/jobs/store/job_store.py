@@ -24,6 +24,7 @@ from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, same_key_conflict, unfinished_jobs
 from .late_answers import LateAnswers
+from .listing import list_newest
 from .live_texts import LiveTexts
 from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .replies import (
@@ -188,9 +189,7 @@ class JobStore:
 
     async def lookup(self, job: str) -> JobRecord | None:
         """Return a job of any owner, without its body. Raises RecordUnreadable."""
-        values = as_list(await self._db.command("HMGET", self._db.key("job", job), *LISTED_FIELDS))
-        fields = {name: value for name, value in zip(LISTED_FIELDS, values, strict=True) if isinstance(value, bytes)}
-        return parse_record(fields) if fields else None
+        return _parse(job, await self._db.command(*self._listed_fields(job)))
 
     async def read_result(self, job: str, owner: str) -> bytes:
         """Return the JSON body of the answer to a job of `owner`; empty if there is none.
@@ -236,27 +235,10 @@ class JobStore:
             if rank is None:
                 raise job_not_found(after)
             start = as_int(rank) + 1
-        records: list[JobRecord] = []
-        while len(records) < limit:
-            reply = await self._db.command("ZREVRANGE", key, start, start + limit - 1)
-            names = [as_text(name) for name in as_list(reply)]
-            expired = []
-            for name in names:
-                try:
-                    record = await self.lookup(name)
-                except RecordUnreadable as error:
-                    _log.warning("%s is not listed: %s", name, error.message)
-                    continue
-                if record is None:
-                    expired.append(name)
-                else:
-                    records.append(record)
-            if expired:
-                await self._db.command("ZREM", key, *expired)
-            start += len(names) - len(expired)
-            if len(names) < limit:
-                break
-        return records[:limit]
+        return await list_newest(self._db, key, start, limit, self._listed_fields, _parse)
+
+    def _listed_fields(self, job: str) -> tuple[str, ...]:
+        return "HMGET", self._db.key("job", job), *LISTED_FIELDS
 
     async def cancel(self, job: str, owner: str) -> None:
         """Cancel a job, or what may still revise its answer; later reports of its worker have no effect.
@@ -452,6 +434,12 @@ class JobStore:
 def job_not_found(job: str) -> NotFound:
     """Return the error for a job that does not exist or belongs to another owner."""
     return NotFound(f"There is no job {job[:80]!r} of yours.")
+
+
+def _parse(_: str, row: Reply) -> JobRecord | None:
+    values = zip(LISTED_FIELDS, as_list(row), strict=True)
+    fields = {name: value for name, value in values if isinstance(value, bytes)}
+    return parse_record(fields) if fields else None
 
 
 def _expired_jobs(rows: Reply) -> tuple[ExpiredJob, ...]:

@@ -92,13 +92,13 @@ async def test_submissions_have_the_lower_one_of_two_rates(clock: Clock, limits:
 async def test_reads_have_a_rate_unless_it_is_off(clock: Clock) -> None:
     limiter = budgets(TenantLimits(), None, clock)
     for _ in range(1000):
-        await limiter.take_read("flood")
+        await limiter.take_reads("flood", 1)
     with pytest.raises(RateLimited, match="reads_per_s"):
-        await limiter.take_read("flood")
-    await limiter.take_read("quiet")
+        await limiter.take_reads("flood", 1)
+    await limiter.take_reads("quiet", 1)
     unlimited = budgets(TenantLimits(reads_per_s=0.0, submissions_per_s=0.0), None, clock)
     for _ in range(2000):
-        await unlimited.take_read("flood")
+        await unlimited.take_reads("flood", 1)
         await unlimited.take_submission("flood")
 
 

@@ -1,0 +1,158 @@
+"""`python -m tests.bed.schemas_served`: answers under generated schemas, through a real daemon and a real gateway.
+
+A model answers at temperature 1.5 on the device, and in a real Triton behind the gateway, with the schemas that
+generators made (`tests/models/constraints/schemas`), in turn as response format and as the arguments of a forced call.
+Every answer with status 200 that was not cut must be valid for `jsonschema`, formats included (its extra `format`).
+
+Most schemas leave some strings and lists without a bound, and at that temperature a model seldom ends one. Thus the bed
+asks for the schemas with bounds of its own where they have none (BOUNDS), unless `--unbounded` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import copy
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from jsonschema import Draft202012Validator
+
+from models.constraints.json_schema import fault_of
+from tests.models.constraints.bytewise import CORPUS
+from tests.stack import TOKEN, Stack
+from tests.tool import run_tool
+
+POLICY = """
+version: 1
+name: schemas
+targets:
+  edge: {{at: edge, model: {model}, first_token_timeout: 5m, timeout: 10m}}
+routes: [{{name: all, use: [edge]}}]
+"""
+TIERS = "tiers: [{{name: {model}, concurrency: 4, max_queued: 64}}]\n"
+BOUNDS = {"string": ("maxLength", 24), "array": ("maxItems", 3), "object": ("maxProperties", 4)}
+_DEADLINE_S = 600.0
+Counts = collections.Counter[str]
+
+
+def bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema with BOUNDS wherever it has none: on strings that may be free, on lists, on open objects."""
+    copied = copy.deepcopy(schema)
+    for part in _schemas(copied):
+        types = part.get("type", ())
+        for kind in [types] if isinstance(types, str) else types:
+            key, most = BOUNDS.get(kind, ("", 0))
+            closed = {"enum", "const", "pattern", "format", key, "$ref"} & part.keys()
+            if key and not closed and not (kind == "object" and "additionalProperties" not in part):
+                least = part.get(key.replace("max", "min"), 0)
+                part[key] = max(most, least, len(part.get("properties", ())))
+    return copied
+
+
+def _schemas(value: object) -> list[dict[str, Any]]:
+    """Return every object inside a schema; one that is no schema has no `type` of the three that matter."""
+    if isinstance(value, list):
+        return [found for item in value for found in _schemas(item)]
+    if not isinstance(value, dict):
+        return []
+    return [value, *(found for item in value.values() for found in _schemas(item))]
+
+
+class Side:
+    """A server that answers."""
+
+    def __init__(self, name: str, url: str, model: str) -> None:
+        self.name = name
+        self._url = f"{url}/v1/chat/completions"
+        self._model = model
+
+    async def ask(self, session: aiohttp.ClientSession, schema: dict[str, Any], called: bool, seed: int) -> str:
+        """Return the verdict on one answer: `valid`, `cut`, `INVALID`, or the status that it had instead."""
+        body: dict[str, Any] = {"model": self._model, "messages": [{"role": "user", "content": "go"}]}
+        body |= {"temperature": 1.5, "seed": seed, "max_tokens": 400}
+        if called:
+            body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+            body["tool_choice"] = {"type": "function", "function": {"name": "f"}}
+        else:
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+        async with session.post(self._url, json=body) as response:
+            answer = await response.json()
+        if response.status != 200:
+            return f"status {response.status}: {answer['error']['message']}"
+        choice = answer["choices"][0]
+        if choice["finish_reason"] == "length":
+            return "cut"
+        message = choice["message"]
+        text = message["tool_calls"][0]["function"]["arguments"] if called else message["content"]
+        try:
+            fault = next(_validator(schema).iter_errors(json.loads(text)), None)
+        except ValueError as error:
+            return f"INVALID: {error}: {text!r}"
+        return "valid" if fault is None else f"INVALID: {fault.message}: {json.dumps(schema)}: {text}"
+
+
+def _validator(schema: dict[str, Any]) -> Draft202012Validator:
+    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+
+
+async def ask_all(sides: list[Side], answers: int, at_once: int, unbounded: bool) -> dict[str, Counts]:
+    """Ask in turn: a side, as format or call, a schema. Returns the verdicts by side and form."""
+    held = [schema for schema in CORPUS.values() if fault_of(json.dumps(schema)) is None]
+    schemas = held if unbounded else [bounded(schema) for schema in held]
+    found: dict[str, Counts] = collections.defaultdict(Counts)
+    places = asyncio.Semaphore(at_once)
+
+    async def one(number: int) -> None:
+        side, called = sides[number % len(sides)], bool(number // len(sides) % 2)
+        schema = schemas[number // len(sides) // 2 % len(schemas)]
+        async with places:
+            verdict = await side.ask(session, schema, called, number)
+        if verdict not in ("valid", "cut"):
+            print(f"{side.name}: {verdict}", flush=True)
+        found[f"{side.name}, {'call' if called else 'format'}"][verdict.partition(":")[0]] += 1
+
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    timeout = aiohttp.ClientTimeout(total=_DEADLINE_S)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session, asyncio.TaskGroup() as tasks:
+        for number in range(answers):
+            tasks.create_task(one(number))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="assistant", help="on the device")
+    parser.add_argument("--large", default="assistant-large", help="in Triton")
+    parser.add_argument("--answers", type=int, default=3000)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--unbounded", action="store_true", help="the schemas as they are")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="schemas-") as folder:
+        stack = Stack(Path(folder))
+        policy = Path(folder, "policy.yaml")
+        policy.write_text(POLICY.format(model=given.model))
+        try:
+            stack.start_triton("--model", given.large, "--threads", "1").ready()
+            stack.start_gateway(config=TIERS.format(model=given.large)).ready()
+            limits = f"default_deadline_s: {_DEADLINE_S:g}, per_client_rps: 0"
+            stack.start_edge(f"policy: {policy}\nengine: {{threads: 1}}\n", server=limits).ready()
+            stack.wait_until_loaded()
+            sides = [Side("edge", stack.edge_url, "edge"), Side("gateway", stack.gateway_url, given.large)]
+            found = asyncio.run(ask_all(sides, given.answers, given.at_once, given.unbounded))
+        finally:
+            stack.close()
+    total = sum(found.values(), Counts())
+    for name, counts in sorted(found.items()):
+        print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+    print(f"cut: {total['cut']} of {total.total()} ({100 * total['cut'] / total.total():.1f} %)")
+    return 0 if set(total) <= {"valid", "cut"} and total["cut"] < 0.05 * total.total() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool(main))
