@@ -22,9 +22,7 @@ from router.types import Modality
 from ..tiers.config import DEFAULT_TIER
 from ..triton_server.encoder_runtime import EncoderOptions
 from ..triton_server.environment import find_environment
-from ..triton_server.launcher import Launcher
 from ..triton_server.repository import ServedModel, write_repository
-from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
 from ..upstreams.triton.model_control import default_key_file, ensure_key
 from .process import refuse, until_stopped
 
@@ -155,6 +153,10 @@ def triton(
         )
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
+    # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.
+    from ..triton_server.launcher import Launcher
+    from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
+
     ports = choose_ports(Ports(host, grpc_port, metrics_port, metrics_host))
     clear_orphans()
     prefix = memory_prefix(os.getpid())

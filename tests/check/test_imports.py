@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -276,3 +277,11 @@ def test_allowed_imports_pass() -> None:
         direction_breaches("edge_node", ast.parse("from router.types import Request\nfrom .config import Config")) == []
     )
     assert purity_breaches(ast.parse("import msgspec, hashlib, math\nfrom .types import Request")) == []
+
+
+@pytest.mark.parametrize("module", ["cloud_pool.cli.main", "edge_node.cli.main"])
+def test_commands_choose_how_grpc_polls_before_they_import_it(module: str) -> None:
+    """Afterwards its setting has no effect: a gateway whose commands import it has 20 µs more for each token."""
+    program = f"import {module}, sys; print([name for name in sys.modules if name.partition('.')[0] == 'grpc'])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
