@@ -125,7 +125,13 @@ async def test_the_api_lists_the_other_jobs_and_explains_an_unreadable_one(
 
 async def test_the_api_lists_the_other_batches_when_one_is_unreadable(stores: JobStores) -> None:
     database = stores.database
-    fields = {"owner": "kiosk", "input": "file-1", "endpoint": "/v1/chat/completions", "created": 0, "expires": 1}
+    fields: dict[str, str | int] = {
+        "owner": "kiosk",
+        "input": "file-1",
+        "endpoint": "/v1/chat/completions",
+        "created": 0,
+        "expires": 1,
+    }
     for place, (name, state) in enumerate([("batch_1", "in_progress"), ("batch_2", "paused"), ("batch_4", "failed")]):
         values = [part for field in (fields | {"id": name, "state": state}).items() for part in field]
         await database.command("HSET", database.key("batch", name), *values)
