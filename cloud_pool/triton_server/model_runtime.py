@@ -17,15 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from models.llama_cpp.protocol import Emission, EngineStats, Job
+from models.llama_cpp.protocol import Emission, Emit, EngineStats, Job, OnFailure
 from router.errors import CausewayError, ClientGone, DeadlineExceeded
 from router.types import TokenLogprob
 
 from ..upstreams.triton.errors import error_of
 from .model_request import ModelRequest, ModelResponse, jobs_of
 
-Emit = Callable[[list[Emission]], None]
-OnFailure = Callable[[Exception], None]
 POLL_S = 0.01
 STATS_S = 0.1
 _EARLY = 1024  # names that are remembered

@@ -15,8 +15,8 @@ A template that drops system messages silently is left alone: it belongs to a mo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from collections.abc import Sequence
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -24,11 +24,15 @@ from router.tool_calls.formats import ToolFormat
 from router.types import Message, TextPart, Tool, ToolCall
 
 SystemRole = Literal["kept", "refused", "dropped"]
-TryRender = Callable[[Sequence[Message], Sequence[Tool], bool], str | None]
-"""Messages, tools, and whether the tools stand in the system message → the prompt; None if the template refuses."""
 
 _WORDS: Final = ("zephyrhello", "zephyrrule", "zephyrtool", "zephyrcall", "zephyrdone", "zephyrmore")
 _SHORT_ID: Final = 9  # characters: Mistral's templates want exactly so many letters and digits
+
+
+class TryRender(Protocol):
+    """Renders a conversation to its prompt, with tools in the system message if asked; None if the template refuses."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool], in_system: bool, /) -> str | None: ...
 
 
 class TemplateAbilities(msgspec.Struct, frozen=True):

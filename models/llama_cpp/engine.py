@@ -14,7 +14,6 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
@@ -30,17 +29,15 @@ from ..constraints.json_schema import fault_of, framed_grammar
 from .core import EngineCore
 from .native.vocabulary import Tokens
 from .prompts import SHORTEN
-from .protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
+from .protocol import Emission, Emit, EngineOptions, EngineStats, Job, ModelInfo, OnFailure, Prompt
 from .sampling.grammar import GrammarState
 from .sampling.sampler import TokenSampler, is_plain_greedy
 from .sampling.thinking_budget import ThinkingBudget
-from .scheduling.sequence import Sequence
+from .scheduling.sequence import Sequence, SequencePrompt
 from .scheduling.speculation import DraftPlanner
 
 _log = logging.getLogger(__name__)
 _NEVER = float("inf")
-
-Emit = Callable[[list[Emission]], None]
 
 
 class Engine:
@@ -53,15 +50,15 @@ class Engine:
         self,
         options: EngineOptions,
         emit: Emit,
-        on_failure: Callable[[Exception], None] | None = None,
+        on_failure: OnFailure | None = None,
         planner: DraftPlanner | None = None,
     ) -> None:
         """Prepare an engine; `start` loads the model.
 
         Args:
             options: the model and its limits.
-            emit: called from the engine's thread, once per step, with the emissions of all jobs.
-            on_failure: called from the engine's thread when it cannot continue; every job has ended by then.
+            emit: takes the emissions of all jobs, once per step.
+            on_failure: learns that the engine cannot continue.
             planner: of the drafts, where `options.prompt_lookup` is set; None: one that measures.
         """
         self._options = options
@@ -192,7 +189,8 @@ class Engine:
         storable = job.store_prompt and adapter is None and core.prompt_store is not None
         stored = core.prompts.system_tokens(job.prompt) if storable else 0
         limit = max(1, min(room, wanted))
-        return Sequence(job, prompt, limit, sampler, core.vocabulary, deadline, stored, adapter, vectors)
+        tokens = SequencePrompt(prompt, vectors, stored)
+        return Sequence(job, tokens, limit, sampler, core.vocabulary, deadline, adapter)
 
     def _make_sampler(self, job: Job, prompt: Tokens) -> TokenSampler | None:
         sampling = self._sampling(job)

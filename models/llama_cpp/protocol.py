@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -186,6 +186,18 @@ class Emission(msgspec.Struct, frozen=True, omit_defaults=True):
     cached_tokens: int = 0
     embedding: tuple[float, ...] = ()
     refused: bool = False  # the model generated its refusal token
+
+
+class Emit(Protocol):
+    """Takes what one step adds to the answers of all jobs; called from the engine's thread."""
+
+    def __call__(self, emissions: list[Emission], /) -> None: ...
+
+
+class OnFailure(Protocol):
+    """Learns that the engine cannot continue; called from its thread, when every job has ended."""
+
+    def __call__(self, error: Exception, /) -> None: ...
 
 
 class EngineStats(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -37,7 +38,11 @@ _CODE = re.compile(r"[{}<>=;\\_^]|def |```")
 STRUCTURE = 11  # inputs of the prompt that are no part of the encoder's vector
 LENGTH_INPUT, CHOICES_INPUT = 0, 5  # of these: the logarithm of the length, and whether the prompt has choices
 
-Encode = Callable[[str], Vector]
+
+class Encode(Protocol):
+    """Returns the sentence vector of a text, as `SentenceEncoder` does."""
+
+    def __call__(self, text: str, /) -> Vector: ...
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
-from cloud_pool.triton_server.model_runtime import Emit, ModelRuntime, OnFailure
+from cloud_pool.triton_server.model_runtime import ModelRuntime
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters, decode
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import Emission, EngineOptions, EngineStats, Job
+from models.llama_cpp.protocol import Emission, Emit, EngineOptions, EngineStats, Job, OnFailure
 from router.errors import CausewayError
 
 pytestmark = pytest.mark.engine

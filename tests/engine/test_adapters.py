@@ -11,7 +11,7 @@ import pytest
 
 from models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
 from models.llama_cpp.scheduling.adapter_turns import AdapterTurns
-from models.llama_cpp.scheduling.sequence import Sequence
+from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
 
 from .conftest import Answer, Rig
 from .test_prompt_lookup import EveryDraft
@@ -134,7 +134,7 @@ def test_crowded_and_cancelled_streams_of_several_adapters_leave_no_cells(
 def running(rig: Rig, turns: AdapterTurns, name: str) -> None:
     """Let a sequence of an adapter run."""
     job = Job(id=1, prompt=Prompt(text="time"), adapter=name)
-    sequence = Sequence(job, np.zeros(1, np.int32), 1, None, rig.engine.core.vocabulary, float("inf"))
+    sequence = Sequence(job, SequencePrompt(np.zeros(1, np.int32)), 1, None, rig.engine.core.vocabulary, float("inf"))
     turns.group_of(sequence).decoding.append(sequence)
 
 

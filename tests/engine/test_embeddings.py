@@ -12,7 +12,7 @@ import pytest
 from models.llama_cpp.native.vocabulary import Vocabulary
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from models.llama_cpp.scheduling.embedding_queue import EmbeddingQueue
-from models.llama_cpp.scheduling.sequence import Sequence
+from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
 
 from .conftest import GREEDY, Rig
 from .tiny_gguf import write_tiny_gguf
@@ -105,7 +105,7 @@ class Texts:
     def add(self, name: str, tokens: int) -> Sequence:
         """Add a text of the caller that the name begins with."""
         job = Job(id=len(self._names), prompt=Prompt(text=name), sampling=GREEDY, embed=True, caller=name[0])
-        text = Sequence(job, np.zeros(tokens, np.int32), 1, None, cast("Vocabulary", None), 0.0)
+        text = Sequence(job, SequencePrompt(np.zeros(tokens, np.int32)), 1, None, cast("Vocabulary", None), 0.0)
         self._names[text] = name
         self.queue.append(text)
         return text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,20 @@ from ..soft_tokens import NO_VECTORS, Vectors
 from .kv_cache import SequenceSlot
 from .places import Places
 from .speculation import PromptLookup
+
+
+class SequencePrompt(NamedTuple):
+    """The tokens of a prompt.
+
+    Attributes:
+        tokens: int32 [tokens]; ids below 0 are soft tokens.
+        vectors: Those of the soft tokens.
+        system_tokens: How many of the first tokens may be stored as a file.
+    """
+
+    tokens: Tokens
+    vectors: Vectors = NO_VECTORS
+    system_tokens: int = 0
 
 
 class Sequence:
@@ -58,36 +74,31 @@ class Sequence:
     def __init__(
         self,
         job: Job,
-        prompt: Tokens,
+        prompt: SequencePrompt,
         max_tokens: int,
         sampler: TokenSampler | None,
         vocabulary: Vocabulary,
         deadline: float,
-        system_tokens: int = 0,
         adapter: Adapter | None = None,
-        vectors: Vectors = NO_VECTORS,
     ) -> None:
         """Begin a job.
 
         Args:
             job: the request.
-            prompt: its tokens, int32 [tokens].
+            prompt: its tokens.
             max_tokens: limit of the answer.
             sampler: None for plain greedy decoding.
             vocabulary: the model's tokens.
             deadline: monotonic seconds.
-            system_tokens: first tokens of the prompt that may be stored as a file.
             adapter: that the job names; None: the model as it is.
-            vectors: of the prompt's soft tokens, whose ids are below 0.
         """
-        self._vectors = vectors
-        self._places = Places(prompt, vectors.placed) if vectors.placed else None
+        self._vectors = vectors = prompt.vectors
+        self._places = Places(prompt.tokens, vectors.placed) if vectors.placed else None
         self.adapter = adapter
-        self.system_tokens = system_tokens
+        self.system_tokens = prompt.system_tokens
         self.job = job
         self.id = job.id
-        self.prompt = prompt
-        self.pending_tokens = prompt
+        self.prompt = self.pending_tokens = prompt.tokens
         self.max_tokens = max_tokens
         self.sampler = sampler
         self.deadline = deadline

@@ -8,8 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -23,8 +23,13 @@ log = logging.getLogger(__name__)
 _ROOT = Path(__file__).parents[3]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _LOAD_S = 120.0  # to load a model, whatever the deadlines of the jobs that wait; then the child is replaced
-Tell = Callable[[Segment], None]
 _decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildReply)
+
+
+class Tell(Protocol):
+    """Learns of a segment of a sound as soon as it is understood."""
+
+    def __call__(self, segment: Segment, /) -> None: ...
 
 
 class WorkerFailed(Exception):

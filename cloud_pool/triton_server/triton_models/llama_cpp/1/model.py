@@ -15,11 +15,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
-from cloud_pool.triton_server.model_runtime import Emit, ModelRuntime, OnFailure
+from cloud_pool.triton_server.model_runtime import ModelRuntime
 from cloud_pool.upstreams.triton import logprobs
 from cloud_pool.upstreams.triton.sampling_parameters import decode
 from models.llama_cpp.engine import Engine
-from models.llama_cpp.protocol import EngineOptions, EngineStats
+from models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
 from router.errors import CausewayError, ClientGone, InvalidRequest
 
 GAUGES = {
