@@ -38,7 +38,7 @@ from router.errors import (
 )
 from router.policy.signals import modalities
 from router.serving.logs import redacted
-from router.serving.reply import Piece, Sink
+from router.serving.reply import Piece, Reply
 from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -89,15 +89,15 @@ class AttemptRunner:
         self._calibrate = calibrate
         self._encoders = encoders
 
-    async def run(self, generation: Generation, sink: Sink) -> None:
-        """Return when `sink` has the complete answer. Raises CausewayError: the error for the client."""
+    async def run(self, generation: Generation, reply: Reply) -> None:
+        """Return when `reply` has the complete answer. Raises CausewayError: the error for the client."""
         assert generation.sequence is not None
         assert generation.decision is not None
         if generation.semantic_check is not None:
             _refuse_skipped(generation)
         while (attempt := generation.sequence.next_attempt()) is not None:
             try:
-                await self._run_attempt(generation, attempt, sink)
+                await self._run_attempt(generation, attempt, reply)
                 return
             except asyncio.CancelledError:
                 _fail(attempt, ClientGone("the client disconnected"))
@@ -110,7 +110,7 @@ class AttemptRunner:
                     raise final_error(generation.sequence.attempts, error) from failure
         raise no_route(generation.decision)
 
-    async def _run_attempt(self, generation: Generation, attempt: Attempt, sink: Sink) -> None:
+    async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply) -> None:
         target = attempt.plan.target
         assert generation.decision is not None
         if generation.decision.on_device and target.at != "edge":
@@ -146,18 +146,18 @@ class AttemptRunner:
         generation.upstream = generation.held = None
         try:
             if generation.request.kind == "embedding":
-                await _embed(generation, attempt, backend, call, sink)
+                await _embed(generation, attempt, backend, call, reply)
             else:
-                stream = self._stream(generation, attempt, backend, call, sink)
+                stream = self._stream(generation, attempt, backend, call, reply)
                 # In a task of its own a token resumes 5 coroutines, not the 17 from the connection down to here.
                 await (asyncio.create_task(stream) if generation.request.stream else stream)
         except (TimeoutError, DeadlineExceeded, CloudTimeout) as error:
             raise _timeout_error(generation, attempt, error) from error
 
     async def _stream(
-        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, sink: Sink
+        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply
     ) -> None:
-        """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the sink."""
+        """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the reply."""
         chunks = backend.generate(call)
         first, ended = True, False
         now = asyncio.get_running_loop().time
@@ -175,8 +175,8 @@ class AttemptRunner:
                         chunk = self._calibrate(call, chunk, quality, spoken)  # noqa: PLW2901
                     for piece in attempt.receive(chunk, now()):
                         if not generation.committed:
-                            await _commit(generation, sink)
-                        if (slow := _send(generation, piece, sink)) is not None:
+                            await _commit(generation, reply)
+                        if (slow := _send(generation, piece, reply)) is not None:
                             await slow
                 ended = True
         except ClientGone:
@@ -189,7 +189,7 @@ class AttemptRunner:
         finally:
             if not ended:
                 await close_chunks(chunks)
-        await _deliver(generation, attempt.finish(now()), sink)
+        await _deliver(generation, attempt.finish(now()), reply)
 
     def _deadlines(self, generation: Generation, attempt: Attempt, now: float) -> tuple[float, float]:
         """Deadlines of the complete answer and of its first token."""
@@ -206,30 +206,32 @@ class AttemptRunner:
         return deadline, min(deadline, generation.first_byte_by, now + first_s)
 
 
-async def _embed(generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, sink: Sink) -> None:
+async def _embed(
+    generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply
+) -> None:
     async with asyncio.timeout_at(call.deadline + _GRACE_S):
         embeddings = await backend.embed(call)
         attempt.complete(_now())
-        await _deliver(generation, (embeddings,), sink)
+        await _deliver(generation, (embeddings,), reply)
 
 
-async def _deliver(generation: Generation, pieces: tuple[Piece, ...], sink: Sink) -> None:
+async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply) -> None:
     for piece in pieces:
         if not generation.committed:
-            await _commit(generation, sink)
-        if (slow := _send(generation, piece, sink)) is not None:
+            await _commit(generation, reply)
+        if (slow := _send(generation, piece, reply)) is not None:
             await slow
 
 
-async def _commit(generation: Generation, sink: Sink) -> None:
+async def _commit(generation: Generation, reply: Reply) -> None:
     generation.committed = True
-    await sink.commit(generation.head())
+    await reply.commit(generation.head())
 
 
-def _send(generation: Generation, piece: Piece, sink: Sink) -> Awaitable[None] | None:
+def _send(generation: Generation, piece: Piece, reply: Reply) -> Awaitable[None] | None:
     if piece.usage is not None:
         generation.usage = piece.usage
-    return sink.send(piece)
+    return reply.send(piece)
 
 
 async def close_chunks(chunks: AsyncIterator[Chunk]) -> None:

@@ -308,7 +308,7 @@ class Subscriber:
 
 
 class SharedGeneration:
-    """A generation with its buffered answer: the `Sink` of the attempts, and the source of all subscribers."""
+    """A generation with its buffered answer: the `Reply` of the attempts, and the source of all subscribers."""
 
     def __init__(self, generation: Generation, buffer_bytes: int = BUFFER_BYTES) -> None:
         self.generation = generation

@@ -16,7 +16,7 @@ from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.policy.signals import concerned
-from router.serving.reply import AnswerHead, Piece, Reply
+from router.serving.reply import AnswerHead, ClientReply, Piece
 from router.tool_calls.ids import with_own_ids
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
@@ -66,7 +66,7 @@ class RequestContext:
     def __init__(
         self,
         request: Request,
-        reply: Reply,
+        reply: ClientReply,
         *,
         id: str,  # noqa: A002
         arrived: float,
@@ -108,7 +108,7 @@ class RequestContext:
         self.generation = generation
         self.shared = shared
 
-    # --- Sink --------------------------------------------------------------------------------------------------------
+    # --- Reply -------------------------------------------------------------------------------------------------------
 
     async def commit(self, head: AnswerHead) -> None:
         own_head = head.id == self.id and head.cache == self.cache

@@ -30,7 +30,7 @@ from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
 from router.serving.gauges import Gauge
 from router.serving.logs import redacted
-from router.serving.reply import Sink
+from router.serving.reply import Reply
 from router.types import Location, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -147,8 +147,8 @@ class Shadows:
         elif self._observer is not None:
             self._observer.look(policy.shadow.max_drift)
 
-    def tap(self, generation: Generation, sink: Sink) -> ShadowTap | None:
-        """Return the sink of an answer that a shadow request will follow; None for any other answer."""
+    def tap(self, generation: Generation, reply: Reply) -> ShadowTap | None:
+        """Return the reply of an answer that a shadow request will follow; None for any other answer."""
         decision, request = generation.decision, generation.request
         if decision is None or decision.shadow is None or self._observer is None or self._stopped:
             return None
@@ -157,7 +157,7 @@ class Shadows:
         prompt = prompt_text(request)
         if prompt is None or len(prompt) > MOST_CHARACTERS or self._chance.random() >= decision.shadow.share:
             return None
-        return ShadowTap(generation, sink, prompt)
+        return ShadowTap(generation, reply, prompt)
 
     def put(self, tap: ShadowTap) -> str:
         """Queue the shadow request of an answer that is complete; return the name of its target, or ""."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 
 import msgspec
 
-from router.serving.reply import AnswerHead, Piece, Sink
+from router.serving.reply import AnswerHead, Piece, Reply
 from router.types import Chunk, Confidence, Request, RoutingHints, Target
 
 from ..backends.backend import UpstreamInfo
@@ -20,21 +20,21 @@ _CHARACTERS_PER_TOKEN = 2  # nearly always more; for the most that a prompt may 
 
 
 class ShadowTap:
-    """Passes an answer on to its sink, and keeps its text for the comparison."""
+    """Passes an answer on to its reply, and keeps its text for the comparison."""
 
-    def __init__(self, generation: Generation, sink: Sink, prompt: str) -> None:
+    def __init__(self, generation: Generation, reply: Reply, prompt: str) -> None:
         self.generation = generation
         self.prompt = prompt
         self.answer = ShadowText()
-        self._sink = sink
+        self._reply = reply
 
     async def commit(self, head: AnswerHead) -> None:
-        await self._sink.commit(head)
+        await self._reply.commit(head)
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if isinstance(piece, Chunk):
             self.answer.add(piece)
-        return self._sink.send(piece)
+        return self._reply.send(piece)
 
 
 class ShadowText:

@@ -1,4 +1,4 @@
-"""The answer of a session's response, as a `Reply` of the service: chunks become events of the session."""
+"""The answer of a session's response, as a `ClientReply` of the service: chunks become events of the session."""
 
 from __future__ import annotations
 

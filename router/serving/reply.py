@@ -1,4 +1,4 @@
-"""The interface between serving and what consumes an answer: an HTTP client, or the buffer of a shared generation."""
+"""The interface between serving and what takes an answer: a client, or the buffer of a shared generation."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class AnswerHead(msgspec.Struct, frozen=True):
     modalities: str = ""  # ``audio=ok,image=timeout``: of the parts that the target got as text or soft tokens
 
 
-class Sink(Protocol):
-    """Consumes one answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
+class Reply(Protocol):
+    """Takes one answer: `commit` once, then `send` for each piece. After `commit` no other target may answer.
 
     Both wait while the consumer is slow, and raise ClientGone when it has disconnected. `send` returns what is to be
     awaited; None: the piece was taken at once, as nearly every token is.
@@ -41,8 +41,8 @@ class Sink(Protocol):
     def send(self, piece: Piece) -> Awaitable[None] | None: ...
 
 
-class Reply(Sink, Protocol):
-    """The response to one client."""
+class ClientReply(Reply, Protocol):
+    """The reply to one client, over HTTP, in a live session or as a job's result."""
 
     @property
     def finished(self) -> bool:

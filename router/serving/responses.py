@@ -51,7 +51,7 @@ _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
 class HttpReplyWriter:
-    """The response to one client (`Reply`). Afterwards `response`, or after an error `fail`, is for the server.
+    """The response to one client (`ClientReply`). Afterwards `response`, or after an error `fail`, is for the server.
 
     `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
     silence of a stream, which begins with a comment if nothing is known of its answer by then; 0: no limit.
@@ -85,7 +85,7 @@ class HttpReplyWriter:
         if heartbeat_s and request.stream:
             asyncio.get_running_loop().call_later(self._look_s, self._look)
 
-    # --- for the service (Reply) -------------------------------------------------------------------------------------
+    # --- for the service (ClientReply) --------------------------------------------------------------------------------
 
     async def commit(self, head: AnswerHead) -> None:
         self._head = head
