@@ -32,7 +32,7 @@ from tests.tool import run_tool
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
-MAX_DAEMON_FILES = 31
+MAX_DAEMON_FILES = 29
 _CHILD = "models.llama_cpp.process.child"
 _TIMEOUT_S = 60.0
 _PERIODIC = ("_every", "_supervise")  # of the daemon; of an engine's supervisor
