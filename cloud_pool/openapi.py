@@ -39,14 +39,14 @@ _MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.Permissi
 _STORE: Errors = (
     *(errors.JobStoreUnavailable, job_errors.JobStoreNotDurable, job_errors.JobStoreLayoutMismatch),
     *(job_errors.JobStoreNotReplicated, job_errors.JobStoreIsCluster, job_errors.ContentKeyMissing),
-    job_errors.RecordUnreadable,
+    errors.RecordUnreadable,
 )
 _JOBS: Errors = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, *_STORE)
 _ACCEPTANCE: Errors = (
     *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, job_errors.QuotaExceeded),
     *(WebhookRefused, job_errors.WebhookDisabled),
 )
-_JOB_ENDS: Errors = (job_errors.TokenRevoked, job_errors.ResultTooLarge, errors.JobCancelled)
+_JOB_ENDS: Errors = (job_errors.TokenRevoked, errors.ResultTooLarge, errors.JobCancelled)
 _FILES: Errors = (job_errors.FileStoreUnavailable,)
 _NAMED_FILES: Errors = (*_FILES, errors.NotFound, job_errors.FileContentLost)  # of requests that name uploaded files
 _KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")

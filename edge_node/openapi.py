@@ -30,6 +30,7 @@ from router.api.generation import (
     realtime_operation,
 )
 from router.api.webhooks import job_ended_operation, secret_operations
+from router.errors import ResultTooLarge
 from router.jobs.submission import JobFields, Priority
 from router.jobs.webhooks.address import WebhookRefused
 from router.numbers import MAX_PAGE
@@ -46,7 +47,7 @@ from .files.store import FileStoreUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import JobList
-from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull, ResultTooLarge
+from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .jobs.record import EdgeJobView
 from .serving.request_context import Status
 from .serving.service import Explanation

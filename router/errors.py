@@ -254,6 +254,19 @@ class JobStoreUnavailable(CausewayError):
     retryable = True
 
 
+class RecordUnreadable(CausewayError):
+    """A stored record, such as a job, is damaged or of another version."""
+
+    code = "record_unreadable"
+
+
+class ResultTooLarge(InvalidRequest):
+    """The answer is larger than a job's may be (`max_result_bytes`); another attempt would not change that."""
+
+    status = 422
+    code = "answer_too_large"
+
+
 class IdempotencyConflict(InvalidRequest):
     """The key was used with another body."""
 

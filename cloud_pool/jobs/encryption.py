@@ -26,9 +26,9 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from router.errors import ConfigError
+from router.errors import ConfigError, RecordUnreadable
 
-from .errors import ContentKeyMissing, RecordUnreadable
+from .errors import ContentKeyMissing
 from .record import tenant_of
 
 MAGIC: Final = b"\x00CWJ1"

@@ -42,12 +42,6 @@ class ContentKeyMissing(JobStoreUnavailable):
     code = "content_key_missing"
 
 
-class RecordUnreadable(CausewayError):
-    """A stored record is damaged or of another version."""
-
-    code = "record_unreadable"
-
-
 class TokenRevoked(CausewayError):
     """The token that submitted the job, or its device, was revoked before the job ran."""
 
@@ -60,13 +54,6 @@ class WebhookDisabled(InvalidRequest):
     """The URL answered 410 Gone."""
 
     code = "webhook_disabled"
-
-
-class ResultTooLarge(InvalidRequest):
-    """The answer is larger than `max_result_bytes`; another attempt would not change that."""
-
-    status = 422
-    code = "answer_too_large"
 
 
 class FileStoreUnavailable(JobStoreUnavailable):

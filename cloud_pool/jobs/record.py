@@ -7,12 +7,11 @@ from typing import Final, Literal, cast
 
 import msgspec
 
+from router.errors import RecordUnreadable
 from router.jobs.states import FINAL_STATES, JobState
 from router.jobs.submission import Endpoint, Priority
 from router.jobs.view import JobView
 from router.types import Modality
-
-from .errors import RecordUnreadable
 
 Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]

@@ -36,16 +36,3 @@ class JobLost(CausewayError):
     """The daemon ended during each of many runs of the job."""
 
     code = "daemon_lost"
-
-
-class ResultTooLarge(InvalidRequest):
-    """The answer is larger than `jobs.max_result_bytes`; another attempt would not change that."""
-
-    status = 422
-    code = "answer_too_large"
-
-
-class RecordUnreadable(CausewayError):
-    """A stored job is damaged or of another version."""
-
-    code = "record_unreadable"

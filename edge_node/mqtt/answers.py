@@ -7,10 +7,9 @@ import logging
 
 import anyio
 
-from router.errors import CausewayError, JobStoreUnavailable
+from router.errors import CausewayError, JobStoreUnavailable, ResultTooLarge
 from router.serving.logs import redacted
 
-from ..jobs.errors import ResultTooLarge
 from ..jobs.feed import JobFeed
 from ..jobs.store import JobStore
 from ..jobs.tables.values import DueReply

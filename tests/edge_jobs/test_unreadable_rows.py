@@ -16,10 +16,9 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.config.schema import JobsConfig
 from edge_node.jobs import FILE
-from edge_node.jobs.errors import RecordUnreadable
 from edge_node.jobs.store import JobStore
 from edge_node.jobs.tables.values import ReplyTo
-from router.errors import CloudFailed, NotFound
+from router.errors import CloudFailed, NotFound, RecordUnreadable
 from router.jobs.states import JobEvent
 
 from ..edge.box import running

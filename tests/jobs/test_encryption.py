@@ -15,7 +15,7 @@ import pytest
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import FilesConfig, JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
-from cloud_pool.jobs.errors import ContentKeyMissing, FileContentLost, RecordUnreadable
+from cloud_pool.jobs.errors import ContentKeyMissing, FileContentLost
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import as_bytes, as_text
@@ -25,7 +25,7 @@ from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
-from router.errors import ConfigError
+from router.errors import ConfigError, RecordUnreadable
 from router.jobs.states import JobState
 
 from .batch_support import create_batch, process, rows, upload

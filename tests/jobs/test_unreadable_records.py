@@ -11,14 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import RecordUnreadable
 from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
-from router.errors import CloudFailed
+from router.errors import CloudFailed, RecordUnreadable
 from router.jobs.states import JobState
 
 from .conftest import Clock, until

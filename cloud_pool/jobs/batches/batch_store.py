@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound
+from router.errors import CausewayError, IdempotencyConflict, JobAlreadyEnded, NotFound, RecordUnreadable
 from router.jobs.states import JobState
 from router.jobs.submission import Endpoint
 from router.jobs.view import encode_job_error
@@ -15,7 +15,7 @@ from router.jobs.view import encode_job_error
 from ...core.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, result_place
-from ..errors import QuotaExceeded, RecordUnreadable
+from ..errors import QuotaExceeded
 from ..record import Window
 from ..store.listing import list_newest
 from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time

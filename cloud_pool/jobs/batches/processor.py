@@ -21,12 +21,12 @@ from contextlib import suppress
 import anyio
 import msgspec
 
-from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound
+from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound, RecordUnreadable
 from router.serving.logs import redacted
 
 from ...accounts.tenants.config import TenantLimits
 from ..config import JobsConfig
-from ..errors import FileContentLost, FileStoreUnavailable, RecordUnreadable
+from ..errors import FileContentLost, FileStoreUnavailable
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from .batch_store import Batch, batch_job_id

@@ -20,6 +20,7 @@ from router.errors import (
     MethodNotAllowed,
     NotFound,
     QueueFull,
+    RecordUnreadable,
 )
 from router.jobs.respond_async import JobFailed, wait_of
 from router.jobs.states import JobState
@@ -41,7 +42,7 @@ from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ..acceptance import AcceptanceLog
 from ..config import JobsConfig
-from ..errors import RecordUnreadable, WebhookDisabled
+from ..errors import WebhookDisabled
 from ..named_files import NamedFileReader
 from ..record import JobRecord, job_view
 from ..stores import JobStores

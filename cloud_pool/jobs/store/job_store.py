@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from router.errors import CausewayError, JobAlreadyEnded, JobCancelled, NotFound
+from router.errors import CausewayError, JobAlreadyEnded, JobCancelled, NotFound, RecordUnreadable
 from router.jobs.states import JobState
 from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
@@ -19,7 +19,6 @@ from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
 from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
-from ..errors import RecordUnreadable
 from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
 from .acceptance import job_cost, refusal, same_key_conflict, unfinished_jobs

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from router.errors import CausewayError, DeadlineExceeded
+from router.errors import CausewayError, DeadlineExceeded, RecordUnreadable
 from router.jobs.revisions import RevisionDropped
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
 from ..config import JobsConfig
-from ..errors import RecordUnreadable
 from ..record import RunBill, encode_bill, parse_record
 from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
 from .replies import ClaimedRevisions, LateAnswer

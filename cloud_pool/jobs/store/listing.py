@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..errors import RecordUnreadable
+from router.errors import RecordUnreadable
+
 from .redis_client import Argument, RedisClient, Reply, as_list, as_text
 
 _log = logging.getLogger("causeway.cloud.jobs")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from router.errors import CausewayError, DeadlineExceeded
+from router.errors import CausewayError, DeadlineExceeded, ResultTooLarge
 from router.jobs.answers import encode_job_answer
 from router.jobs.submission import parse_job_request
 from router.parts.reading import text_bytes
@@ -20,7 +20,6 @@ from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...core.request_context import AnswerHead
-from ..errors import ResultTooLarge
 from ..record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt
 

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import anyio
 from anyio.abc import TaskGroup
 
-from router.errors import CausewayError, JobStoreUnavailable
+from router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
 from router.jobs.revisions import outcome_of
 from router.jobs.states import JobState
 
@@ -30,7 +30,7 @@ from ...lifetime import StopSignal
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
 from ..config import JobsConfig
-from ..errors import ContentKeyMissing, JobStoreRefused, RecordUnreadable
+from ..errors import ContentKeyMissing, JobStoreRefused
 from ..metrics import JobMetrics
 from ..record import JobRecord
 from ..store.job_store import JobStore

@@ -18,6 +18,7 @@ from router.errors import (
     JobStoreUnavailable,
     QueueFull,
     RateLimited,
+    ResultTooLarge,
 )
 from router.jobs.answers import answer_encoder
 from router.jobs.submission import parse_job_request
@@ -31,7 +32,6 @@ from ...clock import Clock
 from ...config.schema import JobsConfig
 from ...serving.request_context import RequestContext
 from ...serving.service import Service
-from ..errors import ResultTooLarge
 from ..feed import RunningText
 from ..record import JobAnswer, Lane
 from ..tables.values import Claimed

@@ -6,12 +6,12 @@ import sqlite3
 
 import msgspec
 
-from router.errors import JobAlreadyEnded, JobCancelled
+from router.errors import JobAlreadyEnded, JobCancelled, RecordUnreadable
 from router.jobs.revisions import revision_id
 from router.jobs.states import JobEvent, JobState, next_state
 
 from ...config.schema import JobsConfig
-from ..errors import JobNotDead, JobNotEnded, RecordUnreadable
+from ..errors import JobNotDead, JobNotEnded
 from ..record import EdgeJob
 from .revisions import OutboxRevisions
 from .rows import OutboxRows, body_of

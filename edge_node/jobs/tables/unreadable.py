@@ -14,11 +14,11 @@ import sqlite3
 
 import msgspec
 
+from router.errors import RecordUnreadable
 from router.jobs.states import JobState
 from router.jobs.view import encode_job_error
 
 from ...box_time import ClockMark
-from ..errors import RecordUnreadable
 from ..record import EdgeJob
 from .schema import UNREADABLE, UPDATE, decode_job, decode_notice, updated
 
