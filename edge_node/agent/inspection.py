@@ -9,28 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import struct
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from models.catalog.artifact import Manifest
+from models.child_process import child_environment
 from router.bundle import refusals
 from router.bundle.manifest import BundleManifest, BundleModel
 from router.bundle.refusals import DownloadTooSlow, UpdateRefused
 from router.bundle.rollout import RolloutPlan
-from router.child_environment import minimal_environment
 
 from .source import Source, generator
 
 log = logging.getLogger(__name__)
 
-_PACKAGES = Path(__file__).parents[2]
 _LENGTH = struct.Struct(">I")
 _LOOK_S = 180.0
 _EXAMINE_S = 1800.0
@@ -191,14 +188,13 @@ async def _converse(
 
 @asynccontextmanager
 async def _child() -> AsyncIterator[asyncio.subprocess.Process]:
-    paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "edge_node.agent.child",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        env={**minimal_environment(os.environ), "PYTHONPATH": os.pathsep.join(paths)},
+        env=child_environment(),
     )
     try:
         yield process

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 
-from router.child_environment import minimal_environment
+from ..child_process import child_environment
 
-_ROOT = Path(__file__).parents[2]
 _TIMEOUT_S = 30.0
 _GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
 
@@ -39,12 +37,11 @@ def has_nvidia_gpu() -> bool:
 
 def probe_gpus() -> GpuReport:
     """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
-    paths = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "models.llama_cpp.native.gpu"]
     try:
         child = subprocess.run(
             command,
-            env={**minimal_environment(os.environ), "PYTHONPATH": paths},
+            env=child_environment(),
             capture_output=True,
             timeout=_TIMEOUT_S,
             check=True,

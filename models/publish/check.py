@@ -20,7 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from router.child_environment import minimal_environment
 from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Message
 
@@ -28,6 +27,7 @@ from ..catalog.artifact import ArtifactError
 from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf
 from ..catalog.mmproj import read_mmproj
 from ..catalog.projector import check_mtmd
+from ..child_process import child_environment
 
 GIB = 2**30
 BASE_MEMORY_BYTES = 2 * GIB  # interpreter, libraries, buffers of one step; weights come on top
@@ -141,14 +141,7 @@ def _judge_beside(kind: str, file: Path, model: Path) -> None:
 
 def _judge(file: Path, arguments: list[str], limits: CheckLimits) -> _Verdict:
     command = [sys.executable, "-m", __name__, str(file), *arguments]
-    environ = {
-        **minimal_environment(os.environ),
-        "CAUSEWAY_CHECK_BYTES": str(limits.memory_bytes),
-        "OMP_NUM_THREADS": "1",
-    }
-    environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
-    )
+    environ = child_environment(CAUSEWAY_CHECK_BYTES=str(limits.memory_bytes), OMP_NUM_THREADS="1")
     try:
         child = subprocess.run(
             command, env=environ, capture_output=True, timeout=limits.time_s, check=False, stdin=subprocess.DEVNULL

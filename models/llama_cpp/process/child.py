@@ -10,14 +10,13 @@ import contextlib
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 import threading
-from pathlib import Path
 
 from router.errors import CausewayError, EngineCrashed
 
+from ...child_process import outlive_signals
 from ..engine import Engine
 from ..protocol import Emission
 from . import frames
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
 _SEND_BYTES = 1 << 20  # socket buffer: room for a daemon that is busy for a moment
 _SWITCH_S = 0.0002  # after a decode the engine's thread must not wait the default 5 ms for the reader's
-_OOM_SCORE = "300"  # out of memory, the kernel kills this process before the daemon
+_OOM_SCORE = 300
 EXIT_PROTOCOL_ERROR = 3
 EXIT_ENGINE_FAILED = 4
 
@@ -118,11 +117,7 @@ class EngineChild:
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="engine[%(process)d] %(levelname)s %(name)s: %(message)s")
-    # Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first, then closes the link.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    outlive_signals(_OOM_SCORE)
     sys.setswitchinterval(_SWITCH_S)
     link = socket.socket(fileno=int(sys.argv[1]))
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)

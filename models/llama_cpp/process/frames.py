@@ -9,7 +9,7 @@ import msgspec
 
 from ..protocol import Emission, EngineOptions, EngineStats, Job, ModelInfo, Prompt
 
-_LENGTH = struct.Struct("<I")
+LENGTH = struct.Struct("<I")
 _MAX_BYTES = 64 * 1024 * 1024  # a prompt is at most a request body
 
 
@@ -85,9 +85,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode(message: DaemonMessage | ChildMessage) -> bytearray:
     """Encode a message as a whole frame."""
-    frame = bytearray(_LENGTH.size)
-    _encoder.encode_into(message, frame, _LENGTH.size)
-    _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
+    return to_frame(message)
+
+
+def to_frame(message: msgspec.Struct) -> bytearray:
+    """Encode any message as msgpack behind its length."""
+    frame = bytearray(LENGTH.size)
+    _encoder.encode_into(message, frame, LENGTH.size)
+    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
     return frame
 
 
@@ -109,15 +114,15 @@ class FrameReader(Generic[M]):
         messages: list[M] = []
         start = 0
         with memoryview(buffer) as view:
-            while len(buffer) - start >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(buffer, start)
+            while len(buffer) - start >= LENGTH.size:
+                (length,) = LENGTH.unpack_from(buffer, start)
                 if length > _MAX_BYTES:
                     raise FrameError(f"a frame of {length} bytes; the longest is {_MAX_BYTES}")
-                end = start + _LENGTH.size + length
+                end = start + LENGTH.size + length
                 if len(buffer) < end:
                     break
                 try:
-                    messages.append(self._decoder.decode(view[start + _LENGTH.size : end]))
+                    messages.append(self._decoder.decode(view[start + LENGTH.size : end]))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise FrameError(f"not a message: {error}") from error
                 start = end

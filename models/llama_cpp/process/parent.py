@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import signal
-import socket
 import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
-from router.child_environment import minimal_environment
 from router.errors import EngineUnavailable
 
+from ...child_process import child_environment, start_child
 from ..protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
 from . import frames
 
-_ROOT = Path(__file__).resolve().parents[3]
 _COUNT_S = 2.0
 _EXIT_S = 2.0
 _POLL_S = 0.005
@@ -98,23 +93,10 @@ class EngineProcess(asyncio.Protocol):
         Raises:
             EngineUnavailable: the process cannot be started.
         """
-        ours, theirs = socket.socketpair()
         try:
-            # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
-            self._process = subprocess.Popen(  # noqa: ASYNC220
-                [sys.executable, "-m", "models.llama_cpp.process.child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                # Python searches the working directory first: a module in the daemon's must not shadow ours.
-                cwd=_ROOT,
-                env=_environment(),
-            )
+            self._process, ours = start_child("models.llama_cpp.process.child", child_environment(**_ENVIRONMENT))
         except OSError as error:
-            ours.close()
             raise EngineUnavailable(f"the engine child cannot be started: {error}", phase="connect") from error
-        finally:
-            theirs.close()
-        ours.setblocking(False)
         try:
             self._transport, _ = await self._loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
@@ -253,11 +235,6 @@ class EngineProcess(asyncio.Protocol):
         sinks, self._sinks = set(self._sinks.values()), {}
         for sink in sinks:
             sink.engine_lost(reason)
-
-
-def _environment() -> dict[str, str]:
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**minimal_environment(os.environ), **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _describe_exit(status: int) -> str:

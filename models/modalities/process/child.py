@@ -15,14 +15,15 @@ import select
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from ...child_process import outlive_signals
+from ...llama_cpp.process.frames import LENGTH
 from . import messages
 
-_OOM_SCORE = "500"  # before the engine's children, and long before the daemon
+_OOM_SCORE = 500  # before the engine's children, and long before the daemon
 
 
 class Worker(Protocol):
@@ -49,7 +50,7 @@ class Link:
 
     def receive(self) -> bytes:
         """Return the next message. Raises EOFError when the daemon is gone."""
-        (size,) = messages.LENGTH.unpack(self._exactly(messages.LENGTH.size))
+        (size,) = LENGTH.unpack(self._exactly(LENGTH.size))
         if size > messages.MAX_BYTES:
             raise EOFError("a frame that is too long")
         return self._exactly(size)
@@ -94,15 +95,11 @@ def _confine(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="worker[%(process)d] %(levelname)s %(name)s: %(message)s")
-    # Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first, then closes the link.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    outlive_signals(_OOM_SCORE)
     with contextlib.suppress(EOFError, ConnectionError):
         serve(Link(socket.socket(fileno=int(sys.argv[1]))))
     os._exit(0)  # nothing to save, and libraries may hang in their own exit

@@ -5,15 +5,13 @@ A worker takes one job at a time and answers each with one result. Samples and p
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
 from router.types import Fact
 
+from ...llama_cpp.process.frames import to_frame
 from ...llama_cpp.protocol import SoftRun
 
-LENGTH = struct.Struct("<I")
 MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest picture
 SAMPLE_RATE = 16_000  # Hz, of every `Sound`
 SPEECH_RATE = 24_000  # Hz, of sound that is looked through for speech while it comes
@@ -235,12 +233,6 @@ class Refusal(Exception):
         self.param = param
 
 
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: WorkerSpec | WorkerJob | ChildReply) -> bytes:
+def encode(message: WorkerSpec | WorkerJob | ChildReply) -> bytearray:
     """Encode a message as a whole frame."""
-    frame = bytearray(LENGTH.size)
-    _encoder.encode_into(message, frame, LENGTH.size)
-    LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)
-    return bytes(frame)
+    return to_frame(message)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from router.child_environment import minimal_environment
-
+from ...child_process import child_environment, start_child
+from ...llama_cpp.process.frames import LENGTH
 from . import messages
 from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 
 log = logging.getLogger(__name__)
 
-_ROOT = Path(__file__).parents[3]
 _ENVIRONMENT = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _LOAD_S = 120.0  # to load a model, whatever the deadlines of the jobs that wait; then the child is replaced
 _decoder: msgspec.msgpack.Decoder[ChildReply] = msgspec.msgpack.Decoder(ChildReply)
@@ -160,7 +156,7 @@ class WorkerProcess:
 
     async def _receive(self) -> ChildReply:
         assert self._reader is not None
-        (size,) = messages.LENGTH.unpack(await self._reader.readexactly(messages.LENGTH.size))
+        (size,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
         if size > messages.MAX_BYTES:
             raise EOFError("a frame that is too long")
         return _decoder.decode(await self._reader.readexactly(size))
@@ -188,24 +184,14 @@ class WorkerProcess:
         if self._writer is not None and self._process is not None and self._process.poll() is None:
             return
         self._end_child()
-        ours, theirs = socket.socketpair()
         try:
-            # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
-            self._process = subprocess.Popen(  # noqa: ASYNC220
-                [self._python, "-m", "models.modalities.process.child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                cwd=_ROOT,  # a module in the daemon's working directory must not shadow ours
-                env=_environment(self._python),
+            self._process, ours = start_child(
+                "models.modalities.process.child", _environment(self._python), self._python
             )
         except OSError as error:
-            ours.close()
             raise WorkerFailed(f"its process cannot be started: {error.strerror}") from error
-        finally:
-            theirs.close()
         self.starts += 1
         self._load_by = asyncio.get_running_loop().time() + _LOAD_S
-        ours.setblocking(False)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(sock=ours, limit=1 << 20)
         except BaseException:
@@ -225,8 +211,7 @@ class WorkerProcess:
 
 
 def _environment(python: str) -> dict[str, str]:
-    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environ = {**minimal_environment(os.environ), **_ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
+    environ = child_environment(**_ENVIRONMENT)
     if python != sys.executable:
         environ.pop("LD_LIBRARY_PATH", None)  # of this process's environment
     return environ

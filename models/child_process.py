@@ -1,0 +1,67 @@
+"""Child processes of our own modules: their start over a socketpair, and their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from router.child_environment import minimal_environment
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Return the environment of a child that finds our packages: the minimal one, and `more`."""
+    paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**minimal_environment(os.environ), **more, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def start_child(
+    module: str, environ: Mapping[str, str], python: str = sys.executable
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start `python -m MODULE FD`, where FD is one end of a socketpair.
+
+    Returns:
+        The process, and the other end, which does not block.
+
+    Raises:
+        OSError: the process cannot be started.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        # Not asyncio's subprocess: this takes a millisecond, and a cancellation cannot leave it half done.
+        process = subprocess.Popen(
+            [python, "-m", module, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            # Python searches the working directory first: a module in the daemon's must not shadow ours.
+            cwd=_ROOT,
+            env=environ,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    ours.setblocking(False)
+    return process, ours
+
+
+def outlive_signals(oom_score: int) -> None:
+    """Ignore SIGINT and SIGTERM in a child, which ends when its link is closed.
+
+    Ctrl-C and a service manager's stop reach the whole process group; the daemon drains first.
+
+    Args:
+        oom_score: Out of memory, the kernel kills processes with a higher one first; the daemon has 0.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(oom_score))
