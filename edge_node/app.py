@@ -49,8 +49,8 @@ from .daemon.optional_parts import (
 )
 from .daemon.systemd import SystemdNotifier
 from .files.api import FileApi
-from .files.inlining import NamedFileReader
-from .files.store import FileStore
+from .files.inlining import FileInliner
+from .files.store import DeviceFileStore
 from .http.api import Api
 from .http.inspection import Inspection
 from .http.request_reader import RequestReader
@@ -278,8 +278,8 @@ def _build_serving(device: _Device, backends: Backends) -> Serving:
 def _build_ways_in(device: _Device, backends: Backends, serving: Serving) -> WaysIn:
     """Construct what takes requests: files, jobs, sound, live sessions, a broker's messages."""
     config, clock, part_encoders = device.config, device.clock, backends.encoders
-    files = FileStore(device.state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
-    reader = RequestReader(config.server, NamedFileReader(files, config.server.max_body_bytes))
+    files = DeviceFileStore(device.state_dir, config.files, largest_file(config.server.max_body_bytes), clock)
+    reader = RequestReader(config.server, FileInliner(files, config.server.max_body_bytes))
     jobs = JobEntry(device.state_dir, lambda folder: make_jobs(folder, config.jobs, backends, serving, reader))
     sound = AudioEntry(lambda: make_audio(config, device.environ, device.model_dirs, backends, serving, reader))
     tracing = make_tracer(config)

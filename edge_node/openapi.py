@@ -43,10 +43,10 @@ from router.types import DecisionRecord, Prefer, Route
 
 from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
-from .files.store import FileStoreUnavailable, StorageFull
+from .files.store import FileFolderUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
-from .jobs.api import JobList
+from .jobs.api import EdgeJobList
 from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .jobs.record import EdgeJobView
 from .serving.request_context import Status
@@ -75,7 +75,7 @@ _BACKENDS = (
     *(errors.BackendError, errors.EngineCrashed, errors.CloudUnavailable),
 )
 _JOB_STORE = (errors.JobStoreUnavailable,)
-_NAMED_FILES = (errors.NotFound, FileStoreUnavailable)  # of requests that name uploaded files
+_NAMED_FILES = (errors.NotFound, FileFolderUnavailable)  # of requests that name uploaded files
 _ACCEPTANCE = (*_JOB_STORE, errors.IdempotencyConflict, OutboxFull)
 _JOB_ENDS = (JobDropped, JobLost, ResultTooLarge, CloudJobEnded, errors.JobCancelled)
 
@@ -190,7 +190,7 @@ def _jobs() -> Iterator[Operation]:
         Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
         Parameter("after", "The id of the last job of the page before."),
     )
-    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", JobList, parameters=page, errors=one)
+    yield _operation("GET", "/v1/jobs", "The caller's jobs, newest first.", EdgeJobList, parameters=page, errors=one)
     yield _operation("GET", "/v1/jobs/{id}", "One job, with its answer once it has ended.", EdgeJobView, errors=one)
     ended = (*one, errors.JobAlreadyEnded)
     yield _operation("DELETE", "/v1/jobs/{id}", "Cancel a job.", EdgeJobView, errors=ended)
@@ -215,7 +215,7 @@ def _files() -> Iterator[Operation]:
         Parameter("limit", "At most so many; default 20.", kind=Annotated[int, Meta(ge=1, le=MAX_PAGE)]),
         Parameter("after", "The id of the last file of the page before."),
     )
-    common = (*ANY_REQUEST, *_AUTH, FileStoreUnavailable)
+    common = (*ANY_REQUEST, *_AUTH, FileFolderUnavailable)
     content = (errors.UnsupportedFeature,)
     yield from file_operations(CLIENT, PartPurpose, page, common, (StorageFull,), content, gives_content=False)
 

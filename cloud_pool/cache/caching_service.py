@@ -33,7 +33,12 @@ from .single_flight.follower import GenerationFollower
 from .single_flight.leader import GenerationLeader
 from .single_flight.reply import OnFirstToken, Reply
 from .single_flight.resume import EmittedPrefix, ResumeFilter
-from .single_flight.shared_generation import GenerationRestarted, SharedGeneration, SharingFailed, Subscriber
+from .single_flight.shared_generation import (
+    CoalescedGeneration,
+    CoalescedSubscriber,
+    GenerationRestarted,
+    SharingFailed,
+)
 from .store import FollowLimitReached, GenerationKey, LeaderLease, RedisUnavailable, RemoteLeader
 
 _ROUNDS = 3
@@ -60,7 +65,7 @@ class CachingService:
         self._cache = cache
         self._generate = generate
         self._tasks: TaskGroup | None = None
-        self._generations: dict[GenerationKey, SharedGeneration] = {}
+        self._generations: dict[GenerationKey, CoalescedGeneration] = {}
         self._leaders: dict[GenerationKey, GenerationLeader] = {}
         self._following = 0
         self._running = 0
@@ -83,7 +88,7 @@ class CachingService:
         await self._cache.store.close()
 
     @property
-    def generations(self) -> tuple[SharedGeneration, ...]:
+    def generations(self) -> tuple[CoalescedGeneration, ...]:
         return tuple(self._generations.values())
 
     @property
@@ -142,13 +147,15 @@ class CachingService:
             cache.metrics.answered(reply.status or "bypass")
 
     @contextmanager
-    def _subscription(self, cache: SharedCache, context: RequestContext, key: GenerationKey) -> Iterator[Subscriber]:
+    def _subscription(
+        self, cache: SharedCache, context: RequestContext, key: GenerationKey
+    ) -> Iterator[CoalescedSubscriber]:
         """Raises Draining."""
         if self._tasks is None:
             raise Draining("this gateway has not started")
         generation = self._generations.get(key)
         if generation is None or not generation.joinable:
-            generation = self._generations[key] = SharedGeneration(key, cache.config.max_buffer_bytes)
+            generation = self._generations[key] = CoalescedGeneration(key, cache.config.max_buffer_bytes)
             subscriber = generation.join(context)
             self._running += 1
             self._tasks.start_soon(self._run_generation, cache, generation)
@@ -162,7 +169,7 @@ class CachingService:
 
     # --- one generation ----------------------------------------------------------------------------------------------
 
-    async def _run_generation(self, cache: SharedCache, generation: SharedGeneration) -> None:
+    async def _run_generation(self, cache: SharedCache, generation: CoalescedGeneration) -> None:
         fault: Draining | SharingFailed = Draining("this gateway is shutting down", retry_after_s=1.0)
         try:
             with anyio.CancelScope() as scope:
@@ -185,7 +192,7 @@ class CachingService:
             self._running -= 1
             self._generation_ended.set()
 
-    async def _run_round(self, cache: SharedCache, generation: SharedGeneration) -> None:
+    async def _run_round(self, cache: SharedCache, generation: CoalescedGeneration) -> None:
         """Afterwards the generation is finished, or the leader that it followed or was has failed."""
         found = await self._look_up(cache, generation)
         if found is None:
@@ -205,7 +212,7 @@ class CachingService:
         return await self._lead(cache, generation, found)
 
     async def _look_up(
-        self, cache: SharedCache, generation: SharedGeneration
+        self, cache: SharedCache, generation: CoalescedGeneration
     ) -> CachedAnswer | LeaderLease | RemoteLeader | FollowLimitReached | None:
         """None: Redis is unavailable."""
         span, outcome = generation.start_span("lookup"), "redis_unavailable"
@@ -222,7 +229,7 @@ class CachingService:
             if span is not None:
                 span.end(attributes={OUTCOME: outcome})
 
-    async def _follow(self, cache: SharedCache, generation: SharedGeneration, leader: RemoteLeader) -> None:
+    async def _follow(self, cache: SharedCache, generation: CoalescedGeneration, leader: RemoteLeader) -> None:
         self._following += 1
         span = generation.start_span("follow")
         try:
@@ -234,7 +241,7 @@ class CachingService:
             if span is not None:
                 span.end(attributes={OUTCOME: "whole" if generation.finished else "broken"})
 
-    async def _lead(self, cache: SharedCache, generation: SharedGeneration, lease: LeaderLease | None) -> None:
+    async def _lead(self, cache: SharedCache, generation: CoalescedGeneration, lease: LeaderLease | None) -> None:
         leader = GenerationLeader(
             cache.store, cache.codec, cache.metrics, self._generate, generation, lease, lease_s=cache.config.lease_s
         )
@@ -257,7 +264,7 @@ class _SharedReader:
     Without streaming, chunks are held back until the end: the answer may start over unnoticed.
     """
 
-    def __init__(self, subscriber: Subscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool) -> None:
+    def __init__(self, subscriber: CoalescedSubscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool) -> None:
         self._subscriber = subscriber
         self._reply = reply
         self._emitted = emitted
@@ -267,7 +274,7 @@ class _SharedReader:
         self._over = False
 
     async def next(self) -> Chunk | None:
-        """Return the next chunk that the client does not have; None after the last. Raises as `Subscriber.next`."""
+        """Return the next chunk that the client lacks; None after the last. Raises as `CoalescedSubscriber.next`."""
         while not self._over:
             try:
                 chunk = await self._subscriber.next()

@@ -25,7 +25,7 @@ from .process import refuse
 _PATH = click.Path(path_type=Path)
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """The result of one check. `advice`: what is wrong and how to fix it; "" if nothing is."""
 
     check: str
@@ -52,11 +52,11 @@ def doctor(path: Path | None, redis: str | None, as_json: bool) -> None:
     sys.exit(1 if any(finding.level == "fail" for finding in findings) else 0)
 
 
-async def _examine_all(config: Config) -> list[Finding]:
+async def _examine_all(config: Config) -> list[CheckResult]:
     return [finding async for finding in examine(config)]
 
 
-async def examine(config: Config) -> AsyncIterator[Finding]:
+async def examine(config: Config) -> AsyncIterator[CheckResult]:
     """Yield the findings of what is configured. Raises ConfigError for an unusable address."""
     if config.redis:
         yield _finding("redis", await _redis_fault(config))
@@ -69,8 +69,8 @@ async def examine(config: Config) -> AsyncIterator[Finding]:
         yield _finding("tracing", fault and f"The collector at {config.tracing.endpoint} takes no traces: {fault}")
 
 
-def _finding(check: str, fault: str) -> Finding:
-    return Finding(check, "fail" if fault else "ok", fault)
+def _finding(check: str, fault: str) -> CheckResult:
+    return CheckResult(check, "fail" if fault else "ok", fault)
 
 
 async def _redis_fault(config: Config) -> str:

@@ -24,7 +24,7 @@ from ..http.config import OperatorConfig, ServerConfig
 from ..jobs.config import JobsConfig
 from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
-from ..sessions.config import RealtimeConfig
+from ..sessions.config import GatewaySessionConfig
 from ..streams.config import StreamsConfig
 from ..tiers.config import TierConfig
 
@@ -52,7 +52,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: JobsConfig = JobsConfig()
     streams: StreamsConfig = StreamsConfig()
     cache: CacheConfig = CacheConfig()
-    realtime: RealtimeConfig = RealtimeConfig()
+    realtime: GatewaySessionConfig = GatewaySessionConfig()
     parts: PartsConfig = PartsConfig()
     grpc: GrpcConfig = GrpcConfig()
     tracing: TracingConfig = TracingConfig()

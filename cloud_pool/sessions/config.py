@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.serving.config import Positive, SessionConfig
 
 
-class RealtimeConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
+class GatewaySessionConfig(SessionConfig, frozen=True, forbid_unknown_fields=True):
     """Live sessions over WebSocket."""
 
     # live sessions of this gateway, of one tenant at most half; beyond: 429, unless one that was cut gives way

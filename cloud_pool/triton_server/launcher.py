@@ -19,7 +19,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from ..upstreams.triton.connection import Connection
+from ..upstreams.triton.connection import TritonConnection
 from .log_filter import LogFilter
 from .server_process import (
     Ports,
@@ -164,7 +164,7 @@ class Launcher:
 
     async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float], tasks: TaskGroup) -> None:
         """Print the ready line once; kill a server that waits for a dead stub."""
-        connection = Connection(f"{self._ports.host}:{self._ports.grpc}", tasks)
+        connection = TritonConnection(f"{self._ports.host}:{self._ports.grpc}", tasks)
         try:
             await self._watch_over(connection, process, ready_at)
         finally:
@@ -172,7 +172,7 @@ class Launcher:
                 await connection.close()
 
     async def _watch_over(
-        self, connection: Connection, process: asyncio.subprocess.Process, ready_at: list[float]
+        self, connection: TritonConnection, process: asyncio.subprocess.Process, ready_at: list[float]
     ) -> None:
         healthy_at = time.monotonic()
         while time.monotonic() - healthy_at < self._stuck_s:

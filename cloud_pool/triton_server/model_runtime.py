@@ -39,7 +39,7 @@ class Responder(Protocol):
     def is_cancelled(self) -> bool: ...
 
 
-class Engine(Protocol):
+class ModelEngine(Protocol):
     """The part of models.llama_cpp.engine.Engine that is used here."""
 
     def submit(self, job: Job) -> None: ...
@@ -123,7 +123,7 @@ class ModelRuntime:
 
     def __init__(
         self,
-        make_engine: Callable[[Emit, OnFailure], Engine],
+        make_engine: Callable[[Emit, OnFailure], ModelEngine],
         *,
         report: Callable[[EngineStats], None],
         broken: Callable[[], None],

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 from tritonclient.grpc import service_pb2
 
-from ..upstreams.triton.connection import Connection
+from ..upstreams.triton.connection import TritonConnection
 from ..upstreams.triton.model_control import restriction
 from .environment import TritonEnvironment
 
@@ -114,7 +114,7 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
     )
 
 
-async def is_ready(connection: Connection) -> bool:
+async def is_ready(connection: TritonConnection) -> bool:
     """Ask Triton whether every model is ready; its ports open when they are loaded."""
     try:
         answer = await connection.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)

@@ -85,7 +85,7 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
 
 
-class CacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseCacheConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Count = 32 * 1024 * 1024
     disk_bytes: Count = 256 * 1024 * 1024
 
@@ -96,7 +96,7 @@ class DecisionsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: Literal["cheap", "all"] = "cheap"
 
 
-class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutboxWebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allowed_networks: tuple[str, ...] = ()
     allow_http: bool = False
     ca_file: str = ""
@@ -110,7 +110,7 @@ class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.format
 
 
-class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OutboxConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_jobs: Positive = 20_000
     max_bytes: Positive = 256 * 1024 * 1024
     bulk_share: Annotated[float, Meta(gt=0, le=1)] = 0.75
@@ -126,10 +126,10 @@ class JobsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jitter_s: Pause = 30.0
     accept_parts: bool = False
     max_revise_s: Seconds = 120.0
-    webhooks: WebhookConfig = WebhookConfig()
+    webhooks: OutboxWebhookConfig = OutboxWebhookConfig()
 
 
-class FilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DeviceFilesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept: bool = False
     max_files: Positive = 200
     max_bytes: Positive = 256 * 1024 * 1024
@@ -199,10 +199,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     cloud: CloudConfig = CloudConfig()
-    cache: CacheConfig = CacheConfig()
+    cache: ResponseCacheConfig = ResponseCacheConfig()
     decisions: DecisionsConfig = DecisionsConfig()
-    jobs: JobsConfig = JobsConfig()
-    files: FilesConfig = FilesConfig()
+    jobs: OutboxConfig = OutboxConfig()
+    files: DeviceFilesConfig = DeviceFilesConfig()
     realtime: RealtimeConfig = RealtimeConfig()
     mqtt: MqttConfig = MqttConfig()
     modalities: ModalitiesConfig = ModalitiesConfig()

@@ -14,7 +14,7 @@ from router.types import CloudSignals
 from ..backends.cloud.backend import CloudBackend
 from ..backends.engine.engines import EnginePool
 from ..clock import Clock
-from ..files.store import FileStore
+from ..files.store import DeviceFileStore
 from ..http.inspection import Reachability, Readiness
 from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry
@@ -74,7 +74,7 @@ class WaysIn:
 
     connections: tuple[ConnectionTable, ConnectionTable]  # over TCP, over the Unix socket
     reader: RequestReader
-    files: FileStore
+    files: DeviceFileStore
     jobs: JobEntry
     sound: AudioEntry
     sessions: Sessions[DeviceClient]
@@ -308,7 +308,7 @@ def _job_gauges(jobs: JobEntry) -> Iterator[Gauge]:
         )
 
 
-def _file_gauges(files: FileStore) -> Iterator[Gauge]:
+def _file_gauges(files: DeviceFileStore) -> Iterator[Gauge]:
     stats = files.stats
     yield Gauge("causeway_edge_files", "Uploaded files.", stats.files)
     yield Gauge("causeway_edge_files_bytes", "Bytes of the uploaded files.", stats.bytes)

@@ -18,7 +18,7 @@ from router.types import Modality
 
 from ..backends.engine.engines import Engine
 from ..clock import Clock
-from ..config.schema import Config, EngineConfig, JobsConfig
+from ..config.schema import Config, EngineConfig, OutboxConfig
 from ..http.api import new_decision_id
 from ..http.request_reader import RequestReader
 from ..jobs.entry import JobEntry, JobParts
@@ -198,24 +198,24 @@ def make_audio(
 
 
 def make_jobs(
-    folder: Path, config: JobsConfig, backends: Backends, serving: Serving, reader: RequestReader
+    folder: Path, config: OutboxConfig, backends: Backends, serving: Serving, reader: RequestReader
 ) -> JobParts:
     """Return the outbox of jobs in the state folder, with what runs them."""
     from router.serving.webhooks import WebhookSender
 
-    from ..jobs.api import JobApi
+    from ..jobs.api import OutboxApi
     from ..jobs.intake import JobIntake
     from ..jobs.running.cancelling import CloudCanceller
-    from ..jobs.running.runner import JobRunner
+    from ..jobs.running.runner import OutboxRunner
     from ..jobs.running.webhooks import ReceiverQueue, trusted_authorities
-    from ..jobs.store import JobStore
+    from ..jobs.store import JobOutbox
 
     cloud, service, clock = backends.cloud, serving.service, serving.records.clock
-    store = JobStore(folder, config, clock)
+    store = JobOutbox(folder, config, clock)
     chance = random.Random(os.urandom(16))
-    runner = JobRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
+    runner = OutboxRunner(store, service, cloud, config, clock, new_decision_id, chance, backends.encoders)
     intake = JobIntake(config, store, runner, service, reader.with_files)
-    api = JobApi(store, runner, intake, service, reader)
+    api = OutboxApi(store, runner, intake, service, reader)
     chance = random.Random(os.urandom(16))
     webhooks = ReceiverQueue(store, runner.feed, config.webhooks, clock, chance)
     tls = trusted_authorities(config.webhooks.ca_file)

@@ -15,7 +15,7 @@ from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
 from ..http.request_reader import RequestReader, routing_hints
-from .store import FileStore
+from .store import DeviceFileStore
 
 PATH = "/v1/files"
 _MAX_TAG_BYTES = 1024  # they are in the file's header
@@ -25,7 +25,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class FileApi:
     """The handlers."""
 
-    def __init__(self, store: FileStore, reader: RequestReader, piece_s: float) -> None:
+    def __init__(self, store: DeviceFileStore, reader: RequestReader, piece_s: float) -> None:
         self._store = store
         self._reader = reader
         self._piece_s = piece_s

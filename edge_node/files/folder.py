@@ -34,7 +34,7 @@ _PIECE_BYTES = 1024 * 1024
 _ZEROS = bytes(_PIECE_BYTES)
 
 
-class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file's header. `created_unix`: s, for people; `expires`: s of the box's own time.
 
     `tags`, `prefer`: of the upload; every request that names the file carries them.
@@ -55,7 +55,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 class FoundFiles(NamedTuple):
     """What an earlier run left. `unreadable`: names of files that were not set aside yet (4). `mark`: the last time."""
 
-    files: list[StoredFile]
+    files: list[DeviceFile]
     unreadable: list[str]
     mark: ClockMark | None
 
@@ -111,7 +111,7 @@ class FileFolder:
         """Begin a file."""
         return Draft(self._path / f"{name}{_DRAFT}")
 
-    def publish(self, draft: Draft, file: StoredFile, mark: ClockMark) -> None:
+    def publish(self, draft: Draft, file: DeviceFile, mark: ClockMark) -> None:
         """Give a draft its header and its name; the file survives a power cut when this returns (1)."""
         header = msgspec.json.encode(file)
         assert len(header) < HEADER_BYTES
@@ -126,7 +126,7 @@ class FileFolder:
         if draft.path.exists():
             self._erase(draft.path)
 
-    def read(self, file: StoredFile) -> bytes | None:
+    def read(self, file: DeviceFile) -> bytes | None:
         """Return the bytes of a file; None if they are damaged or gone."""
         try:
             with (self._path / file.id).open("rb") as opened:
@@ -215,10 +215,10 @@ def _write_all(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _read_header(path: Path) -> StoredFile | None:
+def _read_header(path: Path) -> DeviceFile | None:
     """None: the header is damaged, of another version, or overwritten."""
     with contextlib.suppress(OSError, msgspec.DecodeError, ValueError), path.open("rb") as opened:
-        return msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=StoredFile)
+        return msgspec.json.decode(opened.read(HEADER_BYTES).rstrip(b"\0"), type=DeviceFile)
     return None
 
 

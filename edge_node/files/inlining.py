@@ -9,21 +9,21 @@ from router.errors import NotFound
 from router.parts.uploads import Upload, named_files
 from router.types import RoutingHints
 
-from .folder import StoredFile
-from .store import FileStore
+from .folder import DeviceFile
+from .store import DeviceFileStore
 
 Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
 """Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
 
 
-class NamedFileReader:
+class FileInliner:
     """Reads the files that bodies name.
 
     Args:
         max_body_bytes: of a body with its files in base64.
     """
 
-    def __init__(self, store: FileStore, max_body_bytes: int) -> None:
+    def __init__(self, store: DeviceFileStore, max_body_bytes: int) -> None:
         self._store = store
         self._max_body_bytes = max_body_bytes
 
@@ -42,7 +42,7 @@ class NamedFileReader:
         named = named_files(body) if self._store.in_use else None
         if named is None:
             return body
-        files: dict[str, StoredFile] = {}
+        files: dict[str, DeviceFile] = {}
         for name, reference in named.first.items():
             try:
                 files[name] = self._store.get(name, owner)

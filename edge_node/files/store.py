@@ -28,9 +28,9 @@ from router.types import RoutingHints
 
 from ..box_time import BoxTime
 from ..clock import Clock
-from ..config.schema import FilesConfig
+from ..config.schema import DeviceFilesConfig
 from ..observability.faults import Fault
-from .folder import Draft, FileFolder, StoredFile
+from .folder import DeviceFile, Draft, FileFolder
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class StorageFull(CausewayError):
     code = "storage_full"
 
 
-class FileStoreUnavailable(CausewayError):
+class FileFolderUnavailable(CausewayError):
     """The folder of files cannot be read or written, or a file in it is damaged."""
 
     status = 503
@@ -62,7 +62,7 @@ class FileStats(msgspec.Struct, frozen=True):
     expired: int  # so far
 
 
-class FileStore:
+class DeviceFileStore:
     """The files of all clients.
 
     Args:
@@ -70,13 +70,13 @@ class FileStore:
         max_file_bytes: size of the largest file.
     """
 
-    def __init__(self, state_dir: Path | None, config: FilesConfig, max_file_bytes: int, clock: Clock) -> None:
+    def __init__(self, state_dir: Path | None, config: DeviceFilesConfig, max_file_bytes: int, clock: Clock) -> None:
         self._folder_path = None if state_dir is None else state_dir / FOLDER
         self._config = config
         self._clock = clock
         self._time = BoxTime(clock)
-        self._files: dict[str, StoredFile] = {}
-        self._writing: set[FileWriter] = set()
+        self._files: dict[str, DeviceFile] = {}
+        self._writing: set[DeviceFileWriter] = set()
         self._uploads = FairShare(_MOST_UPLOADS)
         self._expired = 0
         self._aside = 0  # files that cannot be read
@@ -117,7 +117,7 @@ class FileStore:
         if self._folder_path is not None and self._folder_path.is_dir():
             try:
                 await self._open()
-            except FileStoreUnavailable as error:
+            except FileFolderUnavailable as error:
                 self._fault.begin(f"the uploaded files are not available: {error.message}")
 
     def close(self) -> None:
@@ -131,25 +131,25 @@ class FileStore:
 
     # --- files of clients --------------------------------------------------------------------------------------------
 
-    def get(self, name: str, owner: str) -> StoredFile:
+    def get(self, name: str, owner: str) -> DeviceFile:
         """Return a file of `owner`. Raises NotFound, also for a file of another owner."""
         file = self._files.get(name)
         if file is None or file.owner != owner or file.expires <= self._time.now():
             raise NotFound(f"there is no file {name[:80]!r} of yours: it expired, was deleted, or never was here")
         return file
 
-    def list_owned(self, owner: str) -> list[StoredFile]:
+    def list_owned(self, owner: str) -> list[DeviceFile]:
         """Return all files of `owner`, newest first."""
         now = self._time.now()
         found = [file for file in self._files.values() if file.owner == owner and file.expires > now]
         return sorted(found, key=lambda file: (file.created_unix, file.id), reverse=True)
 
-    def view(self, file: StoredFile) -> FileView:
+    def view(self, file: DeviceFile) -> FileView:
         """Return what the API shows of a file."""
         expires = int(self._clock.unix() + file.expires - self._time.now())
         return FileView(file.id, file.bytes, int(file.created_unix), expires, file.filename, file.purpose)
 
-    async def read(self, file: StoredFile) -> bytes:
+    async def read(self, file: DeviceFile) -> bytes:
         """Return the bytes of a file. Raises FileStoreUnavailable, or NotFound if it was deleted in the meantime."""
         data = await self._on_disk(partial(self._folder.read, file))
         if data is not None:
@@ -157,7 +157,7 @@ class FileStore:
         if file.id not in self._files:
             raise NotFound(f"the file {file.id} was deleted in the meantime")
         self._fault.begin(f"the uploaded file {file.id} is damaged on the disk")
-        raise FileStoreUnavailable(f"the file {file.id} is damaged on this box's disk. Delete it and upload it again")
+        raise FileFolderUnavailable(f"the file {file.id} is damaged on this box's disk. Delete it and upload it again")
 
     async def delete(self, name: str, owner: str) -> None:
         """Erase a file of `owner`. Raises NotFound or FileStoreUnavailable."""
@@ -165,7 +165,7 @@ class FileStore:
         await self._delete(name)
 
     @asynccontextmanager
-    async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[FileWriter]:
+    async def write(self, owner: str, expected_bytes: int) -> AsyncIterator[DeviceFileWriter]:
         """Write a new file. Unless its writer finishes it, nothing remains of it.
 
         Args:
@@ -180,7 +180,7 @@ class FileStore:
         """
         self._check_accepts()
         await self._open()
-        writer = FileWriter(self, f"{PREFIX}{secrets.token_hex(12)}", owner)
+        writer = DeviceFileWriter(self, f"{PREFIX}{secrets.token_hex(12)}", owner)
         if not self._uploads.hold(writer, network_of(owner)):
             raise QueueFull(
                 f"You upload {self._uploads.held_by(network_of(owner))} files at the same time, your share of "
@@ -206,7 +206,7 @@ class FileStore:
         for file in [file for file in self._files.values() if file.expires <= now]:
             try:
                 await self._delete(file.id)
-            except FileStoreUnavailable as error:
+            except FileFolderUnavailable as error:
                 self._fault.begin(f"an uploaded file that expired cannot be deleted: {error.message}")
                 return
             self._expired += 1
@@ -218,7 +218,7 @@ class FileStore:
 
     # --- for the writer ----------------------------------------------------------------------------------------------
 
-    async def reserve(self, writer: FileWriter, size: int) -> None:
+    async def reserve(self, writer: DeviceFileWriter, size: int) -> None:
         """Make sure that a file may have `size` bytes. Raises BodyTooLarge or StorageFull."""
         if size > self.max_file_bytes:
             raise BodyTooLarge(
@@ -243,7 +243,7 @@ class FileStore:
                 )
         writer.reserved = size
 
-    def _has_room(self, writer: FileWriter, size: int) -> bool:
+    def _has_room(self, writer: DeviceFileWriter, size: int) -> bool:
         """Whether a file fits into the folder, and into its owner's share of it."""
         owner = network_of(writer.owner)
         own = [file.bytes for file in self._files.values() if network_of(file.owner) == owner]
@@ -255,7 +255,7 @@ class FileStore:
             and sum(own) + size <= stored_share(self._config.max_bytes, has_others)
         )
 
-    def _fits(self, writer: FileWriter, size: int) -> bool:
+    def _fits(self, writer: DeviceFileWriter, size: int) -> bool:
         """Whether a file fits beside those that are there and that are being written."""
         stats, others = self.stats, [one.reserved for one in self._writing if one is not writer]
         taken = stats.bytes + sum(others) + size
@@ -264,10 +264,12 @@ class FileStore:
     async def append(self, draft: Draft, data: bytes) -> None:
         await self._on_disk(partial(draft.write, data))
 
-    async def publish(self, writer: FileWriter, filename: str, terms: UploadTerms, hints: RoutingHints) -> StoredFile:
+    async def publish(
+        self, writer: DeviceFileWriter, filename: str, terms: UploadTerms, hints: RoutingHints
+    ) -> DeviceFile:
         """Make a written file visible to its owner. `hints`: of the upload."""
         ttl_s = self.max_ttl_s if terms.ttl_s is None else float(terms.ttl_s)
-        file = StoredFile(
+        file = DeviceFile(
             id=writer.id,
             owner=writer.owner,
             filename=filename,
@@ -295,7 +297,7 @@ class FileStore:
                 "data: URL in base64"
             )
         if self._folder_path is None:
-            raise FileStoreUnavailable("uploaded files need a state folder: set state_dir")
+            raise FileFolderUnavailable("uploaded files need a state folder: set state_dir")
 
     @property
     def _folder(self) -> FileFolder:
@@ -322,10 +324,10 @@ class FileStore:
         await self._on_disk(partial(self._folder.delete, name))
         self._files.pop(name, None)
 
-    async def _discard(self, writer: FileWriter) -> None:
+    async def _discard(self, writer: DeviceFileWriter) -> None:
         try:
             await self._on_disk(partial(self._folder.discard, writer.draft))
-        except FileStoreUnavailable as error:  # the next start erases it
+        except FileFolderUnavailable as error:  # the next start erases it
             log.warning("what was written of a file remains until the next start: %s", error.message)
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
@@ -336,15 +338,15 @@ class FileStore:
             if error.errno in _FULL:
                 raise StorageFull("the disk of this box is full: the file was not kept") from error
             log.warning("the folder of uploaded files fails: %s", error.strerror)
-            raise FileStoreUnavailable(
+            raise FileFolderUnavailable(
                 f"the folder of uploaded files fails ({error.strerror}). Try again later"
             ) from error
 
 
-class FileWriter:
+class DeviceFileWriter:
     """Writes one file. Holds up to 1 MiB of it in memory."""
 
-    def __init__(self, store: FileStore, name: str, owner: str) -> None:
+    def __init__(self, store: DeviceFileStore, name: str, owner: str) -> None:
         self.id = name
         self.owner = owner
         self.reserved = 0
@@ -355,7 +357,7 @@ class FileWriter:
         self._buffer = bytearray()
 
     async def write(self, data: bytes) -> None:
-        """Append bytes. Raises as `FileStore.write` does."""
+        """Append bytes. Raises as `DeviceFileStore.write` does."""
         self._buffer += data
         size = self.written + len(self._buffer)
         if size > self.reserved:
@@ -363,8 +365,8 @@ class FileWriter:
         if len(self._buffer) >= _WRITE_BYTES:
             await self._flush()
 
-    async def finish(self, filename: str, terms: UploadTerms, hints: RoutingHints) -> StoredFile:
-        """Make the file visible and return it. Raises InvalidRequest if it is empty, and as `FileStore.write` does."""
+    async def finish(self, filename: str, terms: UploadTerms, hints: RoutingHints) -> DeviceFile:
+        """Publish the file and return it. Raises InvalidRequest if it is empty, else as `DeviceFileStore.write`."""
         await self._flush()
         if not self.written:
             raise InvalidRequest("`file` is empty. Send its bytes.", param="file")

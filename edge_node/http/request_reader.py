@@ -51,7 +51,7 @@ from ..config.schema import KeyConfig, ServerConfig
 from .headers import REQUEST_HEADERS
 
 if TYPE_CHECKING:
-    from ..files.inlining import NamedFileReader
+    from ..files.inlining import FileInliner
 
 Endpoint = Literal["chat", "completion", "embedding", "response"]
 """Which of OpenAI's bodies it is. A response is a request of the kind chat."""
@@ -129,7 +129,7 @@ class RequestReader:
         files: the uploaded files that bodies may name.
     """
 
-    def __init__(self, config: ServerConfig, files: NamedFileReader | None = None) -> None:
+    def __init__(self, config: ServerConfig, files: FileInliner | None = None) -> None:
         self._files = files
         self._keys = ApiKeys(config.keys)
         self._max_body_bytes = config.max_body_bytes
@@ -158,7 +158,7 @@ class RequestReader:
         return self._parse(kind, body, hints)
 
     async def with_files(self, body: bytes, client: str) -> bytes:
-        """Return a body with the client's uploaded files in place of their ids. Raises as `NamedFileReader.inline`."""
+        """Return a body with the client's uploaded files in place of their ids. Raises as `FileInliner.inline`."""
         return body if self._files is None else await self._files.inline(body, client, partial(self._room, client))
 
     def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:

@@ -24,18 +24,18 @@ from router.trackers.fair_share import FairShare, network_of
 from ..http.request_reader import RequestReader, routing_hints
 from ..serving.service import Service
 from . import PATH
-from .events import EventReader, Position, read_last_id
+from .events import OutboxEventReader, Position, read_last_id
 from .intake import JobIntake, JobKey
 from .record import EdgeJob, EdgeJobView, edge_job_view
-from .running.runner import JobRunner
-from .store import JobStore
+from .running.runner import OutboxRunner
+from .store import JobOutbox
 from .tables.values import Accepted
 
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0
 
 
-class JobList(msgspec.Struct):
+class EdgeJobList(msgspec.Struct):
     """The body of `GET /v1/jobs`."""
 
     data: list[EdgeJobView]
@@ -45,11 +45,11 @@ class JobList(msgspec.Struct):
     object: str = "list"
 
 
-class JobApi:
+class OutboxApi:
     """The handlers of jobs."""
 
     def __init__(
-        self, store: JobStore, runner: JobRunner, intake: JobIntake, service: Service, reader: RequestReader
+        self, store: JobOutbox, runner: OutboxRunner, intake: JobIntake, service: Service, reader: RequestReader
     ) -> None:
         self._store = store
         self._runner = runner
@@ -117,7 +117,7 @@ class JobApi:
         jobs = await self._store.list_owned(owner, after, limit + 1)
         rows = [self._view(job) for job in jobs[:limit]]
         first, last = (rows[0].id, rows[-1].id) if rows else (None, None)
-        return json_response(JobList(rows, len(jobs) > limit, first, last))
+        return json_response(EdgeJobList(rows, len(jobs) > limit, first, last))
 
     async def get(self, http: web.BaseRequest, job_id: str) -> web.StreamResponse:
         """GET /v1/jobs/{id}"""
@@ -154,7 +154,7 @@ class JobApi:
             if http.method == hdrs.METH_HEAD:
                 stream.send_head()
                 return stream
-            reader = EventReader(self._store, self._runner.feed, job_id, owner, last)
+            reader = OutboxEventReader(self._store, self._runner.feed, job_id, owner, last)
             async for events in reader.read(lambda: self._service.draining):
                 stream.send(events)
                 await stream.drain()

@@ -22,12 +22,12 @@ from . import FILE, PATH
 if TYPE_CHECKING:
     from router.serving.webhooks import WebhookSender
 
-    from .api import JobApi
+    from .api import OutboxApi
     from .intake import JobIntake
     from .running.cancelling import CloudCanceller
-    from .running.runner import JobRunner
+    from .running.runner import OutboxRunner
     from .running.webhooks import ReceiverQueue
-    from .store import JobStore
+    from .store import JobOutbox
     from .tables.values import OutboxStats, OutboxWebhook
 
 SECRET_PATH = "/v1/webhooks/secret"
@@ -43,10 +43,10 @@ _ENDPOINTS: Mapping[str, Endpoint] = {
 class JobParts(NamedTuple):
     """The parts that exist from the first job on."""
 
-    store: JobStore
-    runner: JobRunner
+    store: JobOutbox
+    runner: OutboxRunner
     intake: JobIntake
-    api: JobApi
+    api: OutboxApi
     webhooks: ReceiverQueue
     sender: WebhookSender[OutboxWebhook]
     canceller: CloudCanceller

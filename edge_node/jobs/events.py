@@ -21,7 +21,7 @@ from router.jobs.states import JobState
 
 from .feed import JobFeed
 from .record import EdgeJob
-from .store import JobStore
+from .store import JobOutbox
 
 COMMENT: Final = b": still there\n\n"
 _ID = re.compile(r"([0-9]{1,9})-([0-9]{1,9}|wait|end|last|r[1-9][0-9]{0,2})")
@@ -64,10 +64,10 @@ def _show_place(place: int) -> str:
     return {_WAIT: "wait", _END: "end", _LAST: "last"}.get(place, str(place))
 
 
-class EventReader:
+class OutboxEventReader:
     """Reads the events of one job after a position."""
 
-    def __init__(self, store: JobStore, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
+    def __init__(self, store: JobOutbox, feed: JobFeed, job_id: str, owner: str, last: Position | None) -> None:
         self._store = store
         self._feed = feed
         self._job_id = job_id

@@ -16,11 +16,11 @@ from router.parts.uploads import FILE_MARK, named_files
 from router.policy.signals import modalities
 from router.types import RoutingHints
 
-from ..config.schema import JobsConfig
+from ..config.schema import OutboxConfig
 from ..serving.service import Service
 from .record import EdgeJob
-from .running.runner import JobRunner
-from .store import JobStore
+from .running.runner import OutboxRunner
+from .store import JobOutbox
 from .tables.values import Accepted, ReplyTo
 
 WithFiles = Callable[[bytes, str], Awaitable[bytes]]
@@ -51,7 +51,7 @@ class JobIntake:
     """
 
     def __init__(
-        self, config: JobsConfig, store: JobStore, runner: JobRunner, service: Service, with_files: WithFiles
+        self, config: OutboxConfig, store: JobOutbox, runner: OutboxRunner, service: Service, with_files: WithFiles
     ) -> None:
         """Raises ConfigError for invalid `jobs.webhooks.allowed_networks`."""
         self._with_files = with_files

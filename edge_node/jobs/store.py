@@ -16,7 +16,7 @@ from router.types import Modality
 
 from ..box_time import BoxTime
 from ..clock import Clock
-from ..config.schema import JobsConfig
+from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
 from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
@@ -29,7 +29,7 @@ from .tables.schema import SCHEMA
 from .tables.values import Accepted, Claimed, DueReply, OutboxStats, OutboxWebhook, ReplyTo
 
 
-class JobStore:
+class JobOutbox:
     """The jobs of one device. `start` comes first; times are the box's own, s.
 
     Args:
@@ -37,7 +37,7 @@ class JobStore:
             takes a second more at most.
     """
 
-    def __init__(self, folder: Path, config: JobsConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
+    def __init__(self, folder: Path, config: OutboxConfig, clock: Clock, *, erase_after_s: float = 1.0) -> None:
         self.time = BoxTime(clock)
         self._config = config
         self._rows = rows = OutboxRows(self.time)

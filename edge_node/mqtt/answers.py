@@ -11,7 +11,7 @@ from router.errors import CausewayError, JobStoreUnavailable, ResultTooLarge
 from router.serving.logs import redacted
 
 from ..jobs.feed import JobFeed
-from ..jobs.store import JobStore
+from ..jobs.store import JobOutbox
 from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
 from .connection import Connection
@@ -29,7 +29,7 @@ _REFUSED_S = 60.0  # until an answer is tried again that the broker refused
 class AnswerPublisher:
     """Publishes what is due. An answer may be published twice if the connection is lost, and is never lost itself."""
 
-    def __init__(self, store: JobStore, feed: JobFeed, stats: MqttStats) -> None:
+    def __init__(self, store: JobOutbox, feed: JobFeed, stats: MqttStats) -> None:
         self._store = store
         self._feed = feed
         self._stats = stats

@@ -21,7 +21,7 @@ _LATEST_S = 10.0  # after a deletion: then the first moment without callers will
 _RETRY_S = 5.0
 
 
-class Erasure:
+class LogErasure:
     """When the log of `path` is truncated. Used by the thread of the file alone.
 
     Args:

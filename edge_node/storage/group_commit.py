@@ -32,7 +32,7 @@ from router.serving.logs import redacted
 
 from ..observability.faults import Fault
 from .background_sqlite import CORRUPT_MESSAGES
-from .erasure import Erasure
+from .erasure import LogErasure
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class GroupCommit:
         self._last = 1  # units of the last transaction
         self._fault = Fault(log, logging.ERROR, monotonic)
         self._corrupt = ""
-        self._erasure = Erasure(path, erase_after_s, monotonic)
+        self._erasure = LogErasure(path, erase_after_s, monotonic)
         self._thread = threading.Thread(target=self._run, name=f"commit-{path.name}", daemon=True)
 
     @property
@@ -238,7 +238,7 @@ class GroupCommit:
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         database = sqlite3.connect(self._path, timeout=1.0, isolation_level=None)
         try:
-            # Some requests and answers must not outlive their job: they are overwritten, see also `Erasure`.
+            # Some requests and answers must not outlive their job: they are overwritten, see also `LogErasure`.
             database.executescript(
                 f"PRAGMA page_size={self._page_bytes}; PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL; "
                 f"PRAGMA secure_delete=ON; PRAGMA journal_size_limit={_LOG_BYTES}; "

@@ -20,7 +20,7 @@ from cloud_pool.accounts.identity.operator_token import FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig as GatewayServer
-from edge_node.config.schema import FilesConfig, ServerConfig
+from edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from tests.cloud.unreachable import unreachable_tier
 from tests.edge.box import Box, running
 
@@ -98,7 +98,7 @@ async def other_port() -> AsyncIterator[str]:
 @asynccontextmanager
 async def daemon(tmp_path: Path, *origins: str) -> AsyncIterator[Box]:
     server = ServerConfig(port=0, drain_s=1.0, origins=origins)
-    async with running(tmp_path, server=server, files=FilesConfig(accept=True)) as box:
+    async with running(tmp_path, server=server, files=DeviceFilesConfig(accept=True)) as box:
         yield box
 
 

@@ -18,9 +18,8 @@ import pytest
 
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.sessions.config import RealtimeConfig
-from edge_node.config.schema import FilesConfig, KeyConfig
-from edge_node.config.schema import RealtimeConfig as EdgeRealtime
+from cloud_pool.sessions.config import GatewaySessionConfig
+from edge_node.config.schema import DeviceFilesConfig, KeyConfig, RealtimeConfig
 from edge_node.config.schema import ServerConfig as EdgeServer
 from tests.accounts.identity.token_issuer import Issuer
 from tests.edge.box import running
@@ -123,7 +122,7 @@ async def gateway(issuer: Issuer, redis: RedisServer, tmp_path: Path, pool: Pool
         "server": ServerConfig(
             port=0, max_connections=48, max_body_bytes=2 * MIB, max_body_memory_bytes=16 * MIB, read_timeout_s=60.0
         ),
-        "realtime": RealtimeConfig(max_sessions=12),
+        "realtime": GatewaySessionConfig(max_sessions=12),
         "jobs": JobsConfig(redis=redis.url, max_event_streams=16),
     }
     async with serving(issuer, redis, sections) as served:
@@ -136,7 +135,7 @@ async def edge(issuer: Issuer, redis: RedisServer, tmp_path: Path, pool: Pool) -
     server = EdgeServer(port=0, max_connections=48, max_body_bytes=MIB, keys=tuple(keys), read_timeout_s=60.0)
     server = msgspec.structs.replace(server, max_connections=max(48, 2 * pool.size)) if pool.needs_job else server
     async with running(
-        tmp_path, server=server, realtime=EdgeRealtime(max_sessions=12), files=FilesConfig(accept=True)
+        tmp_path, server=server, realtime=RealtimeConfig(max_sessions=12), files=DeviceFilesConfig(accept=True)
     ) as box:
         yield [Caller(box.app.port, key.name, pool) for key in keys]
 

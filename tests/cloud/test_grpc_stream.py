@@ -13,7 +13,7 @@ import pytest
 from anyio import create_task_group
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.upstreams.triton.connection import Connection
+from cloud_pool.upstreams.triton.connection import TritonConnection
 from cloud_pool.upstreams.triton.grpc_stream import CallCancelled, GrpcStream
 
 KB = 1024
@@ -41,7 +41,7 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
 
 @asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[Connection]:
+async def serving(server: Server) -> AsyncIterator[TritonConnection]:
     running = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(server, running)
     port = running.add_insecure_port("127.0.0.1:0")
@@ -52,14 +52,14 @@ async def serving(server: Server) -> AsyncIterator[Connection]:
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Connection]:
+async def connected(port: int) -> AsyncIterator[TritonConnection]:
     async with create_task_group() as tasks:
-        connection = Connection(f"127.0.0.1:{port}", tasks)
+        connection = TritonConnection(f"127.0.0.1:{port}", tasks)
         yield connection
         await connection.close()
 
 
-def begin(connection: Connection, name: str = "a") -> GrpcStream:
+def begin(connection: TritonConnection, name: str = "a") -> GrpcStream:
     return GrpcStream(connection.stream_infer(service_pb2.ModelInferRequest(id=name), metadata=(), timeout_s=60.0))
 
 

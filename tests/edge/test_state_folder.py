@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from edge_node.app import build
-from edge_node.config.schema import FilesConfig, ServerConfig
+from edge_node.config.schema import DeviceFilesConfig, ServerConfig
 from router.errors import ConfigError
 from tests.waiting import until
 
@@ -50,7 +50,7 @@ async def test_a_downgraded_daemon_names_a_database_of_a_newer_version_and_leave
 async def filled(folder: Path) -> Path:
     """A state folder with something in each file."""
     cloud = ScriptedCloud()
-    async with running(folder, cloud=cloud, files=FilesConfig(accept=True)) as box:
+    async with running(folder, cloud=cloud, files=DeviceFilesConfig(accept=True)) as box:
         assert (await box.ask("cached", temperature=0.0)).status == 200
         assert (await box.ask("paid for", tags="cloud")).status == 200
         body = {"model": "auto", "messages": [{"role": "user", "content": "a job"}]}
@@ -89,7 +89,7 @@ async def test_no_damaged_file_of_the_state_folder_stops_the_daemon(tmp_path: Pa
                 path.unlink()
         for path, content in whole.items():
             path.write_bytes(DAMAGES[damage](content) if path == damaged else content)
-        async with running(tmp_path, files=FilesConfig(accept=True)) as box:
+        async with running(tmp_path, files=DeviceFilesConfig(accept=True)) as box:
             assert (await box.ask("after it")).status == 200, damaged
             body = {"model": "auto", "messages": [{"role": "user", "content": "another job"}]}
             async with box.session.post("/v1/jobs", json=body) as response:

@@ -10,7 +10,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from edge_node.config.schema import FilesConfig, KeyConfig, ServerConfig
+from edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 
 from .box import Box, running
 
@@ -35,7 +35,7 @@ FORMS = ("/v1/files", "/v1/audio/transcriptions")
 @asynccontextmanager
 async def serving(tmp_path: Path, **server: object) -> AsyncIterator[Box]:
     settings = ServerConfig(**{"port": 0, "drain_s": 1.0, **server})  # type: ignore[arg-type]
-    async with running(tmp_path, server=settings, files=FilesConfig(accept=True)) as box:
+    async with running(tmp_path, server=settings, files=DeviceFilesConfig(accept=True)) as box:
         yield box
 
 

@@ -17,7 +17,7 @@ import pytest
 from edge_node.cli.doctor import host, network, packages, policy_and_models
 from edge_node.cli.doctor.finding import Finding, worst
 from edge_node.cli.doctor.report import examine
-from edge_node.config.schema import CacheConfig, CloudConfig, Config, EngineConfig, KeyConfig, ServerConfig
+from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ResponseCacheConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
@@ -285,7 +285,7 @@ def test_free_memory_is_compared_with_the_models_need(share: float | None, level
 def test_a_state_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     """A file in its place fails for root too."""
     (tmp_path / "state").write_text("a file")
-    (finding,) = host.check_state_dir(tmp_path / "state" / "causeway", CacheConfig())
+    (finding,) = host.check_state_dir(tmp_path / "state" / "causeway", ResponseCacheConfig())
     assert finding.level == "fail"
     assert "state_dir" in finding.advice
 
@@ -293,10 +293,10 @@ def test_a_state_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("free", "level"), [(10 * MIB, "fail"), (200 * MIB, "warn"), (2000 * MIB, "ok")])
 def test_a_nearly_full_disk_is_reported(tmp_path: Path, free: int, level: str) -> None:
     """The check creates nothing."""
-    findings = host.check_state_dir(tmp_path / "a" / "b", CacheConfig(), free_bytes_of=lambda _: free)
+    findings = host.check_state_dir(tmp_path / "a" / "b", ResponseCacheConfig(), free_bytes_of=lambda _: free)
     assert levels(findings) == [("state folder", level)]
     assert not (tmp_path / "a").exists()
-    assert levels(host.check_state_dir(tmp_path, CacheConfig(disk_bytes=0))) == [("state folder", "ok")]
+    assert levels(host.check_state_dir(tmp_path, ResponseCacheConfig(disk_bytes=0))) == [("state folder", "ok")]
 
 
 def test_more_threads_than_cores_is_a_warning() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner, Result
 
 from edge_node.cli.main import main
-from edge_node.config.schema import JobsConfig, WebhookConfig
+from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from tests.edge.box import Box, running
 from tests.edge_jobs.cloud import JobCloud
 from tests.edge_jobs.support import accepted, ended, view
@@ -22,7 +22,7 @@ async def call(box: Box, *arguments: str) -> Result:
 
 
 async def test_dead_letters_are_listed_with_their_reason_retried_and_purged(tmp_path: Path) -> None:
-    async with running(tmp_path, cloud=JobCloud(), jobs=JobsConfig(max_attempts=1)) as box:
+    async with running(tmp_path, cloud=JobCloud(), jobs=OutboxConfig(max_attempts=1)) as box:
         box.engine.fault = "corrupt"
         job = await accepted(box, "a secret", tags="edge")
         await ended(box, job)
@@ -52,8 +52,8 @@ def test_a_daemon_that_is_away_is_said() -> None:
 
 
 async def test_the_webhook_of_a_job_is_shown_with_its_status(tmp_path: Path) -> None:
-    here = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
-    async with receiving() as receiver, running(tmp_path, cloud=JobCloud(), jobs=JobsConfig(webhooks=here)) as box:
+    here = OutboxWebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
+    async with receiving() as receiver, running(tmp_path, cloud=JobCloud(), jobs=OutboxConfig(webhooks=here)) as box:
         url = f"http://127.0.0.1:{receiver.port}/hook"
         waits = await accepted(box, webhook=url, not_before_ms=3_600_000)
         assert f"webhook after its end: {url}\n" in (await call(box, "show", waits)).stdout

@@ -12,12 +12,12 @@ import aiohttp
 import openai
 
 from edge_node.clock import Clock
-from edge_node.config.schema import FilesConfig, KeyConfig, ServerConfig
+from edge_node.config.schema import DeviceFilesConfig, KeyConfig, ServerConfig
 
 from ..edge.box import Answer, Box, running
 from ..modalities.test_files import ALL
 
-ACCEPTING = FilesConfig(accept=True)
+ACCEPTING = DeviceFilesConfig(accept=True)
 KEYS = ("kiosk", "till")
 
 

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import FilesConfig
-from edge_node.files.store import FileStore, StorageFull
+from edge_node.config.schema import DeviceFilesConfig
+from edge_node.files.store import DeviceFileStore, StorageFull
 from router.parts.upload_terms import UploadTerms
 from router.types import RoutingHints
 
@@ -84,7 +84,7 @@ async def test_a_damaged_file_is_no_part_of_a_request(tmp_path: Path) -> None:
 
 
 async def test_bounds_are_507_with_what_to_do_and_what_expired_makes_room(tmp_path: Path) -> None:
-    bounds = FilesConfig(accept=True, max_files=2, max_bytes=10_000)
+    bounds = DeviceFilesConfig(accept=True, max_files=2, max_bytes=10_000)
     async with filing(tmp_path, files=bounds) as (box, client):
         first = await client.files.create(file=("a.txt", b"a" * 6000), purpose="user_data")
         with pytest.raises(openai.InternalServerError, match=r"files\.max_bytes") as full:
@@ -153,11 +153,11 @@ async def test_a_daemon_that_is_killed_during_an_upload_has_no_half_file(tmp_pat
 
 
 def test_accepting_is_a_choice() -> None:
-    assert not FilesConfig().accept
+    assert not DeviceFilesConfig().accept
     assert ACCEPTING.accept
 
 
-async def keep(store: FileStore, owner: str, size: int = 10) -> bool:
+async def keep(store: DeviceFileStore, owner: str, size: int = 10) -> bool:
     """Upload a file; False: there is no room for it."""
     try:
         async with store.write(owner, size) as writer:
@@ -170,12 +170,14 @@ async def keep(store: FileStore, owner: str, size: int = 10) -> bool:
 
 @pytest.mark.parametrize(
     ("bounds", "size"),
-    [(FilesConfig(accept=True, max_files=8), 10), (FilesConfig(accept=True, max_bytes=80), 10)],
+    [(DeviceFilesConfig(accept=True, max_files=8), 10), (DeviceFilesConfig(accept=True, max_bytes=80), 10)],
     ids=["number", "bytes"],
 )
-async def test_one_client_does_not_fill_the_folder_for_others(tmp_path: Path, bounds: FilesConfig, size: int) -> None:
+async def test_one_client_does_not_fill_the_folder_for_others(
+    tmp_path: Path, bounds: DeviceFilesConfig, size: int
+) -> None:
     """Alone it has seven of eight; beside another's file it gets no more until it has less than half."""
-    store = FileStore(tmp_path, bounds, MIB, system_clock())
+    store = DeviceFileStore(tmp_path, bounds, MIB, system_clock())
     assert [await keep(store, "flood", size) for _ in range(8)] == [True] * 7 + [False]
     assert await keep(store, "quiet", size)
     assert not await keep(store, "quiet", size), "the folder is full"
@@ -214,8 +216,8 @@ async def test_a_file_that_cannot_be_read_is_erased_when_it_would_have_expired(t
     now = 100.0
     clock = Clock(lambda: now, lambda: now, "one")
 
-    async def opened() -> FileStore:
-        files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=50.0), 1000, clock)
+    async def opened() -> DeviceFileStore:
+        files = DeviceFileStore(tmp_path, DeviceFilesConfig(accept=True, ttl_s=50.0), 1000, clock)
         await files.start()
         return files
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from causeway import AsyncCauseway, CausewayAPIError
-from edge_node.config.schema import FilesConfig, ServerConfig
+from edge_node.config.schema import DeviceFilesConfig, ServerConfig
 
 from ..edge.scripted import ScriptedEngine
 from ..modalities.test_decoding import needs_pillow
@@ -199,14 +199,14 @@ async def test_a_file_that_goes_while_its_request_is_answered_is_answered_with(t
 
 async def test_a_box_keeps_no_files_unless_its_owner_says_so(tmp_path: Path) -> None:
     """What it kept before can still be named, and deleted."""
-    async with filing(tmp_path, files=FilesConfig()) as (box, client):
+    async with filing(tmp_path, files=DeviceFilesConfig()) as (box, client):
         with pytest.raises(openai.BadRequestError, match=r"files\.accept"):
             await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
         assert not folder_of(box).exists()
         assert "not read here" in (await ask(box, named("file-1"))).message
     async with filing(tmp_path) as (_, client):
         uploaded = await client.files.create(file=("note.txt", NOTE.encode()), purpose="user_data")
-    async with filing(tmp_path, files=FilesConfig()) as (box, client):
+    async with filing(tmp_path, files=DeviceFilesConfig()) as (box, client):
         assert (await ask(box, named(uploaded.id))).status == 200
         await client.files.delete(uploaded.id)
         assert contents(folder_of(box)) == []

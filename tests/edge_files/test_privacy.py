@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from tests.edge.box import Answer, Box
 
 from ..modalities.test_files import NOTE
@@ -55,7 +55,7 @@ async def test_a_private_file_fails_closed(tmp_path: Path) -> None:
 
 
 async def test_a_job_about_a_private_file_stays(tmp_path: Path) -> None:
-    async with filing(tmp_path, jobs=JobsConfig(accept_parts=True)) as (box, _):
+    async with filing(tmp_path, jobs=OutboxConfig(accept_parts=True)) as (box, _):
         answer = await post(box, "/v1/jobs", body(await upload(box, RESTRICTED[0])), CLOUD)
         assert answer.status == 202
         job, _ = await (await box.parts.jobs.open()).store.get(msgspec.json.decode(answer.body)["id"], None)

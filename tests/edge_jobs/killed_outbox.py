@@ -19,9 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from edge_node.clock import system_clock
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import EdgeJob, JobAnswer
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.values import Claimed
 from router.errors import CloudFailed, JobStoreUnavailable
 from router.jobs.revisions import LateParts
@@ -51,7 +51,7 @@ class Death(msgspec.Struct, frozen=True):
     killed: bool
 
 
-def new_job(store: JobStore, text: str) -> EdgeJob:
+def new_job(store: JobOutbox, text: str) -> EdgeJob:
     now = store.time.now()
     return EdgeJob(
         owner="me",
@@ -83,7 +83,7 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
 async def live(life: Life) -> None:
     """Accept jobs in waves, and end them in every way. What fails because the disk is full is tried again."""
     notes = os.open(Path(life.folder) / NOTES, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    store = JobStore(Path(life.folder), JobsConfig(), system_clock(), erase_after_s=0.0)
+    store = JobOutbox(Path(life.folder), OutboxConfig(), system_clock(), erase_after_s=0.0)
     store.start()
 
     def note(what: str, text: str) -> None:

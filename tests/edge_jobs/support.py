@@ -11,15 +11,15 @@ from typing import Any
 import aiohttp
 
 from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import JobsConfig
-from edge_node.jobs.store import JobStore
+from edge_node.config.schema import OutboxConfig
+from edge_node.jobs.store import JobOutbox
 from router.sse import Event, SSEParser
 from tests.waiting import until
 
 from ..edge.box import Answer, Box
 from .cloud import JobCloud
 
-PROMPT = JobsConfig(jitter_s=0.0, steady_per_s=1000.0)
+PROMPT = OutboxConfig(jitter_s=0.0, steady_per_s=1000.0)
 """Nothing is held back."""
 ENDED = {"succeeded", "failed", "dead", "cancelled", "expired"}
 
@@ -68,10 +68,10 @@ async def ended(box: Box, job: str) -> dict[str, Any]:
 
 
 async def opened(
-    folder: Path, config: JobsConfig | None = None, clock: Clock | None = None, *, erase_after_s: float = 0.0
-) -> JobStore:
+    folder: Path, config: OutboxConfig | None = None, clock: Clock | None = None, *, erase_after_s: float = 0.0
+) -> JobOutbox:
     """An outbox whose time counts."""
-    store = JobStore(folder, config or JobsConfig(), clock or system_clock(), erase_after_s=erase_after_s)
+    store = JobOutbox(folder, config or OutboxConfig(), clock or system_clock(), erase_after_s=erase_after_s)
     store.start()
     await store.open()
     return store

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edge_node.clock import Clock
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.tables.rows import Cancellation
 from router.jobs.revisions import LateParts
@@ -107,7 +107,7 @@ async def test_a_job_that_was_never_sent_is_not_told_of(tmp_path: Path) -> None:
 
 async def test_a_bulk_job_that_gives_way_and_a_revision_are_told_of_until_their_deadline(tmp_path: Path) -> None:
     now = 0.0
-    store = await opened(tmp_path, JobsConfig(max_jobs=2, bulk_share=0.5), Clock(lambda: now, lambda: now, "one"))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=2, bulk_share=0.5), Clock(lambda: now, lambda: now, "one"))
     await store.accept(new_job(store, "bulk-sent"), b"{}")
     (sent,) = await store.claim("edge", 1)
     assert await store.pin(sent.job, "large")

@@ -13,8 +13,8 @@ import pytest
 
 from edge_node.box_time import BoxTime, ClockMark
 from edge_node.clock import Clock, is_synchronised, system_clock
-from edge_node.config.schema import FilesConfig, JobsConfig
-from edge_node.files.store import FileStore
+from edge_node.config.schema import DeviceFilesConfig, OutboxConfig
+from edge_node.files.store import DeviceFileStore
 from edge_node.jobs.running.runner import CloudGate
 from router.parts.upload_terms import UploadTerms
 from router.types import RoutingHints
@@ -168,7 +168,7 @@ async def test_a_reboot_with_an_old_clock_expires_neither_jobs_nor_files(tmp_pat
     store = await opened(tmp_path, clock=clocks.clock())
     await store.accept(new_job(store, "job"), b"{}")
     store.close()
-    files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
+    files = DeviceFileStore(tmp_path, DeviceFilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
     async with files.write("me", 4) as writer:
         await writer.write(b"text")
         kept = await writer.finish("note.txt", UploadTerms(purpose="user_data"), RoutingHints())
@@ -179,7 +179,7 @@ async def test_a_reboot_with_an_old_clock_expires_neither_jobs_nor_files(tmp_pat
     assert await store.expire() == 0
     assert len(await store.claim("edge", 1)) == 1
     store.close()
-    files = FileStore(tmp_path, FilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
+    files = DeviceFileStore(tmp_path, DeviceFilesConfig(accept=True, ttl_s=DAY_S), 1000, clocks.clock())
     await files.start()
     await files.sweep()
     assert await files.read(files.get(kept.id, "me")) == b"text"
@@ -268,7 +268,7 @@ def sent(gate: CloudGate, seconds: float, *, start: float = 100.0, reachable: bo
 
 
 def test_a_thousand_boxes_do_not_storm_the_cloud_that_comes_back() -> None:
-    config = JobsConfig(jitter_s=30.0, steady_per_s=1.0)
+    config = OutboxConfig(jitter_s=30.0, steady_per_s=1.0)
     first = Counter[int]()
     for seed in range(1000):
         gate = CloudGate(config, random.Random(seed))
@@ -279,14 +279,14 @@ def test_a_thousand_boxes_do_not_storm_the_cloud_that_comes_back() -> None:
 
 
 def test_a_backlog_is_sent_at_three_times_the_steady_rate_at_most() -> None:
-    gate = CloudGate(JobsConfig(jitter_s=0.0, steady_per_s=2.0), random.Random(1))
+    gate = CloudGate(OutboxConfig(jitter_s=0.0, steady_per_s=2.0), random.Random(1))
     times = sent(gate, 60.0)
     assert 5.5 < len(times) / 60.0 <= 6.1
     assert min(later - earlier for earlier, later in zip(times, times[2:], strict=False)) >= 1.0 / 6.0
 
 
 def test_without_a_backlog_there_is_no_pause_at_first() -> None:
-    gate = CloudGate(JobsConfig(jitter_s=30.0), random.Random(1))
+    gate = CloudGate(OutboxConfig(jitter_s=30.0), random.Random(1))
     assert gate.may_send(100.0, reachable=True, backlog=False)
 
 
@@ -295,7 +295,7 @@ def test_a_cloud_that_asks_for_a_pause_gets_it(asked_s: float | None, least_s: f
     """At most a minute, and each box another one."""
     pauses = []
     for seed in range(100):
-        gate = CloudGate(JobsConfig(jitter_s=0.0), random.Random(seed))
+        gate = CloudGate(OutboxConfig(jitter_s=0.0), random.Random(seed))
         assert gate.may_send(100.0, reachable=True, backlog=True)
         gate.pause(100.0, asked_s)
         pauses.append(gate.wait_s(100.0))

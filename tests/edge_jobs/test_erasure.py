@@ -15,10 +15,10 @@ import pytest
 from edge_node.clock import Clock, system_clock
 from edge_node.jobs import FILE
 from edge_node.jobs.record import JobAnswer
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.rows import PAGE_BYTES, OutboxBodies, body_of
 from edge_node.jobs.tables.schema import SCHEMA
-from edge_node.storage.erasure import Erasure
+from edge_node.storage.erasure import LogErasure
 from tests.waiting import until
 
 from .killed_outbox import new_job
@@ -29,7 +29,7 @@ SAID = b"the patient's name is Ada"
 ANSWER = b"Ada is well"
 
 
-async def cancelled(store: JobStore, body: bytes) -> None:
+async def cancelled(store: JobOutbox, body: bytes) -> None:
     accepted = await store.accept(new_job(store, "one"), body)
     await store.cancel(accepted.job.id, "me")
 
@@ -130,7 +130,7 @@ def test_no_byte_of_a_body_lies_in_a_page_that_rows_share() -> None:
 
 def test_the_log_is_truncated_where_nobody_calls_and_soon_in_any_case(tmp_path: Path) -> None:
     now = 100.0
-    erasure = Erasure(tmp_path / FILE, 1.0, lambda: now)
+    erasure = LogErasure(tmp_path / FILE, 1.0, lambda: now)
     assert erasure.wait_s() is None
     erasure.note()
     assert erasure.wait_s() == pytest.approx(1.0)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edge_node.config.schema import JobsConfig, ServerConfig
+from edge_node.config.schema import OutboxConfig, ServerConfig
 from edge_node.http.request_reader import RequestReader
 from edge_node.jobs.intake import JobIntake, JobKey
 from router.types import RoutingHints
@@ -137,7 +137,7 @@ async def test_a_key_names_one_job(tmp_path: Path) -> None:
 
 
 async def test_bulk_jobs_give_way_to_others_oldest_first_and_say_so(tmp_path: Path) -> None:
-    full = JobsConfig(max_jobs=4, bulk_share=0.5)
+    full = OutboxConfig(max_jobs=4, bulk_share=0.5)
     cloud = away()
     async with running(tmp_path, cloud=cloud, jobs=full) as box:
         bulk = [await accepted(box, tags="cloud", priority="bulk") for _ in range(3)]
@@ -206,7 +206,7 @@ async def test_an_end_in_the_cloud_is_the_end_here_with_its_reason(tmp_path: Pat
 
 
 async def test_a_job_that_fails_again_and_again_is_a_dead_letter(tmp_path: Path) -> None:
-    async with running(tmp_path, cloud=JobCloud(), jobs=JobsConfig(max_attempts=1)) as box:
+    async with running(tmp_path, cloud=JobCloud(), jobs=OutboxConfig(max_attempts=1)) as box:
         box.engine.fault = "corrupt"
         found = await ended(box, await accepted(box, tags="edge"))
         assert (found["status"], found["attempts"], found["error"]["code"]) == ("dead", 1, "backend_error")
@@ -291,7 +291,7 @@ async def test_events_bring_the_answer_while_it_is_made_and_resume(tmp_path: Pat
 
 
 async def test_events_of_a_run_that_fails_say_so_and_the_next_run_begins_anew(tmp_path: Path) -> None:
-    patient = JobsConfig(max_attempts=1000)
+    patient = OutboxConfig(max_attempts=1000)
     async with running(tmp_path, cloud=JobCloud(), jobs=patient) as box:
         box.engine.fault = "die"
         job = await accepted(box, tags="edge")

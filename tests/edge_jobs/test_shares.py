@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.errors import OutboxFull
 from edge_node.jobs.record import EdgeJob, JobAnswer
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 
 from .killed_outbox import new_job
 from .support import opened
@@ -18,11 +18,11 @@ from .support import opened
 ME, OTHER, THIRD = "me", "other", "third"
 
 
-def of(store: JobStore, owner: str, text: str) -> EdgeJob:
+def of(store: JobOutbox, owner: str, text: str) -> EdgeJob:
     return msgspec.structs.replace(new_job(store, text), owner=owner)
 
 
-async def fill(store: JobStore, owner: str, kind: str = "job") -> int:
+async def fill(store: JobOutbox, owner: str, kind: str = "job") -> int:
     """Submit jobs of one client until one is refused; return how many were accepted."""
     for number in range(1000):
         try:
@@ -32,13 +32,13 @@ async def fill(store: JobStore, owner: str, kind: str = "job") -> int:
     raise AssertionError("the outbox has no bound")
 
 
-async def unfinished(store: JobStore, owner: str) -> int:
+async def unfinished(store: JobOutbox, owner: str) -> int:
     return sum(not job.has_ended for job in await store.list_owned(owner, "", 1000))
 
 
 async def test_one_client_leaves_room_for_others(tmp_path: Path) -> None:
     """Alone it has seven eighths; what it holds counts until it ends, also after a restart."""
-    config = JobsConfig(max_jobs=64)
+    config = OutboxConfig(max_jobs=64)
     store = await opened(tmp_path, config)
     assert await fill(store, ME) == 56
     assert await fill(store, OTHER) == 8
@@ -55,7 +55,7 @@ async def test_one_client_leaves_room_for_others(tmp_path: Path) -> None:
 
 async def test_bytes_of_one_client_leave_room_for_others(tmp_path: Path) -> None:
     """Results count as requests do, until they are purged."""
-    store = await opened(tmp_path, JobsConfig(max_bytes=8000))
+    store = await opened(tmp_path, OutboxConfig(max_bytes=8000))
     await store.accept(of(store, OTHER, "small"), bytes(10))
     accepted = await store.accept(of(store, ME, "large"), bytes(4000))
     with pytest.raises(OutboxFull):
@@ -72,7 +72,7 @@ async def test_bytes_of_one_client_leave_room_for_others(tmp_path: Path) -> None
 
 async def test_a_flood_of_bulk_jobs_drops_its_own(tmp_path: Path) -> None:
     """Neither the bulk jobs of others nor jobs of another class are touched."""
-    store = await opened(tmp_path, JobsConfig(max_jobs=64, bulk_share=0.5))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=64, bulk_share=0.5))
     for number in range(4):
         await store.accept(of(store, OTHER, f"bulk {number}"), b"{}")
     await store.accept(of(store, THIRD, "standard"), b"{}")
@@ -85,7 +85,7 @@ async def test_a_flood_of_bulk_jobs_drops_its_own(tmp_path: Path) -> None:
 
 async def test_a_client_that_comes_new_takes_the_place_of_a_floods_bulk_jobs(tmp_path: Path) -> None:
     """A bulk flood that is alone has all that bulk jobs may have, and gives way to each other client, bulk or not."""
-    store = await opened(tmp_path, JobsConfig(max_jobs=16, bulk_share=0.5))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=16, bulk_share=0.5))
     for number in range(20):
         await store.accept(of(store, ME, f"bulk {number}"), b"{}")
     assert await unfinished(store, ME) == 8
@@ -99,7 +99,7 @@ async def test_a_client_that_comes_new_takes_the_place_of_a_floods_bulk_jobs(tmp
 
 
 async def test_a_client_beyond_its_share_drops_its_own_bulk_jobs_alone(tmp_path: Path) -> None:
-    store = await opened(tmp_path, JobsConfig(max_jobs=16, bulk_share=1.0))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=16, bulk_share=1.0))
     await store.accept(of(store, OTHER, "bulk"), b"{}")
     await store.accept(of(store, ME, "bulk"), b"{}")
     assert await fill(store, ME) == 8

@@ -13,10 +13,10 @@ from typing import cast
 import pytest
 
 from edge_node.clock import Clock, system_clock
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import EdgeJob
-from edge_node.jobs.running.runner import JobRunner
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.running.runner import OutboxRunner
+from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.acceptance import OutboxAcceptance
 from edge_node.jobs.tables.rows import OutboxRows
 from edge_node.jobs.tables.runs import READ_BYTES, OutboxRuns
@@ -44,7 +44,7 @@ def test_no_query_reads_the_whole_table(query: str) -> None:
 
 async def test_requests_with_pictures_are_not_read_into_memory_all_at_once(tmp_path: Path) -> None:
     """One that is larger than the bound comes alone."""
-    store = await opened(tmp_path, JobsConfig())
+    store = await opened(tmp_path, OutboxConfig())
     for number, size in enumerate((READ_BYTES // 2, READ_BYTES // 2, READ_BYTES + 1, 1)):
         await store.accept(new_job(store, str(number)), bytes(size))
     found = [len(claimed.body) for claimed in await store.claim("edge", 10)]
@@ -56,9 +56,9 @@ async def test_requests_with_pictures_are_not_read_into_memory_all_at_once(tmp_p
 
 def test_a_run_of_a_file_that_was_lost_ends_no_job_of_the_new_file(tmp_path: Path) -> None:
     """A corrupt file is replaced while its jobs run: their answers are nobody else's."""
-    store = JobStore(tmp_path, JobsConfig(), system_clock())
+    store = JobOutbox(tmp_path, OutboxConfig(), system_clock())
     rows = OutboxRows(store.time)
-    acceptance, runs = OutboxAcceptance(JobsConfig(), rows), OutboxRuns(JobsConfig(), rows)
+    acceptance, runs = OutboxAcceptance(OutboxConfig(), rows), OutboxRuns(OutboxConfig(), rows)
 
     def run_in_a_new_file(text: str) -> tuple[sqlite3.Connection, EdgeJob]:
         database = sqlite3.connect(":memory:", isolation_level=None)
@@ -76,7 +76,7 @@ def test_a_run_of_a_file_that_was_lost_ends_no_job_of_the_new_file(tmp_path: Pat
 
 async def test_a_job_stays_where_the_policy_placed_it_when_its_run_is_given_back(tmp_path: Path) -> None:
     """Else it is sent to the cloud from the device's lane, which nothing paces."""
-    store = await opened(tmp_path, JobsConfig(), system_clock())
+    store = await opened(tmp_path, OutboxConfig(), system_clock())
     accepted = await store.accept(new_job(store, "moved"), b"{}")
     await store.place([(accepted.job, "cloud")])
     (claimed,) = await store.claim("cloud", 1)
@@ -91,7 +91,7 @@ async def test_dead_letters_and_results_are_kept_for_the_time_of_each(
     tmp_path: Path, result_ttl_s: float, dead_letter_ttl_s: float
 ) -> None:
     now = 0.0
-    config = JobsConfig(result_ttl_s=result_ttl_s, dead_letter_ttl_s=dead_letter_ttl_s)
+    config = OutboxConfig(result_ttl_s=result_ttl_s, dead_letter_ttl_s=dead_letter_ttl_s)
     store = await opened(tmp_path, config, Clock(lambda: now, lambda: now, "one"))
     for text in ("result", "dead letter"):
         await store.accept(new_job(store, text), b"{}")
@@ -109,7 +109,7 @@ async def test_dead_letters_and_results_are_kept_for_the_time_of_each(
 
 async def test_jobs_that_ended_without_a_result_do_not_fill_the_disk(tmp_path: Path) -> None:
     """A client submits and cancels without end: the newest `max_jobs` are kept."""
-    store = await opened(tmp_path, JobsConfig(max_jobs=3), system_clock())
+    store = await opened(tmp_path, OutboxConfig(max_jobs=3), system_clock())
     ids = []
     for number in range(5):
         accepted = await store.accept(new_job(store, str(number)), b"{}")
@@ -142,11 +142,11 @@ class _FailingService:
 
 async def test_a_job_that_meets_a_bug_stops_no_other(tmp_path: Path) -> None:
     """Else the daemon ends with it, starts again, and meets the bug again: in a run, or where its end is stored."""
-    config, clock = JobsConfig(max_attempts=1), system_clock()
+    config, clock = OutboxConfig(max_attempts=1), system_clock()
     store = await opened(tmp_path, config, clock)
     service = cast("Service", _FailingService(RuntimeError("a bug"), CloudFailed("no"), CloudFailed("no")))
     ids = iter(("one", "\udcff no text", "three"))
-    runner = JobRunner(store, service, None, config, clock, lambda: next(ids), random.Random(7))
+    runner = OutboxRunner(store, service, None, config, clock, lambda: next(ids), random.Random(7))
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
     jobs = [(await store.accept(new_job(store, str(number)), body)).job.id for number in range(3)]
     running = asyncio.create_task(runner.run())

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from edge_node.clock import Clock
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.jobs import FILE
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.values import ReplyTo
 from router.errors import CloudFailed, NotFound, RecordUnreadable
 from router.jobs.states import JobEvent
@@ -143,7 +143,7 @@ async def test_each_owner_alone_purges_a_job_that_cannot_be_read(tmp_path: Path)
 async def test_a_job_that_cannot_be_read_is_kept_as_long_as_a_dead_letter(tmp_path: Path) -> None:
     now = 0.0
     clock = Clock(lambda: now, lambda: now, "one")
-    config = JobsConfig(dead_letter_ttl_s=100.0)
+    config = OutboxConfig(dead_letter_ttl_s=100.0)
     store = await opened(tmp_path, config, clock)
     await store.accept(new_job(store, "1"), b"{}")
     store.close()
@@ -163,7 +163,7 @@ async def test_a_job_that_cannot_be_read_is_kept_as_long_as_a_dead_letter(tmp_pa
 @pytest.mark.parametrize("ask", ["expire", "recover", "late", "due_replies", "due_webhooks", "list", "accept"])
 async def test_every_query_passes_over_a_row_that_cannot_be_read(tmp_path: Path, ask: str) -> None:
     """Whichever query meets it first."""
-    store = await opened(tmp_path, JobsConfig(max_jobs=4, bulk_share=0.5))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=4, bulk_share=0.5))
     for number in range(2):
         job = msgspec.structs.replace(new_job(store, f"bulk-{number}"), webhook=WEBHOOK)
         await store.accept(job, b"{}", ReplyTo(b"address"))
@@ -178,13 +178,13 @@ async def test_every_query_passes_over_a_row_that_cannot_be_read(tmp_path: Path,
         damage(tmp_path, "UPDATE jobs SET state = 'running' WHERE seq = 1")
     if ask == "late":
         damage(tmp_path, "UPDATE jobs SET state = 'succeeded' WHERE seq = 1")
-    store = await opened(tmp_path, JobsConfig(max_jobs=4, bulk_share=0.5))
+    store = await opened(tmp_path, OutboxConfig(max_jobs=4, bulk_share=0.5))
     count = await _asked(store, ask)
     assert (count, store.stats.unreadable) == ({"late": 0, "accept": 0}.get(ask, 1), 1)
     store.close()
 
 
-async def _asked(store: JobStore, ask: str) -> int:
+async def _asked(store: JobOutbox, ask: str) -> int:
     """Return how many of two jobs were found."""
     match ask:
         case "expire":

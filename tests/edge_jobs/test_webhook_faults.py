@@ -19,13 +19,13 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from edge_node.clock import Clock
-from edge_node.config.schema import JobsConfig, WebhookConfig
+from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs import FILE
 from edge_node.jobs.errors import JobNotDead
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import EdgeJob, JobAnswer
 from edge_node.jobs.running.webhooks import ReceiverQueue
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.values import Claimed
 from router.errors import CloudFailed, JobStoreUnavailable, NotFound
 from router.jobs.revisions import LateParts
@@ -39,9 +39,9 @@ from .killed_outbox import new_job
 from .support import erased, opened, readable
 from .test_clocks import DAY_S, Clocks
 
-HERE = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
+HERE = OutboxWebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
 ANSWER = JobAnswer(b"the answer", "miss", "edge", "d")
-Ends = Callable[[JobStore, EdgeJob], Awaitable[object]]
+Ends = Callable[[JobOutbox, EdgeJob], Awaitable[object]]
 
 
 class NoResolver(AbstractResolver):
@@ -79,7 +79,7 @@ class PointsTo(NoResolver):
 class Outbox:
     """An outbox, its webhooks, and the clocks of both."""
 
-    def __init__(self, store: JobStore, feed: JobFeed, queue: ReceiverQueue, clocks: Clocks) -> None:
+    def __init__(self, store: JobOutbox, feed: JobFeed, queue: ReceiverQueue, clocks: Clocks) -> None:
         self.store = store
         self.queue = queue
         self.clocks = clocks
@@ -123,13 +123,13 @@ class Outbox:
 @asynccontextmanager
 async def outbox(
     folder: Path,
-    config: WebhookConfig = HERE,
+    config: OutboxWebhookConfig = HERE,
     clocks: Clocks | None = None,
     resolver: AbstractResolver | None = None,
 ) -> AsyncIterator[Outbox]:
     clocks = clocks or Clocks()
     clock: Clock = clocks.clock()
-    store, feed = await opened(folder, JobsConfig(webhooks=config), clock), JobFeed()
+    store, feed = await opened(folder, OutboxConfig(webhooks=config), clock), JobFeed()
     chance = random.Random(7)
     queue = ReceiverQueue(store, feed, config, clock, chance)
     sender = WebhookSender(queue, config, change=queue.change, resolver=resolver, rng=chance.random)
@@ -218,7 +218,7 @@ async def test_a_name_that_no_server_resolves_costs_no_attempt(tmp_path: Path) -
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7", "169.254.169.254"])
 async def test_a_name_that_points_into_the_box_or_its_network_gets_nothing(tmp_path: Path, address: str) -> None:
     """The name is harmless when the job comes, and is resolved again for each connection."""
-    config, resolver = WebhookConfig(allow_http=True), PointsTo(address)
+    config, resolver = OutboxWebhookConfig(allow_http=True), PointsTo(address)
     async with receiving() as receiver, outbox(tmp_path, config, resolver=resolver) as box:
         job = await box.answered(f"http://harmless.example:{receiver.port}/hook")
         await box.passing(600.0, lambda: box.queue.unreachable >= 3)
@@ -278,19 +278,19 @@ async def test_a_receiver_that_hangs_or_floods_costs_an_attempt_and_holds_up_no_
         assert {await box.status(one) for one in hung} == {"pending"}
 
 
-async def cancelled(store: JobStore, job: EdgeJob) -> None:
+async def cancelled(store: JobOutbox, job: EdgeJob) -> None:
     await store.cancel(job.id, None)
 
 
-async def failed(store: JobStore, job: EdgeJob) -> None:
+async def failed(store: JobOutbox, job: EdgeJob) -> None:
     await store.fail(job, JobEvent.FAIL, CloudFailed("no"))
 
 
-async def exhausted(store: JobStore, job: EdgeJob) -> None:
+async def exhausted(store: JobOutbox, job: EdgeJob) -> None:
     await store.fail(job, JobEvent.EXHAUST, CloudFailed("never"))
 
 
-async def expired(store: JobStore, job: EdgeJob) -> None:
+async def expired(store: JobOutbox, job: EdgeJob) -> None:
     await store.fail(job, JobEvent.EXPIRE, CloudFailed("too late"))
 
 

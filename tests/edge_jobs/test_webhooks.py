@@ -16,7 +16,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from edge_node.clock import Clock
-from edge_node.config.schema import WebhookConfig
+from edge_node.config.schema import OutboxWebhookConfig
 from router.jobs.webhooks.schedule import RETRY_DELAYS_S
 from tests.ports import free_port
 
@@ -26,7 +26,7 @@ from .cloud import JobCloud
 from .support import PROMPT, accepted, ended, request, submit, view
 
 pytestmark = pytest.mark.slow
-HERE = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
+HERE = OutboxWebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
 JOBS = msgspec.structs.replace(PROMPT, webhooks=HERE)
 
 

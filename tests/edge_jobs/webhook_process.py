@@ -13,19 +13,19 @@ from pathlib import Path
 import msgspec
 
 from edge_node.clock import system_clock
-from edge_node.config.schema import JobsConfig, WebhookConfig
+from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.running.webhooks import ReceiverQueue
-from edge_node.jobs.store import JobStore
+from edge_node.jobs.store import JobOutbox
 from router.serving.webhooks import WebhookSender
 
 from .killed_outbox import new_job
 
-HERE = WebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
+HERE = OutboxWebhookConfig(allowed_networks=("127.0.0.0/8",), allow_http=True)
 
 
-async def end(store: JobStore, url: str) -> None:
+async def end(store: JobOutbox, url: str) -> None:
     await store.accept(msgspec.structs.replace(new_job(store, "one"), webhook=url), b"the request")
     (claimed,) = await store.claim("edge", 1)
     await store.succeed(claimed.job, JobAnswer(b"the answer", "miss", "edge", "d"))
@@ -34,7 +34,7 @@ async def end(store: JobStore, url: str) -> None:
 
 
 async def main(folder: str, url: str = "") -> None:
-    store = JobStore(Path(folder), JobsConfig(webhooks=HERE), system_clock())
+    store = JobOutbox(Path(folder), OutboxConfig(webhooks=HERE), system_clock())
     store.start()
     await store.open()
     if url:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.config.schema import JobsConfig
+from edge_node.config.schema import OutboxConfig
 from edge_node.mqtt.envelope import TEXT
 from tests.waiting import until
 
@@ -177,7 +177,7 @@ async def test_what_is_no_request_is_answered_with_an_error_once(mosquitto: Mosq
 async def test_a_flood_waits_at_the_broker(mosquitto: Mosquitto, tmp_path: Path) -> None:
     """The outbox is full: messages are not acknowledged, so the broker keeps the others, and none is lost."""
     mosquitto.start()
-    jobs = JobsConfig(max_jobs=3, device_concurrency=1)
+    jobs = OutboxConfig(max_jobs=3, device_concurrency=1)
     config = mqtt_config(mosquitto.port, tags=("edge",), receive_maximum=4)
     async with running(tmp_path, jobs=jobs, mqtt=config) as box:
         box.engine.gate = asyncio.Event()

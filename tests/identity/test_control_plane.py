@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
+from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
 from edge_node.agent.link import enrolment
 from edge_node.agent.link.control_plane import FleetRefused
 from edge_node.agent.link.identity import IDENTITY, open_key, read_identity
@@ -114,14 +114,14 @@ async def test_a_join_may_be_repeated_with_the_same_key_only(server: Server, tmp
 async def test_one_token_opens_both_until_the_box_is_revoked(server: Server, tmp_path: Path) -> None:
     """The gateway's copy is at most `refresh_s` old, which is within a minute."""
     box = await server.joined(tmp_path / "box")
-    gateway = Gateway(IdentityConfig(fleet=FleetConfig(url=server.url, tenants=("acme",))))
+    gateway = Gateway(IdentityConfig(fleet=FleetIdentityConfig(url=server.url, tenants=("acme",))))
     await gateway.trust.refresh()
     async with box.running():
         await eventually(lambda: box.link.tokens.token)
         token = box.link.tokens.token
         assert gateway.device(token) == "kiosk-1"
         await server.revoke()
-        gateway.now += FleetConfig().refresh_s
+        gateway.now += FleetIdentityConfig().refresh_s
         await gateway.trust.refresh()
         with pytest.raises(AuthenticationFailed, match="revoked"):
             gateway.device(token)

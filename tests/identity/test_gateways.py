@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from cloud_pool.accounts.identity.authenticator import Authenticator
-from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
+from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
 from cloud_pool.accounts.identity.fleet import FleetTrust
 from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
@@ -52,7 +52,8 @@ class Gateway:
 
 def config(fleet: ScriptedFleet, folder: Path | None = None, **changes: object) -> IdentityConfig:
     copy = str(folder / "fleet.json") if folder is not None else ""
-    return IdentityConfig(**{"fleet": FleetConfig(url=fleet.url, copy_file=copy, tenants=("stores",)), **changes})  # type: ignore[arg-type]
+    source = FleetIdentityConfig(url=fleet.url, copy_file=copy, tenants=("stores",))
+    return IdentityConfig(**{"fleet": source, **changes})  # type: ignore[arg-type]
 
 
 async def test_a_boxs_token_opens_the_gateway(fleet: ScriptedFleet) -> None:
@@ -77,9 +78,9 @@ async def test_a_revoked_device_is_refused_after_one_refresh(fleet: ScriptedFlee
 
 
 def test_a_refresh_is_within_a_minute() -> None:
-    assert FleetConfig().refresh_s <= 60
+    assert FleetIdentityConfig().refresh_s <= 60
     with pytest.raises(msgspec.ValidationError, match="60"):
-        msgspec.convert({"refresh_s": 61}, FleetConfig)
+        msgspec.convert({"refresh_s": 61}, FleetIdentityConfig)
 
 
 async def test_unchanged_documents_are_not_sent_again(fleet: ScriptedFleet) -> None:
@@ -124,7 +125,7 @@ async def test_the_last_copy_stays_while_the_control_plane_is_away(fleet: Script
     for gateway in settings.values():
         if fault == "gone":
             await gateway.trust.close()
-            gateway.trust = FleetTrust(FleetConfig(url="http://127.0.0.1:1", tenants=("stores",)))
+            gateway.trust = FleetTrust(FleetIdentityConfig(url="http://127.0.0.1:1", tenants=("stores",)))
         await gateway.trust.refresh()
         assert gateway.trust.last_error
         await gateway.trust.close()
@@ -239,7 +240,7 @@ def test_an_address_whose_keys_could_be_forged_is_refused(tmp_path: Path, url: s
 
 async def test_over_http(fleet: ScriptedFleet) -> None:
     """A gateway on real sockets: the token is accepted, and refused after the device was revoked."""
-    identity = IdentityConfig(fleet=FleetConfig(url=fleet.url, refresh_s=0.05, tenants=("stores",)))
+    identity = IdentityConfig(fleet=FleetIdentityConfig(url=fleet.url, refresh_s=0.05, tenants=("stores",)))
     async with running(Config(identity=identity, tiers=(unreachable_tier("assistant-large"),))) as gateway:
         token = fleet.token(now=time.time() - 5)
         assert (await gateway.post(token))[0] == 200

@@ -16,7 +16,7 @@ from cloud_pool.config.schema import Config
 from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.parts.config import PartsConfig
-from cloud_pool.sessions.config import RealtimeConfig
+from cloud_pool.sessions.config import GatewaySessionConfig
 from cloud_pool.tiers.config import TierConfig
 from models.modalities.process.messages import WorkerSpec
 from tests.dispatch.replica import Replica
@@ -76,7 +76,7 @@ async def running(
     *,
     tokens: str = "",
     identity: IdentityConfig | None = None,
-    realtime: RealtimeConfig | None = None,
+    realtime: GatewaySessionConfig | None = None,
     grpc: GrpcConfig | None = None,
     speech: str = "",
     speech_detector: WorkerSpec | None = None,
@@ -110,7 +110,7 @@ async def running(
         identity=identity or IdentityConfig(),
         tiers=(tier, *encoders) if speech else (tier,),
         audit_file=str(folder / "audit.jsonl"),
-        realtime=realtime or RealtimeConfig(),
+        realtime=realtime or GatewaySessionConfig(),
         grpc=grpc or GrpcConfig(),
         parts=PartsConfig(audio_timeout_s=PATIENCE_S, image_timeout_s=PATIENCE_S),
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from cloud_pool.accounts.identity.config import FleetConfig, IdentityConfig
-from cloud_pool.sessions.config import RealtimeConfig
+from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
+from cloud_pool.sessions.config import GatewaySessionConfig
 from tests.cloud.conftest import triton_environment
 from tests.dispatch.replica import Replica
 from tests.identity.scripted_fleet import ScriptedFleet
@@ -101,7 +101,7 @@ async def test_a_connection_ends_when_its_token_is_revoked(replica: Replica, tmp
     """With its answer, which stops in Triton; another device's session goes on."""
     fleet = ScriptedFleet()
     async with fleet.running():
-        trust = IdentityConfig(fleet=FleetConfig(url=fleet.url, tenants=("stores",), refresh_s=0.05))
+        trust = IdentityConfig(fleet=FleetIdentityConfig(url=fleet.url, tenants=("stores",), refresh_s=0.05))
         first, second = (f"Bearer {fleet.token(name, now=time.time() - 5)}" for name in ("kiosk-1", "kiosk-2"))
         async with (
             running(replica, tmp_path, identity=trust) as gateway,
@@ -121,7 +121,7 @@ async def test_a_connection_ends_when_its_token_is_revoked(replica: Replica, tmp
 async def test_a_session_whose_token_expired_is_resumed_with_another_one(replica: Replica, tmp_path: Path) -> None:
     fleet = ScriptedFleet()
     async with fleet.running():
-        fleet_config = FleetConfig(url=fleet.url, tenants=("stores",))
+        fleet_config = FleetIdentityConfig(url=fleet.url, tenants=("stores",))
         trust = IdentityConfig(fleet=fleet_config, clock_skew_s=0.0)
         short = f"Bearer {fleet.token(lifetime_s=3.0)}"
         async with running(replica, tmp_path, identity=trust) as gateway, gateway.peer(Authorization=short) as client:
@@ -176,7 +176,7 @@ async def test_a_gateway_that_stops_tells_the_clients_of_unfinished_answers(repl
 
 
 async def test_bad_frames_and_a_crowd(replica: Replica, tmp_path: Path) -> None:
-    few = RealtimeConfig(max_sessions=1)
+    few = GatewaySessionConfig(max_sessions=1)
     async with running(replica, tmp_path, realtime=few) as gateway, gateway.peer() as client:
         with pytest.raises(Refused) as refused:
             await Peer.connect(gateway.port, "model=large")

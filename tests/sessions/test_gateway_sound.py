@@ -13,7 +13,7 @@ import pytest
 from cloud_pool.core.body_memory import FREE_BYTES
 from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.grpc_api.messages import InputChunk
-from cloud_pool.sessions.config import RealtimeConfig
+from cloud_pool.sessions.config import GatewaySessionConfig
 from models.modalities.process.messages import WorkerSpec
 from tests.cloud.conftest import triton_environment
 from tests.cloud_grpc.served import chat, connected, rest
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.slow]
 WORDS = "please open|the door"
 FAILED = "conversation.item.input_audio_transcription.failed"
 PICTURE = "data:image/png;base64," + base64.b64encode(png(8, 8)).decode()
-SHORT = RealtimeConfig(max_audio_s=6.0)
+SHORT = GatewaySessionConfig(max_audio_s=6.0)
 DIES_S, HANGS_S = 3.0, 5.0  # how long a sound is of which the encoder dies, or hangs
 
 

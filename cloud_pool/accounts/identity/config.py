@@ -18,7 +18,7 @@ MAX_TOKEN_LIFETIME_S = 366 * 86400.0
 WhenRevocationsStale = Literal["allow", "deny"]
 
 
-class FleetConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FleetIdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Section `identity.fleet`: the control plane that issues the boxes' tokens."""
 
     url: str = ""  # of a control plane (`causeway-fleet serve`), whose boxes' tokens are accepted too; "": none
@@ -68,7 +68,7 @@ class IdentityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revocations_file: str = ""  # the copy on disk, for a start while Redis is unavailable; "": none
     # `deny`: 503 for every signed token; `allow`: use the stale copy and count it
     when_revocations_stale: WhenRevocationsStale = "deny"
-    fleet: FleetConfig = FleetConfig()
+    fleet: FleetIdentityConfig = FleetIdentityConfig()
 
     @property
     def signed(self) -> bool:

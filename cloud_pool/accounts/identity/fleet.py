@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from router.bundle.protocol import Revocations
 from router.errors import ConfigError
 
-from .config import FleetConfig
+from .config import FleetIdentityConfig
 from .key_set import Jwks, parse_keys
 from .revocation import RevocationSnapshot
 
@@ -67,7 +67,7 @@ class FleetTrust:
 
     def __init__(
         self,
-        config: FleetConfig,
+        config: FleetIdentityConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -199,7 +199,7 @@ class FleetTrust:
         self._written, self._kept_at = content, now
 
 
-def _tls_context(config: FleetConfig) -> ssl.SSLContext | bool:
+def _tls_context(config: FleetIdentityConfig) -> ssl.SSLContext | bool:
     """Raises ConfigError."""
     if not config.ca_file:
         return True

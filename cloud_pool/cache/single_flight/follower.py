@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..entry_codec import CorruptEntry, unpack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, RedisUnavailable, RemoteLeader, StreamEntry
-from .shared_generation import SharedGeneration
+from .shared_generation import CoalescedGeneration
 
 
 class GenerationFollower:
@@ -18,7 +18,7 @@ class GenerationFollower:
         self,
         store: AnswerStore,
         metrics: CacheMetrics,
-        generation: SharedGeneration,
+        generation: CoalescedGeneration,
         leader: RemoteLeader,
         *,
         poll_s: float,

@@ -16,7 +16,7 @@ from ...observability.tracing import OUTCOME
 from ..entry_codec import EntryCodec, pack_batch
 from ..metrics import CacheMetrics
 from ..store import AnswerStore, LeaderLease, RedisUnavailable
-from .shared_generation import GenerationUsage, SharedGeneration, Subscriber
+from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
 
 _log = logging.getLogger("causeway.cloud.cache")
 _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
@@ -37,7 +37,7 @@ class GenerationLeader:
         codec: EntryCodec,
         metrics: CacheMetrics,
         generate: Generate,
-        generation: SharedGeneration,
+        generation: CoalescedGeneration,
         lease: LeaderLease | None,
         *,
         lease_s: float,
@@ -86,7 +86,7 @@ class GenerationLeader:
             with anyio.move_on_after(_RELEASE_S, shield=True):
                 await self._end_lease(error, billed.context)
 
-    async def _run(self, billed: Subscriber, usage: GenerationUsage) -> CausewayError | None:
+    async def _run(self, billed: CoalescedSubscriber, usage: GenerationUsage) -> CausewayError | None:
         context = billed.context
         try:
             with anyio.fail_after(max(0.0, context.deadline - anyio.current_time())):
@@ -106,7 +106,7 @@ class GenerationLeader:
             return CausewayError("The gateway failed.")
         return None
 
-    def _conclude(self, billed: Subscriber, error: CausewayError | None) -> None:
+    def _conclude(self, billed: CoalescedSubscriber, error: CausewayError | None) -> None:
         if error is None:
             self._generation.finish()  # (1)
         elif isinstance(error, InvalidRequest):

@@ -11,7 +11,7 @@ from router.types import Chunk, Usage
 
 from ...core.request_context import AnswerHead
 from ..metrics import CacheStatus
-from .shared_generation import GenerationUsage, Subscriber
+from .shared_generation import CoalescedSubscriber, GenerationUsage
 
 STATUS_HEADER = "x-causeway-cache"
 OnFirstToken = Callable[[str], None]
@@ -24,7 +24,7 @@ class Reply:
     def __init__(self, on_first_token: OnFirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
         self.status: CacheStatus | Literal[""] = status  # "": there is no cache
         self._on_first_token = on_first_token
-        self._subscriber: Subscriber | None = None
+        self._subscriber: CoalescedSubscriber | None = None
         self._detached = True
         self._head = AnswerHead()
 
@@ -75,7 +75,7 @@ class Reply:
         on_usage(self.billed(reported))
         return True
 
-    def joined(self, subscriber: Subscriber) -> None:
+    def joined(self, subscriber: CoalescedSubscriber) -> None:
         """The request subscribed to a generation, perhaps to one of its own."""
         self._subscriber, self._detached, self.status = subscriber, False, "miss"
 

@@ -59,10 +59,10 @@ class GenerationUsage:
             self._listeners.append(listener)
 
 
-class Subscriber:
+class CoalescedSubscriber:
     """One request at a generation. `usage`: what is billed to it, if anything; `error`: concerns it alone."""
 
-    def __init__(self, generation: SharedGeneration, context: RequestContext) -> None:
+    def __init__(self, generation: CoalescedGeneration, context: RequestContext) -> None:
         self.generation = generation
         self.context = context
         self.joined = generation.was_joined  # another request has started the generation
@@ -82,7 +82,7 @@ class Subscriber:
         return await self.generation.read(self)
 
 
-class SharedGeneration:
+class CoalescedGeneration:
     """`cached_age_s`: the age of a stored answer; None while an answer is generated."""
 
     def __init__(self, key: GenerationKey, buffer_bytes: int) -> None:
@@ -94,7 +94,7 @@ class SharedGeneration:
         self.abandoned = False
         self.fault: CausewayError | SharingFailed | None = None
         self.was_joined = False  # its first subscriber is, or was, there
-        self.subscribers: list[Subscriber] = []  # the one that has waited longest first
+        self.subscribers: list[CoalescedSubscriber] = []  # the one that has waited longest first
         self.on_leave: Callable[[], None] = lambda: None
         self.on_send: Callable[[], None] = lambda: None
         self._chunks: list[Chunk] = []
@@ -167,7 +167,7 @@ class SharedGeneration:
         self.abandoned = True
         scope.cancel()
 
-    def fail(self, subscriber: Subscriber, error: CausewayError) -> None:
+    def fail(self, subscriber: CoalescedSubscriber, error: CausewayError) -> None:
         """The attempt that was billed to `subscriber` failed: only it gets the error."""
         subscriber.error = error
         if subscriber in self.subscribers:
@@ -187,20 +187,20 @@ class SharedGeneration:
 
     # --- the subscribers' side ---------------------------------------------------------------------------------------
 
-    def join(self, context: RequestContext) -> Subscriber:
-        subscriber = Subscriber(self, context)
+    def join(self, context: RequestContext) -> CoalescedSubscriber:
+        subscriber = CoalescedSubscriber(self, context)
         self.subscribers.append(subscriber)
         self.was_joined = True
         return subscriber
 
-    def leave(self, subscriber: Subscriber) -> None:
+    def leave(self, subscriber: CoalescedSubscriber) -> None:
         if subscriber in self.subscribers:
             self.subscribers.remove(subscriber)
         self._wake()
         if not self.subscribers:
             self.on_leave()
 
-    async def read(self, subscriber: Subscriber) -> Chunk | None:
+    async def read(self, subscriber: CoalescedSubscriber) -> Chunk | None:
         while True:
             if subscriber.error is not None:
                 raise subscriber.error

@@ -32,7 +32,7 @@ ReportProgress = Callable[[bytes], Awaitable[None]]
 """Gets a Progress as JSON."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RunProgress(msgspec.Struct, frozen=True):
     """Data of a progress event."""
 
     tokens: int
@@ -149,7 +149,7 @@ async def _collect(
                 on_text(piece.text)
             if clock() - reported_at >= _PROGRESS_INTERVAL_S:
                 reported_at = clock()
-                await report_progress(msgspec.json.encode(Progress(tokens)))
+                await report_progress(msgspec.json.encode(RunProgress(tokens)))
     return cache, chunks if vectors is None else vectors
 
 

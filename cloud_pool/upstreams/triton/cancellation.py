@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded
 
 from ..token_meter import CallMeter
-from .connection import Connection
+from .connection import TritonConnection
 from .errors import translate
 from .grpc_stream import CallCancelled, GrpcStream
 from .tensors import Delta, read_delta, to_cancel_request
@@ -93,7 +93,7 @@ class Canceller:
     """
 
     def __init__(
-        self, connection: Connection, tasks: TaskGroup, clock: Callable[[], float], stop_s: float = STOP_S
+        self, connection: TritonConnection, tasks: TaskGroup, clock: Callable[[], float], stop_s: float = STOP_S
     ) -> None:
         self._connection = connection
         self._tasks = tasks

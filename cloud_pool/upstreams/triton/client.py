@@ -41,7 +41,7 @@ from router.errors import (
 )
 
 from .cancellation import STOP_S, Canceller, RunningCall
-from .connection import Connection
+from .connection import TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
 from .grpc_stream import CallCancelled, GrpcStream
 from .model_control import HEADER, is_refusal, read_key
@@ -92,7 +92,7 @@ class TritonClient:
         self._pauses_s = pauses_s
         self._key_file = key_file
         self._chance = chance
-        self._connection = Connection(address, tasks)
+        self._connection = TritonConnection(address, tasks)
         self._canceller = Canceller(self._connection, tasks, clock, stop_s)
         self._calls: set[RunningCall] = set()
         self._in_repair: set[str] = set()

@@ -29,7 +29,7 @@ _OPTIONS = (
 )
 
 
-class Connection:
+class TritonConnection:
     """`tasks` closes the channels that were replaced."""
 
     def __init__(self, address: str, tasks: TaskGroup) -> None:

@@ -14,7 +14,7 @@ from models.llama_cpp.native.threads import allowed_cores
 from router.policy.compiled import Policy
 from router.types import DeviceSignals
 
-from ...config.schema import CacheConfig, EngineConfig
+from ...config.schema import EngineConfig, ResponseCacheConfig
 from .finding import Finding, fail, ok, warn
 
 _MIB = 2**20
@@ -22,7 +22,7 @@ _MIN_FREE_BYTES = 50 * _MIB
 
 
 def check_state_dir(
-    path: Path, cache: CacheConfig, free_bytes_of: Callable[[Path], int] | None = None
+    path: Path, cache: ResponseCacheConfig, free_bytes_of: Callable[[Path], int] | None = None
 ) -> Iterator[Finding]:
     """Check that the state folder is writable and has room for the cache.
 

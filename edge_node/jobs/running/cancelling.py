@@ -15,7 +15,7 @@ from router.serving.logs import redacted
 
 from ...backends.cloud.backend import CloudBackend
 from ..feed import JobFeed
-from ..store import JobStore
+from ..store import JobOutbox
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ _AT_ONCE = 32
 class CloudCanceller:
     """Sends cancellations, one after the other. `cloud` None: this box has none, and nothing was sent to it."""
 
-    def __init__(self, store: JobStore, cloud: CloudBackend | None, feed: JobFeed) -> None:
+    def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:
         self._store = store
         self._cloud = cloud
         self._feed = feed

@@ -34,7 +34,7 @@ from ...backends.backend import JobTerms
 from ...clock import Clock
 from ..feed import JobFeed, RunningText
 from ..record import EdgeJob, JobAnswer, Lane
-from ..store import JobStore
+from ..store import JobOutbox
 from ..tables.values import Claimed
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunningJobs
 
@@ -53,7 +53,7 @@ class LateReader(Protocol):
         ...
 
 
-class Revisions:
+class JobRevisions:
     """Revises answers, each in a task of its own.
 
     Args:
@@ -65,7 +65,7 @@ class Revisions:
 
     def __init__(
         self,
-        store: JobStore,
+        store: JobOutbox,
         runs: JobRuns,
         running: RunningJobs,
         feed: JobFeed,

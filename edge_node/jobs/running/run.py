@@ -29,7 +29,7 @@ from router.types import Chunk, Embeddings, Request, RoutingHints
 from ...backends.backend import JobTerms
 from ...box_time import BoxTime
 from ...clock import Clock
-from ...config.schema import JobsConfig
+from ...config.schema import OutboxConfig
 from ...serving.request_context import RequestContext
 from ...serving.service import Service
 from ..feed import RunningText
@@ -58,7 +58,7 @@ class JobRuns:
     """
 
     def __init__(
-        self, service: Service, config: JobsConfig, time: BoxTime, clock: Clock, new_id: Callable[[], str]
+        self, service: Service, config: OutboxConfig, time: BoxTime, clock: Clock, new_id: Callable[[], str]
     ) -> None:
         self._service = service
         self._config = config

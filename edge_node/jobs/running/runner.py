@@ -27,13 +27,13 @@ from router.serving.logs import redacted
 from ...backends.backend import CloudJobEnded, JobTerms
 from ...backends.cloud.backend import CloudBackend
 from ...clock import Clock
-from ...config.schema import JobsConfig
+from ...config.schema import OutboxConfig
 from ...serving.service import Service
 from ..feed import JobFeed
 from ..record import EdgeJob, Lane
-from ..store import JobStore
+from ..store import JobOutbox
 from ..tables.values import Claimed
-from .revisions import LateReader, Revisions
+from .revisions import JobRevisions, LateReader
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunFailure, RunningJobs
 
 log = logging.getLogger(__name__)
@@ -51,15 +51,15 @@ _PAUSE_S = 2.0  # a pause for which the cloud named no time
 _LONGEST_WAIT_S = 60.0
 
 
-class JobRunner:
+class OutboxRunner:
     """Runs jobs until it is cancelled. `wake` lets it look at once."""
 
     def __init__(
         self,
-        store: JobStore,
+        store: JobOutbox,
         service: Service,
         cloud: CloudBackend | None,
-        config: JobsConfig,
+        config: OutboxConfig,
         clock: Clock,
         new_id: Callable[[], str],
         chance: random.Random,
@@ -76,7 +76,7 @@ class JobRunner:
         self._wake = asyncio.Event()
         self._running = RunningJobs()
         self._runs = JobRuns(service, config, store.time, clock, new_id)
-        self._revisions = Revisions(store, self._runs, self._running, self.feed, clock, late_parts, self._take)
+        self._revisions = JobRevisions(store, self._runs, self._running, self.feed, clock, late_parts, self._take)
         self._stopping = False
         self._decided_under: tuple[str, bool, int] | None = None  # what lanes were decided under
 
@@ -303,7 +303,7 @@ class CloudGate:
         chance: draws the pauses.
     """
 
-    def __init__(self, config: JobsConfig, chance: random.Random) -> None:
+    def __init__(self, config: OutboxConfig, chance: random.Random) -> None:
         self._jitter_s = config.jitter_s
         self._interval_s = 1.0 / (_CATCH_UP * config.steady_per_s)
         self._chance = chance

@@ -17,9 +17,9 @@ from router.errors import ConfigError
 from router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
 from ...clock import Clock
-from ...config.schema import WebhookConfig
+from ...config.schema import OutboxWebhookConfig
 from ..feed import JobFeed
-from ..store import JobStore
+from ..store import JobOutbox
 from ..tables.values import OutboxWebhook
 from ..tables.webhooks import receiver_of
 
@@ -39,7 +39,7 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
     counts_unreachable = False  # (1)
 
     def __init__(
-        self, store: JobStore, feed: JobFeed, config: WebhookConfig, clock: Clock, chance: random.Random
+        self, store: JobOutbox, feed: JobFeed, config: OutboxWebhookConfig, clock: Clock, chance: random.Random
     ) -> None:
         self._store = store
         self._feed = feed

@@ -22,7 +22,7 @@ from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
 from router.trackers.fair_share import network_of, stored_share
 
-from ...config.schema import JobsConfig
+from ...config.schema import OutboxConfig
 from ..errors import JobDropped, OutboxFull
 from ..record import EdgeJob, Lane
 from .rows import OutboxRows
@@ -34,7 +34,7 @@ from .values import Accepted, ReplyTo
 class OutboxAcceptance:
     """Accepts jobs within the bounds."""
 
-    def __init__(self, config: JobsConfig, rows: OutboxRows) -> None:
+    def __init__(self, config: OutboxConfig, rows: OutboxRows) -> None:
         self._config = config
         self._rows = rows
 

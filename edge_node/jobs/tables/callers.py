@@ -10,7 +10,7 @@ from router.errors import JobAlreadyEnded, JobCancelled, RecordUnreadable
 from router.jobs.revisions import revision_id
 from router.jobs.states import JobEvent, JobState, next_state
 
-from ...config.schema import JobsConfig
+from ...config.schema import OutboxConfig
 from ..errors import JobNotDead, JobNotEnded
 from ..record import EdgeJob
 from .revisions import OutboxRevisions
@@ -22,7 +22,7 @@ from .unreadable import unreadable_job
 class OutboxCallers:
     """Shows, cancels, retries and purges jobs. `owner` None: anybody's."""
 
-    def __init__(self, config: JobsConfig, rows: OutboxRows, revisions: OutboxRevisions) -> None:
+    def __init__(self, config: OutboxConfig, rows: OutboxRows, revisions: OutboxRevisions) -> None:
         self._config = config
         self._rows = rows
         self._revisions = revisions

@@ -11,7 +11,7 @@ from router.errors import DeadlineExceeded
 from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.view import encode_job_error
 
-from ...config.schema import JobsConfig
+from ...config.schema import OutboxConfig
 from ..errors import JobLost
 from ..record import EdgeJob, Lane
 from .rows import OutboxRows, body_of
@@ -26,7 +26,7 @@ _ENDED_AT_ONCE = 500  # jobs that one transaction expires or deletes
 class OutboxRuns:
     """Claims jobs for runs, and takes their reports."""
 
-    def __init__(self, config: JobsConfig, rows: OutboxRows) -> None:
+    def __init__(self, config: OutboxConfig, rows: OutboxRows) -> None:
         self._config = config
         self._rows = rows
 
