@@ -24,7 +24,11 @@ from edge_node.deploy.prepare.steps import Step, carry_out, digest
 
 from .sources import ROOT
 
-LOCKS = sorted([*ROOT.glob("edge_node/deploy/requirements*.txt"), *ROOT.glob("cloud_pool/deploy/requirements*.txt")])
+LOCKS = sorted(
+    path
+    for folder in ("edge_node/deploy", "cloud_pool/deploy", "models/train")
+    for path in ROOT.glob(f"{folder}/requirements*.txt")
+)
 
 
 def quiet() -> Progress:
@@ -297,7 +301,7 @@ def test_training_installs_what_the_project_names() -> None:
     """The extra `torch` is torch, pinned by its version, and what its lock file pins with hashes."""
     with (ROOT / "models" / "train" / "pyproject.toml").open("rb") as file:
         wishes = [Requirement(wish) for wish in tomllib.load(file)["project"]["optional-dependencies"]["torch"]]
-    locked = (ROOT / "edge_node" / "deploy" / "requirements-train.txt").read_text(encoding="utf-8")
+    locked = (ROOT / "models" / "train" / "requirements-train.txt").read_text(encoding="utf-8")
     pins = dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)", locked, flags=re.MULTILINE))
     assert "torch" not in pins
     name, _, version = plan.TORCH.partition("==")

@@ -59,7 +59,7 @@ def write_locks(places: Places, progress: Progress) -> str:
     modalities = ("--extra=voice", "--extra=pictures", "--no-emit-package=causeway-sdk")
     _compile(places, progress, edge / "requirements-modalities.txt", (), project, *modalities, pins)
     more_pins = f"--constraints={edge / 'requirements-dev.txt'}"
-    _compile(places, progress, edge / "requirements-train.txt", TRAIN, None, more_pins)
+    _compile(places, progress, places.training / "requirements-train.txt", TRAIN, None, more_pins)
     _compile(places, progress, edge / "requirements-build.txt", BUILD)
     _compile(places, progress, edge / "requirements-llama.txt", LLAMA, None, "--no-deps")
     _compile(places, progress, cloud / "requirements-triton.txt", TRITON, None, "--no-deps")

@@ -42,6 +42,11 @@ class Places:
         return self.root / "cloud_pool" / "deploy"
 
     @property
+    def training(self) -> Path:
+        """The distribution that trains models."""
+        return self.root / "models" / "train"
+
+    @property
     def logs(self) -> Path:
         return self.cache / "logs"
 

@@ -35,17 +35,17 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     skipped = set(environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split())
     if not skipped <= set(OPTIONAL):
         raise StepFailed(f"CAUSEWAY_SKIP={environ['CAUSEWAY_SKIP']!r}", f"It may name: {' '.join(OPTIONAL)}")
-    environment, packages = _environment(places), _packages(places, "requirements.txt")
+    environment, packages = _environment(places), _packages(places, places.edge_deploy / "requirements.txt")
     sdk = places.root / "edge_node" / "sdk"
     project = _editable(places, "project", "causeway itself", "causeway-edge", places.root, sdk)
-    tools = _editable(places, "causeway-train", "causeway-train", "causeway-train", places.root / "models" / "train")
-    development = _packages(places, "requirements-dev.txt")
+    tools = _editable(places, "causeway-train", "causeway-train", "causeway-train", places.training)
+    development = _packages(places, places.edge_deploy / "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
     redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
     nats = _from_distribution(places, "nats", "nats-server", "nats-server", find_nats, install_nats)
     mosquitto = _from_distribution(places, "mosquitto", "mosquitto", "mosquitto", find_mosquitto, install_mosquitto)
     postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
-    training, torch = _packages(places, "requirements-train.txt"), _torch(places, environ)
+    training, torch = _packages(places, places.training / "requirements-train.txt"), _torch(places, environ)
     chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
     bench = [environment, packages, development, engine, project, tools, triton, redis]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
@@ -85,11 +85,9 @@ def _environment(places: Places) -> Step:
     )
 
 
-def _packages(places: Places, name: str) -> Step:
-    lock = places.edge_deploy / name
-    what = {"requirements-dev.txt": "packages for development", "requirements-train.txt": "packages for training"}.get(
-        name, "packages"
-    )
+def _packages(places: Places, lock: Path) -> Step:
+    purposes = {"requirements-dev": "packages for development", "requirements-train": "packages for training"}
+    what = purposes.get(lock.stem, "packages")
 
     def work(progress: Progress) -> str:
         return f"{install_locked(places, places.venv_python, lock, progress)} {what}"
