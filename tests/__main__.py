@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 LOGS = TESTS.parent / ".run" / "tests"
 # The longest folders begin first, so that none runs alone at the end; the others follow by name.
 LONGEST = (
-    *("conformance", "fleet_operators", "bed", "jobs", "edge", "docs", "models"),
+    *("conformance", "fleet_operators", "bed", "jobs", "edge", "docs", "models", "train"),
     *("agent", "cloud_redis", "console", "fleet_server", "cloud_cache", "e2e"),
 )
 _SUMMARY = "short test summary info"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.semantic.vectors import CODED, GRAPH, Codes, Vector, VectorTable
-from tests.models.train.requirements import need_training_packages
+from tests.train.requirements import need_training_packages
 
 D, N = 256, CODED + 700
 

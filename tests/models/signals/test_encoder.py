@@ -21,7 +21,7 @@ from models.cli.commands import main
 from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
 from models.signals.lookup import find_judged_artifact, find_signal
-from tests.models.train.requirements import need_training_packages
+from tests.train.requirements import need_training_packages
 
 PIECES = [
     "[PAD]",

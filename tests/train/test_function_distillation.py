@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.models.train.requirements import need_training_packages
+from tests.train.requirements import need_training_packages
 
 need_training_packages()
 

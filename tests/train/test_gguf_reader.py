@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.train.requirements import need_training_packages
+from tests.train.requirements import need_training_packages
 
 need_training_packages()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.models.train.requirements import need_training_packages
+from tests.train.requirements import need_training_packages
 
 need_training_packages()
 
