@@ -227,9 +227,7 @@ def _build_tier_runtimes(
             settings.permits,
             settings.max_queued,
             settings,
-            on_admitted=admission_metrics.admitted(tier.name),
-            on_shed=admission_metrics.shed(tier.name),
-            on_preempted=admission_metrics.preempted(tier.name),
+            counters=admission_metrics.of(tier.name),
             lost_s=lag.lost_s,
         )
         admission_metrics.watch(tier.name, admission)
@@ -547,8 +545,7 @@ def build(
         readiness=readiness,
         jobs_refused=(lambda: "") if jobs is None else (lambda: jobs.refused),
         reload=None if reread is None else partial(reload_endpoints, runtime.pools, config, reread),
-        drain=server.begin_draining,
-        is_draining=lambda: server.draining,
+        server=server,
         more=(lambda _: None) if jobs is None else jobs.dead_letters.handler,
     )
     return App(config, runtime, server, operator_listener(config, routes), runner, jobs, grpc, detector)

@@ -110,6 +110,19 @@ class Permit:
         self.used_tokens = tokens
 
 
+class AdmissionCounters:
+    """Counts what becomes of a tier's requests; this one counts nothing."""
+
+    def admitted(self, priority: Priority, seconds: float) -> None:
+        """Count a request that has waited for so long."""
+
+    def shed(self, priority: Priority, reason: Reason) -> None:
+        """Count a rejection."""
+
+    def preempted(self, priority: Priority) -> None:
+        """Count a request that has to give its permit back."""
+
+
 class AdmissionController:
     """The permits of one tier, and the requests that wait for one."""
 
@@ -121,27 +134,21 @@ class AdmissionController:
         *,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
-        on_admitted: Callable[[Priority, float], None] = lambda priority, seconds: None,
-        on_shed: Callable[[Priority, Reason], None] = lambda priority, reason: None,
-        on_preempted: Callable[[Priority], None] = lambda priority: None,
+        counters: AdmissionCounters | None = None,
         lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
         Args:
-            on_admitted: Called with the time that an admitted request has waited, s.
-            on_shed: Called with the reason of each rejection.
-            on_preempted: Called when a request has to give its permit back.
             lost_s: Total time that this process lost itself (`observability.event_loop_lag`).
         """
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells
         self._clock = clock
         self._chance = chance
-        self._on_admitted = on_admitted
-        self._on_preempted = on_preempted
+        self._counters = counters or AdmissionCounters()
         settings = settings or AdmissionSettings(permits=permits, max_queued=max_queued)
-        self._scheduler = AdmissionScheduler(settings, clock(), on_shed)
+        self._scheduler = AdmissionScheduler(settings, clock(), self._counters.shed)
         self._futures: dict[Ticket, asyncio.Future[QueueFull | None]] = {}
         self._permits: dict[Ticket, Permit] = {}
 
@@ -262,7 +269,7 @@ class AdmissionController:
     def report_wait(self, ticket: Ticket) -> None:
         """Report how long the ticket's request waited, by its first sequence."""
         if ticket.is_first:
-            self._on_admitted(ticket.priority, ticket.admitted - ticket.arrived)
+            self._counters.admitted(ticket.priority, ticket.admitted - ticket.arrived)
 
     def release(self, ticket: Ticket) -> None:
         """Give the ticket's permit back, or its place in the queue; a second call does nothing."""
@@ -299,7 +306,7 @@ class AdmissionController:
     def _make_room(self, ticket: Ticket) -> None:
         """Revoke the permit of a preempted ticket, or reject one that was displaced from the queue."""
         if ticket.state is TicketState.WAITING:
-            self._on_preempted(ticket.priority)
+            self._counters.preempted(ticket.priority)
             self._permits[ticket].revoke(self._future(ticket))
         else:
             self._resolve(ticket, self._scheduler.queue_full_error(ticket.priority))

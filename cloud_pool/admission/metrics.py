@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from .controller import AdmissionController
+from .controller import AdmissionController, AdmissionCounters
 from .scheduler import Reason
 from .ticket import RANK, Priority
 
@@ -49,14 +47,9 @@ class AdmissionMetrics:
             "causeway_cloud_requests_queued", "Sequences that wait for a permit.", _LABELS, registry=registry
         )
 
-    def admitted(self, tier: str) -> Callable[[Priority, float], None]:
-        return lambda priority, seconds: self._queue.labels(tier, priority).observe(seconds)
-
-    def shed(self, tier: str) -> Callable[[Priority, Reason], None]:
-        return lambda priority, reason: self._shed.labels(tier, priority, reason).inc()
-
-    def preempted(self, tier: str) -> Callable[[Priority], None]:
-        return lambda priority: self._preemptions.labels(tier, priority).inc()
+    def of(self, tier: str) -> AdmissionCounters:
+        """Return the counters of one tier."""
+        return _TierCounters(tier, self._queue, self._shed, self._preemptions)
 
     def watch(self, tier: str, admission: AdmissionController) -> None:
         """Read the controller at each scrape."""
@@ -67,3 +60,20 @@ class AdmissionMetrics:
 
     def _watch_priority(self, tier: str, priority: Priority, admission: AdmissionController) -> None:
         self._queued.labels(tier, priority).set_function(lambda: admission.waiting_of(priority))
+
+
+class _TierCounters(AdmissionCounters):
+    def __init__(self, tier: str, queue: Histogram, shed: Counter, preemptions: Counter) -> None:
+        self._tier = tier
+        self._queue = queue
+        self._shed = shed
+        self._preemptions = preemptions
+
+    def admitted(self, priority: Priority, seconds: float) -> None:
+        self._queue.labels(self._tier, priority).observe(seconds)
+
+    def shed(self, priority: Priority, reason: Reason) -> None:
+        self._shed.labels(self._tier, priority, reason).inc()
+
+    def preempted(self, priority: Priority) -> None:
+        self._preemptions.labels(self._tier, priority).inc()

@@ -154,7 +154,7 @@ def triton(
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
     # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.
-    from ..triton_server.launcher import Launcher
+    from ..triton_server.launcher import Launcher, ServerCommand
     from ..triton_server.server_process import Ports, choose_ports, clear_orphans, command, memory_prefix
 
     ports = choose_ports(Ports(host, grpc_port, metrics_port, metrics_host))
@@ -164,25 +164,27 @@ def triton(
         write_repository(Path(folder), served, has_gpu=gpu_layers != 0 and bool(probe_gpus().gpus))
         names = tuple(model.name for model in served)
         launcher = Launcher(
-            command(
-                triton_environment,
-                Path(folder),
-                names,
-                ports,
-                drain_s=drain_s,
-                prefix=prefix,
-                key=key,
-                trace_endpoint=trace_endpoint,
+            ServerCommand(
+                argv=command(
+                    triton_environment,
+                    Path(folder),
+                    names,
+                    ports,
+                    drain_s=drain_s,
+                    prefix=prefix,
+                    key=key,
+                    trace_endpoint=trace_endpoint,
+                ),
+                environ=triton_environment.environ(os.environ),
+                ports=ports,
+                memory_prefix=prefix,
+                expected_children=len(names),
+                secret=key,
             ),
-            triton_environment.environ(os.environ),
-            ports,
-            memory_prefix=prefix,
             drain_s=drain_s,
             restart=restart,
             print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
-            expected_children=len(names),
-            secret=key,
         )
         status = until_stopped(launcher.run)
     sys.exit(status)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 from aiohttp import hdrs, web
 
@@ -37,6 +38,16 @@ _Handler = Callable[[], Awaitable[web.StreamResponse]]
 RouteHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
+class DrainedServer(Protocol):
+    """What POST /drain drains: `http.server.Server`."""
+
+    @property
+    def draining(self) -> bool: ...
+
+    def begin_draining(self) -> None:
+        """Accept no new requests."""
+
+
 class OperatorRoutes:
     """The handlers. What is None does not exist at this process: 404.
 
@@ -44,8 +55,7 @@ class OperatorRoutes:
         free_probes: whether GET of /metrics and /readyz needs no token.
         jobs_refused: why no job is accepted now; "" if jobs are.
         reload: reads the endpoints again; raises ConfigError.
-        drain: makes this process accept no more requests.
-        is_draining: whether it does so already.
+        server: accepts no more requests from POST /drain on.
         more: handlers of further paths; None: no such path.
     """
 
@@ -58,8 +68,7 @@ class OperatorRoutes:
         readiness: Readiness | None = None,
         jobs_refused: Callable[[], str] = lambda: "",
         reload: Callable[[], None] | None = None,
-        drain: Callable[[], None] | None = None,
-        is_draining: Callable[[], bool] = lambda: False,
+        server: DrainedServer | None = None,
         more: Callable[[web.BaseRequest], RouteHandler | None] = lambda _: None,
     ) -> None:
         self._authenticator = authenticator
@@ -68,14 +77,13 @@ class OperatorRoutes:
         self._readiness = readiness
         self._jobs_refused = jobs_refused
         self._reload = reload
-        self._drain = drain
-        self._is_draining = is_draining
+        self._server = server
         self._more = more
         known: tuple[tuple[str, str, _Handler, object], ...] = (
             ("/metrics", hdrs.METH_GET, self._get_metrics, metrics),
             ("/readyz", hdrs.METH_GET, self._get_readiness, readiness),
             ("/reload", hdrs.METH_POST, self._post_reload, reload),
-            ("/drain", hdrs.METH_POST, self._post_drain, drain),
+            ("/drain", hdrs.METH_POST, self._post_drain, server),
         )
         self._routes: Mapping[str, tuple[str, _Handler]] = {
             path: (method, handler) for path, method, handler, part in known if part is not None
@@ -117,7 +125,7 @@ class OperatorRoutes:
 
     async def _get_readiness(self) -> web.Response:
         assert self._readiness is not None
-        draining = self._is_draining()
+        draining = self._server is not None and self._server.draining
         checked = {} if draining else await self._readiness.check()
         ready = not draining and await self._readiness.ready()
         tiers = {
@@ -142,6 +150,6 @@ class OperatorRoutes:
         return json_response({"reloaded": True})
 
     async def _post_drain(self) -> web.Response:
-        assert self._drain is not None
-        self._drain()
+        assert self._server is not None
+        self._server.begin_draining()
         return json_response({"draining": True})

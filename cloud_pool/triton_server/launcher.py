@@ -44,49 +44,44 @@ class ProcessExit(msgspec.Struct, frozen=True):
     ready_for_s: float | None  # None: it never was ready
 
 
+class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server is started, and how it is recognised."""
+
+    argv: list[str]
+    environ: Mapping[str, str]
+    ports: Ports  # for the readiness check
+    memory_prefix: str  # of its shared memory regions
+    expected_children: int = 0  # processes of its own that a healthy server has; 0: unknown
+    secret: str = ""  # part of `argv` that other accounts of this machine must not see while the server runs
+
+
 class Launcher:
     """Owns the server's process.
 
     Args:
-        argv: the server's command line.
-        environ: its environment.
-        ports: for the readiness check.
-        memory_prefix: of its shared memory regions.
         drain_s: how long running requests may take after SIGTERM.
         restart: start the server again after a crash.
         print_ready: gets the ready line, each time the server becomes ready.
         log: gets log lines.
-        expected_children: processes of its own that a healthy server has; 0: unknown.
         stuck_s: see STUCK_S.
-        secret: part of `argv` that other accounts of this machine must not see while the server runs.
     """
 
     def __init__(
         self,
-        argv: list[str],
-        environ: Mapping[str, str],
-        ports: Ports,
+        command: ServerCommand,
         *,
-        memory_prefix: str,
         drain_s: float,
         restart: bool,
         print_ready: Callable[[str], None],
         log: Callable[[str], None],
-        expected_children: int = 0,
         stuck_s: float = STUCK_S,
-        secret: str = "",
     ) -> None:
-        self._argv = argv
-        self._environ = dict(environ)
-        self._ports = ports
-        self._memory_prefix = memory_prefix
+        self._command = command
         self._drain_s = drain_s
         self._restart = restart
         self._print_ready = print_ready
         self._log = log
-        self._expected_children = expected_children
         self._stuck_s = stuck_s
-        self._secret = secret
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until `stop`, or until the server cannot be kept running. Return the exit status for the command."""
@@ -114,8 +109,8 @@ class Launcher:
         reading, writing = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                env=self._environ,
+                *self._command.argv,
+                env=self._command.environ,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -136,13 +131,13 @@ class Launcher:
                 tasks.start_soon(self._watch, process, ready_at, tasks)
                 tasks.start_soon(self._drain_at, stop, process)
                 code = await process.wait()
-                remove_leftovers(process.pid, self._memory_prefix)  # A living stub would hold the log open.
+                remove_leftovers(process.pid, self._command.memory_prefix)  # A living stub would hold the log open.
                 with anyio.move_on_after(1.0):
                     await read_out.wait()
                 tasks.cancel_scope.cancel()
         finally:
             # Also on cancellation: nothing of the server outlives this call.
-            remove_leftovers(process.pid, self._memory_prefix)
+            remove_leftovers(process.pid, self._command.memory_prefix)
             with anyio.CancelScope(shield=True):
                 await process.wait()
         return ProcessExit(code, time.monotonic() - ready_at[0] if ready_at else None)
@@ -164,7 +159,7 @@ class Launcher:
 
     async def _watch(self, process: asyncio.subprocess.Process, ready_at: list[float], tasks: TaskGroup) -> None:
         """Print the ready line once; kill a server that waits for a dead stub."""
-        connection = TritonConnection(f"{self._ports.host}:{self._ports.grpc}", tasks)
+        connection = TritonConnection(f"{self._command.ports.host}:{self._command.ports.grpc}", tasks)
         try:
             await self._watch_over(connection, process, ready_at)
         finally:
@@ -179,13 +174,13 @@ class Launcher:
             if await is_ready(connection):
                 healthy_at = time.monotonic()
                 if not ready_at:
-                    if self._secret and not hide_in_command_line(process.pid, self._secret):
+                    if self._command.secret and not hide_in_command_line(process.pid, self._command.secret):
                         self._log("other accounts of this machine can read the key of the model control (ps)")
                     ready_at.append(healthy_at)
-                    self._print_ready(self._ports.line())
+                    self._print_ready(self._command.ports.line())
             elif (
                 time.monotonic() - healthy_at >= self._stuck_s / 2.0  # Counting children costs milliseconds.
-                and count_living_children(process.pid) >= self._expected_children
+                and count_living_children(process.pid) >= self._command.expected_children
             ):
                 healthy_at = time.monotonic()
             await anyio.sleep(min(1.0, self._stuck_s / 5) if ready_at else POLL_S)

@@ -204,7 +204,7 @@ async def test_errors_of_the_work_pass_through() -> None:
 async def test_preemptions_are_counted() -> None:
     registry = CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(1, 4, clock=Clock(), on_preempted=metrics.preempted("large"))
+    admission = AdmissionController(1, 4, clock=Clock(), counters=metrics.of("large"))
     works = await preempted(admission)
     of = {"tier": "large", "priority": "interactive"}
     assert registry.get_sample_value("causeway_cloud_preemptions_total", of) == 1.0

@@ -108,9 +108,7 @@ async def test_failing_work_releases_its_permit(step: str) -> None:
 async def test_waits_and_sheds_are_counted() -> None:
     clock, registry = Clock(), CollectorRegistry()
     metrics = AdmissionMetrics(registry)
-    admission = AdmissionController(
-        1, 1, clock=clock, on_admitted=metrics.admitted("large"), on_shed=metrics.shed("large")
-    )
+    admission = AdmissionController(1, 1, clock=clock, counters=metrics.of("large"))
     metrics.watch("large", admission)
     held = asyncio.ensure_future(hold(admission))
     await settle()

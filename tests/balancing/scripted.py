@@ -9,7 +9,7 @@ from typing import cast
 import anyio
 
 from cloud_pool.dispatch.balancing.config import LoadBalancing, LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from router.errors import CausewayError, DeadlineExceeded
@@ -72,12 +72,11 @@ class Bed:
         self.tritons: dict[str, Endpoint] = {}
         self.ejections: list[tuple[str, str]] = []
         self.pool = Pool(
-            "large",
-            "m",
-            [parse_endpoint_address(text) for text in endpoints],
+            TierEndpoints(
+                "large", "m", tuple(parse_endpoint_address(text) for text in endpoints), load_balancing=load_balancing
+            ),
             lambda address: cast("TritonClient", self.at(address)),
             settings=settings or LoadBalancingConfig(),
-            load_balancing=load_balancing,
             zone=zone,
             clock=self.clock,
             chance=chance,

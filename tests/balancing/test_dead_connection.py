@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from tests.waiting import until
@@ -61,7 +61,9 @@ async def through(middle: Middle) -> AsyncIterator[Pool]:
     port = server.sockets[0].getsockname()[1]
     async with anyio.create_task_group() as tasks:
         triton = TritonClient(f"127.0.0.1:{port}", tasks)
-        pool = Pool("t", "m", [parse_endpoint_address(triton.address)], lambda _: triton, settings=QUICK)
+        pool = Pool(
+            TierEndpoints("t", "m", (parse_endpoint_address(triton.address),)), lambda _: triton, settings=QUICK
+        )
         tasks.start_soon(pool.watch)
         yield pool
         tasks.cancel_scope.cancel()

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.errors import StubProcessDied
@@ -39,7 +39,7 @@ QUICK = LoadBalancingConfig(silent_before_probe_s=0.2, probe_timeout_s=0.3, base
 @asynccontextmanager
 async def watched(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]]:
     async with bed(script) as (fake, triton), anyio.create_task_group() as tasks:
-        pool = Pool("t", "m", [parse_endpoint_address("t:1")], lambda _: triton, settings=QUICK)
+        pool = Pool(TierEndpoints("t", "m", (parse_endpoint_address("t:1"),)), lambda _: triton, settings=QUICK)
         tasks.start_soon(pool.watch)
         yield fake, pool
         tasks.cancel_scope.cancel()

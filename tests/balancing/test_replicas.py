@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.balancing.pools import TritonClients
 from cloud_pool.dispatch.dispatcher import Dispatcher
@@ -79,7 +79,11 @@ class Crowd:
 async def crowd(replicas: tuple[Replica, Replica], *, deadline_s: float = 20.0) -> AsyncIterator[tuple[Pool, Crowd]]:
     async with anyio.create_task_group() as tasks:
         clients = TritonClients(tasks, lambda model: None, key_file=default_key_file())
-        pool = Pool("large", MODEL, [parse_endpoint_address(one.grpc) for one in replicas], clients.get, settings=QUICK)
+        pool = Pool(
+            TierEndpoints("large", MODEL, tuple(parse_endpoint_address(one.grpc) for one in replicas)),
+            clients.get,
+            settings=QUICK,
+        )
         tasks.start_soon(pool.watch)
         callers = Crowd(pool, deadline_s=deadline_s)
         for _ in range(3):

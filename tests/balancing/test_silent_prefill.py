@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
@@ -46,7 +46,9 @@ class Engine:
 @asynccontextmanager
 async def only_endpoint(script: Script) -> AsyncIterator[tuple[FakeTriton, Pool]]:
     async with bed(script) as (fake, triton), anyio.create_task_group() as tasks:
-        pool = Pool("t", "m", [parse_endpoint_address(triton.address)], lambda _: triton, settings=QUICK)
+        pool = Pool(
+            TierEndpoints("t", "m", (parse_endpoint_address(triton.address),)), lambda _: triton, settings=QUICK
+        )
         tasks.start_soon(pool.watch)
         yield fake, pool
         tasks.cancel_scope.cancel()
@@ -119,7 +121,9 @@ async def test_an_only_endpoint_that_hangs_is_found_and_its_answers_end() -> Non
 async def test_an_only_endpoint_that_refuses_is_found_at_once() -> None:
     async with anyio.create_task_group() as tasks:
         triton = TritonClient(f"127.0.0.1:{free_port()}", tasks)
-        pool = Pool("t", "m", [parse_endpoint_address(triton.address)], lambda _: triton, settings=QUICK)
+        pool = Pool(
+            TierEndpoints("t", "m", (parse_endpoint_address(triton.address),)), lambda _: triton, settings=QUICK
+        )
         tasks.start_soon(pool.watch)
         with pytest.raises(CloudUnreachable):
             await answered(pool, long_request())

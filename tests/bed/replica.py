@@ -12,7 +12,7 @@ from pathlib import Path
 from cloud_pool.cli.process import until_stopped
 from cloud_pool.cli.triton import ENVIRONMENT
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import Launcher
+from cloud_pool.triton_server.launcher import Launcher, ServerCommand
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
 from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
@@ -57,23 +57,25 @@ def main() -> None:
         }
         (version / "bed.json").write_text(json.dumps(bed))
         launcher = Launcher(
-            command(
-                environment,
-                Path(folder),
-                (arguments.name,),
-                ports,
-                drain_s=1.0,
-                prefix=prefix,
-                key=key,
+            ServerCommand(
+                argv=command(
+                    environment,
+                    Path(folder),
+                    (arguments.name,),
+                    ports,
+                    drain_s=1.0,
+                    prefix=prefix,
+                    key=key,
+                ),
+                environ=environment.environ(os.environ),
+                ports=ports,
+                memory_prefix=prefix,
+                expected_children=1,
             ),
-            environment.environ(os.environ),
-            ports,
-            memory_prefix=prefix,
             drain_s=1.0,
             restart=True,
             print_ready=lambda line: print(line, flush=True),
             log=lambda line: print(f"triton: {line}", file=sys.stderr, flush=True),
-            expected_children=1,
             stuck_s=5.0,
         )
         status = until_stopped(launcher.run)

@@ -44,6 +44,7 @@ from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.degradation.warm_up import TierWarmer
 from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.jobs.worker.slots import WorkerSlots
@@ -226,9 +227,7 @@ class Gateway:
             tier = self.tiers[name] = Tier(config, chat_format)
             addresses = list(config.endpoint_addresses)
             pool = pools[name] = Pool(
-                name,
-                name,
-                addresses,
+                TierEndpoints(name, name, tuple(addresses)),
                 _client_of(clients),
                 settings=balancing,
                 clock=clock,

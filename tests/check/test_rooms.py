@@ -18,16 +18,11 @@ ROOMS_IN_CIRCLES = {"edge_node": 2}
 MOST_PARAMETERS = 8  # of a constructor
 MORE_PARAMETERS = {
     "cloud_pool": {
-        "AdmissionController": 9,
-        "App": 13,
         "JobApi": 11,
         "JobsGateway": 12,
-        "Launcher": 11,
         "MessageReplay": 10,
         "MessageRunner": 9,
         "MessageSettler": 10,
-        "OperatorRoutes": 9,
-        "Pool": 11,
         "Revisions": 9,
         "StreamPipeline": 10,
         "Worker": 10,

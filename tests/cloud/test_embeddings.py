@@ -22,7 +22,7 @@ from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool as Endpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.serving.service import Service
@@ -88,7 +88,7 @@ async def embed(
     tenant: str = "",
 ) -> Embeddings:
     chosen = embedding_tier or tier()
-    pool = Endpoints("stock", "vllm_embed", [parse_endpoint_address("t:1")], lambda _: triton)
+    pool = Endpoints(TierEndpoints("stock", "vllm_embed", (parse_endpoint_address("t:1"),)), lambda _: triton)
     runtime = TierRuntime(chosen, admission, Dispatcher(pool))
     config = DegradationConfig(tiers=("stock", "other"))
     signals = {name: TierSignals(pool, admission) for name in ("stock", "other")}
@@ -238,7 +238,7 @@ async def test_a_tier_that_makes_no_vectors_sends_nothing() -> None:
 async def test_a_model_that_only_makes_vectors_is_probed_by_one(only_embeds: bool, code: str) -> None:
     async with bed(stock) as (fake, triton):
         address = parse_endpoint_address("t:1")
-        pool = Endpoints("stock", "vllm_embed", [address], lambda _: triton, only_embeds=only_embeds)
+        pool = Endpoints(TierEndpoints("stock", "vllm_embed", (address,), only_embeds=only_embeds), lambda _: triton)
         assert await pool.check() == {"t:1": code}
     assert len(fake.requests) == 1
 

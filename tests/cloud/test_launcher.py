@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import STUCK_S, Launcher
+from cloud_pool.triton_server.launcher import STUCK_S, Launcher, ServerCommand
 from cloud_pool.triton_server.log_filter import LogFilter
 from cloud_pool.triton_server.repository import ServedModel, write_repository
 from cloud_pool.triton_server.server_process import (
@@ -83,15 +83,17 @@ class Bed:
         self.ready_lines: list[str] = []
         self.logged: list[str] = []
         self.launcher = Launcher(
-            argv or [sys.executable, str(script), str(self.ports.grpc), str(self.region)],
-            os.environ,
-            self.ports,
-            memory_prefix=self.prefix,
+            ServerCommand(
+                argv=argv or [sys.executable, str(script), str(self.ports.grpc), str(self.region)],
+                environ=os.environ,
+                ports=self.ports,
+                memory_prefix=self.prefix,
+                expected_children=1,
+            ),
             drain_s=5.0,
             restart=restart,
             print_ready=self.ready_lines.append,
             log=self.logged.append,
-            expected_children=1,
             stuck_s=stuck_s,
         )
         self.stop = asyncio.Event()

@@ -19,7 +19,7 @@ from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.serving.service import Service
@@ -358,7 +358,7 @@ async def answering(
     triton: TritonClient, request: Request, admission: AdmissionController
 ) -> AsyncIterator[AsyncIterator[Chunk]]:
     """The chunks of a service's answer, to be read one by one."""
-    pool = Pool("stock", "vllm_model", [parse_endpoint_address("t:1")], lambda _: triton)
+    pool = Pool(TierEndpoints("stock", "vllm_model", (parse_endpoint_address("t:1"),)), lambda _: triton)
     runtime = TierRuntime(tier(), admission, Dispatcher(pool))
     service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
     context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)

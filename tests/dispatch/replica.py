@@ -21,7 +21,7 @@ from cloud_pool.cli.triton import ENVIRONMENT
 from cloud_pool.triton_server import repository
 from cloud_pool.triton_server.encoder_runtime import EncoderOptions
 from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import Launcher
+from cloud_pool.triton_server.launcher import Launcher, ServerCommand
 from cloud_pool.triton_server.repository import TEMPLATES, ServedModel
 from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
 from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
@@ -129,10 +129,12 @@ def main() -> None:
             repository.write_repository(Path(folder), encoders)
         names = (*MODELS, *(model.name for model in encoders if arguments.encoders))
         launcher = Launcher(
-            command(environment, Path(folder), names, ports, drain_s=1.0, prefix=prefix, key=key),
-            environment.environ(os.environ),
-            ports,
-            memory_prefix=prefix,
+            ServerCommand(
+                argv=command(environment, Path(folder), names, ports, drain_s=1.0, prefix=prefix, key=key),
+                environ=environment.environ(os.environ),
+                ports=ports,
+                memory_prefix=prefix,
+            ),
             drain_s=1.0,
             restart=not arguments.no_restart,
             print_ready=lambda line: print(line, flush=True),

@@ -21,7 +21,7 @@ from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.fallback_plan import FallbackRequest
 from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
-from cloud_pool.dispatch.balancing.discovery import parse_endpoint_address
+from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.balancing.pool import Pool
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.tiers.tier import Tier
@@ -200,9 +200,7 @@ class Gateway:
         clients = {address: Client(address, server, clock) for address, server in zip(addresses, servers, strict=True)}
         self._clock = clock
         self.pool = Pool(
-            TIER,
-            TIER,
-            [parse_endpoint_address(address) for address in clients],
+            TierEndpoints(TIER, TIER, tuple(parse_endpoint_address(address) for address in clients)),
             lambda address: cast("TritonClient", clients[address]),
             clock=clock,
             chance=chance.random,

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from cloud_pool.dispatch.balancing.discovery import EndpointAddress
+from cloud_pool.dispatch.balancing.discovery import EndpointAddress, TierEndpoints
 from cloud_pool.dispatch.balancing.pool import Pool as RealPool
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.dispatcher import Dispatcher
@@ -115,7 +115,7 @@ async def pool_of(replicas: list[Replica]) -> AsyncIterator[tuple[RealPool, list
             key_file = default_key_file()
             tritons |= {one.address: TritonClient(one.address, tasks, key_file=key_file) for one in replicas}
             addresses = [EndpointAddress("127.0.0.1", replica.port) for replica in replicas]
-            pool = RealPool("tier", "obedient", addresses, tritons.__getitem__)
+            pool = RealPool(TierEndpoints("tier", "obedient", tuple(addresses)), tritons.__getitem__)
             for triton in tritons.values():
                 await answers(triton)
             tasks.start_soon(pool.watch)

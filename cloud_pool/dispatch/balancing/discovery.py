@@ -18,6 +18,8 @@ import msgspec
 
 from router.errors import ConfigError
 
+from .config import LoadBalancing
+
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """Name and port → addresses as host:port. Raises OSError."""
 _RESOLVE_TIMEOUT_S = 10.0
@@ -39,6 +41,16 @@ class EndpointAddress(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """As it is configured, without the zone."""
         return f"dns:{self.address}" if self.is_dns else self.address
+
+
+class TierEndpoints(msgspec.Struct, frozen=True):
+    """Where a tier's model is served, and how its endpoints are selected."""
+
+    tier: str
+    model: str  # its name in Triton
+    addresses: tuple[EndpointAddress, ...]
+    load_balancing: LoadBalancing = "least_loaded"
+    only_embeds: bool = False  # a probe must be an embedding
 
 
 def parse_endpoint_address(text: str, where: str = "") -> EndpointAddress:

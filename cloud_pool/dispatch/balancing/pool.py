@@ -23,8 +23,8 @@ from router.errors import (
 from ...upstreams.triton.client import TritonClient
 from . import health, slowness
 from .capacity import PoolCapacity, capacity_of
-from .config import LoadBalancing, LoadBalancingConfig, ejection_s
-from .discovery import EndpointAddress
+from .config import LoadBalancingConfig, ejection_s
+from .discovery import TierEndpoints
 from .endpoint_selection import choose
 from .lease import Lease
 from .state import Endpoint, Phase, PoolState, without
@@ -53,14 +53,10 @@ class Pool:
 
     def __init__(
         self,
-        tier: str,
-        model: str,
-        addresses: Sequence[EndpointAddress],
+        endpoints: TierEndpoints,
         client: Callable[[str], TritonClient],
         *,
         settings: LoadBalancingConfig = LoadBalancingConfig(),  # noqa: B008  (frozen)
-        load_balancing: LoadBalancing = "least_loaded",
-        only_embeds: bool = False,
         zone: str = "",
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -70,17 +66,16 @@ class Pool:
 
         Args:
             client: Returns the Triton client of an address.
-            only_embeds: The model makes nothing but vectors.
             zone: The gateway's own zone, "" for none.
             chance: Draws from [0, 1).
             ejected: Called with the tier and the error code of each ejection.
         """
-        self.tier = tier
-        self.model = model
+        self.tier = endpoints.tier
+        self.model = endpoints.model
         self._client = client
         self._settings = settings
-        self._load_balancing = load_balancing
-        self._only_embeds = only_embeds
+        self._load_balancing = endpoints.load_balancing
+        self._only_embeds = endpoints.only_embeds
         self._zone = zone
         self._clock = clock
         self._chance = chance
@@ -88,7 +83,7 @@ class Pool:
         self._to_probe: list[str] = []
         self._wake = anyio.Event()
         self._state = PoolState()
-        self.set_endpoints({address.address: address.zone for address in addresses})
+        self.set_endpoints({one.address: one.zone for one in endpoints.addresses if not one.is_dns})
 
     @property
     def healthy(self) -> int:

@@ -7,25 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
 from ...upstreams.triton.client import TritonClient
-from .config import LoadBalancing, LoadBalancingConfig
-from .discovery import EndpointAddress, EndpointDiscovery, Resolver, resolve_dns
+from .config import LoadBalancingConfig
+from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
 from .pool import Pool
 
 _PREPARE_S = 3.0
-
-
-class TierEndpoints(msgspec.Struct, frozen=True):
-    """Where a tier's model is served, and how its endpoints are selected."""
-
-    tier: str
-    model: str  # its name in Triton
-    addresses: tuple[EndpointAddress, ...]
-    load_balancing: LoadBalancing = "least_loaded"
-    only_embeds: bool = False  # a probe must be an embedding
 
 
 class TritonClients:
@@ -77,17 +66,7 @@ class Pools:
         self._pools: dict[str, Pool] = {}
         for tier in tiers:
             self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
-            self._pools[tier.tier] = Pool(
-                tier.tier,
-                tier.model,
-                [address for address in tier.addresses if not address.is_dns],
-                clients.get,
-                settings=settings,
-                load_balancing=tier.load_balancing,
-                only_embeds=tier.only_embeds,
-                zone=zone,
-                ejected=ejected,
-            )
+            self._pools[tier.tier] = Pool(tier, clients.get, settings=settings, zone=zone, ejected=ejected)
 
     @property
     def by_tier(self) -> Mapping[str, Pool]:
