@@ -71,6 +71,7 @@ from .http.request_runner import RequestRunner
 from .http.server import Handler, Server
 from .jobs.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .jobs.gateway import JobsGateway
+from .jobs.http.job_api import JobCallers
 from .lifetime import Closing, open_all, run_with_tasks, tune_garbage_collector
 from .observability.event_loop_lag import EventLoopLag
 from .observability.metrics import Metrics
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from .grpc_api.server import GrpcServer
     from .jobs.store.redis_client import RedisClient
     from .jobs.worker.metered_runner import MeteredRunner
-    from .jobs.worker.runner import ReadLate
     from .parts.request_parts import RequestParts
     from .streams.attempts import MessageRunner
     from .streams.config import StreamTopics
@@ -667,12 +667,14 @@ def build_jobs(
     return JobsGateway(
         settings,
         tiers,
-        lambda http: accounts.authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
+        JobCallers(
+            lambda http: accounts.authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
+            accounts.ledger.limits,
+            accounts.accounting.check_cost,
+            accounts.ledger.admit_submission,
+            accounts.ledger.admit_reads,
+        ),
         metrics.registry,
-        limits=accounts.ledger.limits,
-        admit=accounts.ledger.admit_submission,
-        admit_reads=accounts.ledger.admit_reads,
-        check_cost=accounts.accounting.check_cost,
         trace=None if tracing is None else tracing.jobs,
         audit=accounts.audit,
         bodies=bodies,
@@ -739,7 +741,6 @@ class Background(msgspec.Struct, frozen=True):
 
     runtime: Runtime
     runner: MeteredRunner
-    read_late: ReadLate
     operator: Listener  # not started
 
 
@@ -774,7 +775,7 @@ def build_background(
     reload = None if reread is None else partial(reload_endpoints, runtime.pools, config, reread)
     free_probes = not config.has_operator_tokens
     routes = OperatorRoutes(accounts.operators, runtime.metrics, free_probes=free_probes, reload=reload)
-    return Background(runtime, runner, backend.read_late, operator_listener(config, routes))
+    return Background(runtime, runner, operator_listener(config, routes))
 
 
 def jobs_settings(config: Config, process: str) -> JobsConfig:
@@ -805,22 +806,21 @@ async def run_worker(
         serves_operators: listen at the operators' address.
         reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it.
     """
-    from .jobs.worker.runtime import WorkerRuntime
+    from .jobs.worker.runtime import WorkerAccounts, WorkerRuntime
+    from .jobs.worker.slots import WorkerSlots
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         jobs = jobs_settings(config, "a worker")
         background = build_background(config, tasks, jobs, route="job", service_name="causeway-worker", reread=reread)
         runtime = background.runtime
+        count = jobs.concurrency or _UNBOUNDED
         worker = WorkerRuntime(
             jobs,
             runtime.tiers,
             background.runner,
-            {tier.name: jobs.concurrency or _UNBOUNDED for tier in runtime.tiers.values()},
+            {name: WorkerSlots(name, count, admission) for name, admission in runtime.admissions.items()},
             runtime.metrics.registry,
-            shared_limits=runtime.admissions,
-            read_late=background.read_late,
-            limits=config.tenants.limits,
-            add_usage=runtime.accounts.accounting.usage.add,
+            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.accounting.usage.add),
             trace=runtime.job_trace,
         )
         closing += [worker.close, runtime.close]
@@ -913,41 +913,23 @@ def _build_pipeline(
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.pipeline import StreamPipeline
-    from .streams.settlement import MessageSettler
+    from .streams.settlement import MessageSettler, StreamPorts
 
     metrics = StreamMetrics(background.runtime.metrics.registry)
     owner = secrets.token_hex(8) if source.needs_lease else ""
     runner = _build_message_runner(config, jobs, background, metrics)
     effects = EffectStore(database, topics.name, owner, ttl_s=config.streams.effect_ttl_s)
-    writer, insistence = OutcomeWriter(topics.name), Insistence()
-    settler = MessageSettler(
-        source,
-        sink,
-        dead,
-        effects,
-        runner,
-        writer,
-        metrics,
-        insistence,
-        max_attempts=config.streams.max_attempts,
-    )
-    return StreamPipeline(
-        str(topics.source),
-        source,
-        settler,
-        effects,
-        config.streams,
-        metrics,
-        insistence,
-        drain_s=jobs.drain_s,
-    )
+    ports = StreamPorts(source, sink, dead, effects, Insistence())
+    max_attempts = config.streams.max_attempts
+    settler = MessageSettler(ports, runner, OutcomeWriter(topics.name), metrics, max_attempts=max_attempts)
+    return StreamPipeline(str(topics.source), ports, settler, config.streams, metrics, drain_s=jobs.drain_s)
 
 
 def _build_message_runner(
     config: Config, jobs: JobsConfig, background: Background, metrics: StreamMetrics
 ) -> MessageRunner:
     from .jobs.submission import SubmissionParser
-    from .streams.attempts import MessageRunner
+    from .streams.attempts import MessageCallers, MessageRunner
 
     accounts = background.runtime.accounts
     return MessageRunner(
@@ -955,8 +937,7 @@ def _build_message_runner(
         jobs,
         SubmissionParser(jobs, background.runtime.tiers, accounts.accounting.check_cost),
         background.runner,
-        accounts.authenticator.principal,
-        accounts.ledger.limits,
+        MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),
         metrics,
     )
 
@@ -967,7 +948,7 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
     from .streams.insistence import Insistence
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
-    from .streams.replay import MessageReplay
+    from .streams.replay import MessageReplay, ReplayOutput
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         jobs, streams = jobs_settings(config, "a replay"), config.streams
@@ -982,11 +963,8 @@ async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) 
             history,
             _build_message_runner(config, jobs, background, StreamMetrics(runtime.metrics.registry)),
             OutcomeWriter(topics.name),
-            audit,
-            Insistence(),
-            name=name,
+            ReplayOutput(name, audit, lambda line: print(line, flush=True), Insistence()),
             in_flight=streams.in_flight,
-            show=lambda line: print(line, flush=True),
         )
         if not await open_all(stop, history.open, *([] if audit is None else [audit.open])):
             return

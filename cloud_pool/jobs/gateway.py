@@ -12,9 +12,7 @@ from router.errors import JobStoreUnavailable
 
 from ..accounts.audit import AuditLog
 from ..accounts.model_access import allowed_tiers
-from ..accounts.tenants.config import TenantLimits
 from ..core.body_memory import BodyMemory
-from ..core.principal import Principal
 from ..observability.supervision import keep_running
 from ..observability.tracing import JobTrace
 from ..tiers.tier import Tier
@@ -22,12 +20,12 @@ from .acceptance import AcceptanceLog
 from .config import JobsConfig
 from .http.batch_api import BatchApi
 from .http.dead_letter_api import DeadLetterApi
-from .http.job_api import AdmitReads, AdmitSubmission, IdentifyCaller, JobApi
+from .http.job_api import JobApi, JobCallers
 from .metrics import JobMetrics
 from .named_files import NamedFileReader
 from .store.redis_client import redis_time
 from .stores import JobStores
-from .submission import CheckCost, SubmissionParser
+from .submission import SubmissionParser
 
 _GAUGES_S = 5.0
 _log = logging.getLogger("causeway.cloud.jobs")
@@ -40,12 +38,7 @@ class JobsGateway:
 
     Args:
         tiers: by name and alias
-        identify: request -> principal
-        limits: limits of a principal's tenant
-        admit: counts a submission against its tenant's rate; None: they are not limited
-        admit_reads: counts reads of what was submitted, as `admit`
         bodies: bounds the bodies in memory; the server releases them
-        check_cost: refuses a job that could never run within its tenant's budget
         audit: gets a record of each job and batch that is acknowledged; None: no records
         clock: replaces Redis's clock in tests; unix time, s
     """
@@ -54,13 +47,9 @@ class JobsGateway:
         self,
         config: JobsConfig,
         tiers: Mapping[str, Tier],
-        identify: IdentifyCaller,
+        callers: JobCallers,
         registry: CollectorRegistry,
         *,
-        limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits(),
-        check_cost: CheckCost = lambda *_: 0,
-        admit: AdmitSubmission | None = None,
-        admit_reads: AdmitReads | None = None,
         trace: JobTrace | None = None,
         audit: AuditLog | None = None,
         bodies: BodyMemory | None = None,
@@ -71,7 +60,7 @@ class JobsGateway:
         self._metrics = JobMetrics(registry)
         self._stores = JobStores.open(config, clock)
         self.files = NamedFileReader(self._stores.files)
-        parser = SubmissionParser(config, tiers, check_cost)
+        parser = SubmissionParser(config, tiers, callers.check_cost)
         self.dead_letters = DeadLetterApi(self._stores.jobs)
         accepted = AcceptanceLog(audit)
         bodies = bodies or BodyMemory()
@@ -80,21 +69,18 @@ class JobsGateway:
             self._stores,
             trace,
             bodies=bodies,
-            allowed=lambda principal: allowed_tiers(tiers, principal, limits(principal)),
+            allowed=lambda principal: allowed_tiers(tiers, principal, callers.limits(principal)),
             accepted=accepted,
         )
         self.api = JobApi(
             config,
             self._stores,
             parser,
-            identify,
-            limits,
+            callers,
             trace,
             bodies=bodies,
             more_routes=batches.routes,
             accepted=accepted,
-            admit=admit,
-            admit_reads=admit_reads,
         )
 
     async def watch(self) -> None:

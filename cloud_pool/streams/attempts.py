@@ -49,12 +49,17 @@ class EndedRun(msgspec.Struct, frozen=True, kw_only=True):
     expired: bool = False
 
 
+class MessageCallers(msgspec.Struct, frozen=True):
+    """The senders of messages, and the limits of their tenants."""
+
+    identify: Callable[[str], Principal]  # from the value of `Authorization`; raises CausewayError
+    limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
+
+
 class MessageRunner:
     """Runs messages until they have an answer, or will have none.
 
     Args:
-        identify: the value of `Authorization` -> the caller; raises CausewayError
-        limits: of a caller's tenant
         clock: unix time, s
         rng: uniform in [0, 1)
     """
@@ -65,8 +70,7 @@ class MessageRunner:
         jobs: JobsConfig,
         parser: SubmissionParser,
         runner: JobRunner,
-        identify: Callable[[str], Principal],
-        limits: Callable[[Principal], TenantLimits],
+        callers: MessageCallers,
         metrics: StreamMetrics,
         *,
         clock: Callable[[], float] = time.time,
@@ -76,8 +80,7 @@ class MessageRunner:
         self._jobs = jobs
         self._parser = parser
         self._runner = runner
-        self._identify = identify
-        self._limits = limits
+        self._callers = callers
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
@@ -182,11 +185,11 @@ class MessageRunner:
             tags=read_tags(event.causewaytags, "causewaytags"),
         )
         _refuse_job_fields(submission.body)
-        return self._parser.parse(submission, int(self._clock() * 1000), self._limits(principal))
+        return self._parser.parse(submission, int(self._clock() * 1000), self._callers.limits(principal))
 
     def _principal(self, authorization: str) -> Principal:
         if authorization or self._config.tenant is None:
-            return self._identify(authorization)
+            return self._callers.identify(authorization)
         return Principal(self._config.tenant, _DEVICE, frozenset({"jobs"}), Grants(priority=self._config.priority))
 
 

@@ -21,15 +21,14 @@ from anyio.abc import TaskGroup
 from router.errors import JobStoreUnavailable
 
 from ..brokers.errors import BrokerUnavailable
-from ..brokers.port import IncomingMessage, MessageSource
+from ..brokers.port import IncomingMessage
 from ..lifetime import StopSignal
 from .config import StreamsConfig
-from .effects import EffectStore, KnownEffect
+from .effects import KnownEffect
 from .errors import LeaseLost
-from .insistence import Insistence
 from .metrics import StreamMetrics
 from .outcome import read_message
-from .settlement import MessageSettler
+from .settlement import MessageSettler, StreamPorts
 from .work import MessageWork, WorkTable
 
 _WAIT_S = 1.0  # for messages
@@ -50,24 +49,22 @@ class StreamPipeline:
     def __init__(
         self,
         topic: str,
-        source: MessageSource,
+        ports: StreamPorts,
         settler: MessageSettler,
-        effects: EffectStore,
         config: StreamsConfig,
         metrics: StreamMetrics,
-        insistence: Insistence,
         *,
         drain_s: float,
         measure_s: float = 2.0,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = topic
-        self._source = source
+        self._source = ports.source
         self._settler = settler
-        self._effects = effects
+        self._effects = ports.effects
         self._config = config
         self._metrics = metrics
-        self._pause = insistence.pause
+        self._pause = ports.insistence.pause
         self._drain_s = drain_s
         self._measure_s = measure_s
         self._wall_clock = wall_clock

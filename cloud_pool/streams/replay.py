@@ -35,13 +35,20 @@ class _ReplayedMessage(msgspec.Struct, frozen=True):
     outcome: msgspec.Raw  # a CloudEvent
 
 
+class ReplayOutput(msgspec.Struct, frozen=True):
+    """Where the outcomes of a replay go."""
+
+    name: str  # of the replay, for ids in the topic of audits
+    audit: MessageSink | None  # gets the outcomes; None: `show` gets a line about each
+    show: Callable[[str], None]
+    insistence: Insistence
+
+
 class MessageReplay:
     """Answers messages of one topic.
 
     Args:
         topic: as the pipeline knows it
-        audit: gets the outcomes; None: `show` gets a line about each
-        name: of this replay, for ids in the topic of audits
         wall_clock: unix time, s
     """
 
@@ -51,23 +58,20 @@ class MessageReplay:
         history: MessageHistory,
         runner: MessageRunner,
         writer: OutcomeWriter,
-        audit: MessageSink | None,
-        insistence: Insistence,
+        output: ReplayOutput,
         *,
-        name: str,
         in_flight: int,
-        show: Callable[[str], None],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._topic = topic
         self._history = history
         self._runner = runner
         self._writer = writer
-        self._audit = audit
-        self._insist = insistence.insist
-        self._name = name
+        self._audit = output.audit
+        self._insist = output.insistence.insist
+        self._name = output.name
         self._slots = anyio.Semaphore(in_flight)
-        self._show = show
+        self._show = output.show
         self._wall_clock = wall_clock
         self.counts = Counter[str]()
         """Of outcomes, by kind."""

@@ -12,6 +12,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from router.errors import CausewayError
 
 from ..brokers.errors import BrokerUnavailable, MessageTooLarge
@@ -30,38 +32,42 @@ _EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _log = logging.getLogger("causeway.cloud.streams")
 
 
+class StreamPorts(msgspec.Struct, frozen=True):
+    """What a pipeline reads, writes and records in."""
+
+    source: MessageSource
+    sink: MessageSink  # gets answers, and what expired
+    dead: MessageSink  # gets dead letters
+    effects: EffectStore
+    insistence: Insistence
+
+
 class MessageSettler:
     """Settles messages.
 
     Args:
-        sink: gets answers, and what expired
-        dead: gets dead letters
         max_attempts: deliveries and failed runs
         wall_clock: unix time, s
     """
 
     def __init__(
         self,
-        source: MessageSource,
-        sink: MessageSink,
-        dead: MessageSink,
-        effects: EffectStore,
+        ports: StreamPorts,
         runner: MessageRunner,
         writer: OutcomeWriter,
         metrics: StreamMetrics,
-        insistence: Insistence,
         *,
         max_attempts: int,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._source = source
-        self._sinks = {"answered": sink, "expired": sink, "dead": dead}
-        self._effects = effects
+        self._source = ports.source
+        self._sinks = {"answered": ports.sink, "expired": ports.sink, "dead": ports.dead}
+        self._effects = ports.effects
         self._runner = runner
         self._writer = writer
         self._metrics = metrics
-        self._insist = insistence.insist
-        self._pause = insistence.pause
+        self._insist = ports.insistence.insist
+        self._pause = ports.insistence.pause
         self._max_attempts = max_attempts
         self._wall_clock = wall_clock
 

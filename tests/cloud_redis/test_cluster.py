@@ -25,7 +25,9 @@ from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
 from router.errors import ConfigError, RateLimited
@@ -120,7 +122,11 @@ async def test_accounts_check_their_layout_on_a_cluster(client: redis.asyncio.Re
 async def test_a_worker_refuses_the_plain_url_of_a_clusters_node(cluster: ClusterDeployment) -> None:
     for server in cluster.servers:
         runtime = WorkerRuntime(
-            JobsConfig(redis=server.url), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
+            JobsConfig(redis=server.url),
+            {"large": TIER},
+            ScriptedRunner(answers),
+            {"large": WorkerSlots("large", 1)},
+            CollectorRegistry(),
         )
         with pytest.raises(ConfigError, match="jobs do not run on a Redis Cluster"):
             await runtime.start(anyio.Event())
@@ -128,7 +134,9 @@ async def test_a_worker_refuses_the_plain_url_of_a_clusters_node(cluster: Cluste
 
 
 async def test_a_gateway_refuses_jobs_on_a_clusters_node(cluster: ClusterDeployment) -> None:
-    made = JobsGateway(JobsConfig(redis=cluster.servers[0].url), {"big": TIER}, identify, CollectorRegistry())
+    made = JobsGateway(
+        JobsConfig(redis=cluster.servers[0].url), {"big": TIER}, JobCallers(identify), CollectorRegistry()
+    )
     headers = {"authorization": "Bearer kiosk"}
     async with (
         serving(made.api.handler) as url,

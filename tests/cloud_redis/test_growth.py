@@ -33,9 +33,11 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared
 from cloud_pool.redis.layout import ensure_accounts_layout
@@ -252,7 +254,7 @@ async def day(server: RedisServer, config: JobsConfig) -> AsyncIterator[Miniatur
     clock = Clock()
     async with AsyncExitStack() as stack:
         receiver = await stack.enter_async_context(receiving())
-        made = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+        made = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
         stack.push_async_callback(made.close)
         url = await stack.enter_async_context(serving(made.api.handler))
         http = await stack.enter_async_context(aiohttp.ClientSession(url))
@@ -265,7 +267,7 @@ async def day(server: RedisServer, config: JobsConfig) -> AsyncIterator[Miniatur
 async def working(config: JobsConfig, day: MiniatureDay) -> AsyncIterator[JobStores]:
     """A worker at work, and stores of the same Redis."""
     runtime = WorkerRuntime(
-        config, TIERS, ScriptedRunner(mixed), {"large": 4}, CollectorRegistry(), clock=day.clock, rng=lambda: 0.5
+        config, TIERS, ScriptedRunner(mixed), {"large": WorkerSlots("large", 4)}, CollectorRegistry(), clock=day.clock
     )
     stores = JobStores.open(config, day.clock)
     stop = asyncio.Event()

@@ -22,6 +22,7 @@ from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreNotReplicated
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
@@ -231,7 +232,7 @@ async def test_reconcile_names_what_a_forced_lossy_failover_lost(tmp_path: Path)
     audit.start()
     with running(SentinelDeployment(tmp_path / "redis", replicas=2)) as deployment:
         config = config_of(deployment)
-        gateway = JobsGateway(config, {"large": TIER}, identify, CollectorRegistry(), audit=audit)
+        gateway = JobsGateway(config, {"large": TIER}, JobCallers(identify), CollectorRegistry(), audit=audit)
         headers = {"authorization": "Bearer acme"}
         async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
             kept = [await submit(http) for _ in range(5)]

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.types import Chunk
 
 from .scripted_worker import ScriptedRunner, answers
@@ -30,7 +31,7 @@ async def prints_and_answers(at: int, job_run: JobRun) -> AsyncGenerator[Chunk, 
 
 async def main(config: JobsConfig) -> None:
     runner = ScriptedRunner(prints_and_answers)
-    runtime = WorkerRuntime(config, {"large": TIER}, runner, {"large": 8}, CollectorRegistry())
+    runtime = WorkerRuntime(config, {"large": TIER}, runner, {"large": WorkerSlots("large", 8)}, CollectorRegistry())
     stop = anyio.Event()
     await runtime.start(stop)
     await runtime.run(stop)

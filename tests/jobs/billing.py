@@ -30,6 +30,7 @@ from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk
 
@@ -55,7 +56,10 @@ class Books:
         self.ledger = Ledger(self.accounting, self.audit, TenantMetrics(CollectorRegistry()))
 
     def runner(self, script: Script = answers) -> MeteredRunner:
-        return MeteredRunner(ScriptedRunner(script), self.ledger)
+        return self.metered(ScriptedRunner(script))
+
+    def metered(self, runner: ScriptedRunner) -> MeteredRunner:
+        return MeteredRunner(runner, self.ledger)
 
     def audited(self, path: Path) -> list[dict[str, object]]:
         self.audit.close()
@@ -82,7 +86,9 @@ async def main(url: str, prefix: str, when: str) -> None:
     database = JobStores.open(config).database
     store = PrintingStore(database, config, clock=lambda: NOW)
     runner = Books(url, usd_per_day=10.0).runner(answers if when == "after" else prints_and_hangs)
-    await Worker(store, runner, {"large": 4}, config, JobMetrics(CollectorRegistry())).run(anyio.Event())
+    await Worker(store, runner, {"large": WorkerSlots("large", 4)}, config, JobMetrics(CollectorRegistry())).run(
+        anyio.Event()
+    )
 
 
 if __name__ == "__main__":

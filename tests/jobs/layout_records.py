@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.redis.layout import JOBS_LAYOUT
@@ -45,7 +46,7 @@ def config_of(url: str) -> JobsConfig:
 async def write_records(url: str, clock: Clock) -> dict[str, str]:
     """Bring one job into each state of NAMES, and a batch into progress. Returns their ids by name."""
     config = config_of(url)
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     stores = JobStores.open(config, clock)
     await stores.durability.wait()
     ids: dict[str, str] = {}

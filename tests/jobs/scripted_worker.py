@@ -9,13 +9,14 @@ import anyio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.core.late import LateReading
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.replies import ExpiredJob
-from cloud_pool.jobs.worker.revisions import read_nothing
-from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner, ReadLate
+from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk, Embeddings, Usage
 
@@ -33,6 +34,13 @@ async def no_vectors(context: RequestContext) -> tuple[AnswerHead, Embeddings]:
     raise AssertionError(f"{context.id} asks for vectors")
 
 
+ReadLate = Callable[[JobRun, float], LateReading | None]
+
+
+def read_nothing(_job_run: JobRun, _by: float) -> None:
+    return None
+
+
 class ScriptedRunner:
     """Records its runs. `script` gets the number of the run, from 0."""
 
@@ -42,6 +50,7 @@ class ScriptedRunner:
         self.is_ready = True
         self.probes = 0
         self.expired: list[ExpiredJob] = []
+        self.read_late: ReadLate = read_nothing
         self._script = script
 
     async def run(self, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
@@ -75,12 +84,10 @@ class RunningWorker:
         runner: JobRunner,
         config: JobsConfig,
         slots: int = 4,
-        *,
-        read_late: ReadLate = read_nothing,
     ) -> None:
         self.registry = CollectorRegistry()
         metrics = JobMetrics(self.registry)
-        self.worker = Worker(store, runner, {"large": slots}, config, metrics, read_late=read_late, rng=lambda: 0.5)
+        self.worker = Worker(store, runner, {"large": WorkerSlots("large", slots)}, config, metrics, rng=lambda: 0.5)
         self.stop = anyio.Event()
         self._tasks = anyio.create_task_group()
 

@@ -24,6 +24,7 @@ from cloud_pool.cli.main import main
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
@@ -125,7 +126,11 @@ async def test_a_gateway_refuses_jobs_on_a_redis_that_is_not_durable(config: Job
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendonly", "no")
         gateway = JobsGateway(
-            msgspec.structs.replace(config, redis=server.url), {"big": TIER}, identify, CollectorRegistry(), clock=clock
+            msgspec.structs.replace(config, redis=server.url),
+            {"big": TIER},
+            JobCallers(identify),
+            CollectorRegistry(),
+            clock=clock,
         )
         try:
             headers = {"authorization": "Bearer kiosk"}
@@ -218,10 +223,8 @@ async def test_submissions_have_the_tenants_rate_in_a_bucket_of_their_own(
     gateway = JobsGateway(
         config,
         {"big": TIER},
-        identify,
+        JobCallers(identify, admit=ledger.admit_submission, admit_reads=ledger.admit_reads),
         CollectorRegistry(),
-        admit=ledger.admit_submission,
-        admit_reads=ledger.admit_reads,
         clock=clock,
     )
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
@@ -258,7 +261,7 @@ async def test_a_list_counts_as_a_read_and_one_more_for_every_ten_rows(
     limits = TenantConfig(name="acme", reads_per_s=10)  # twenty at once
     ledger = AuditedLedger(tmp_path, TenantsConfig(overrides=(limits,))).ledger
     gateway = JobsGateway(
-        config, {"big": TIER}, identify, CollectorRegistry(), admit_reads=ledger.admit_reads, clock=clock
+        config, {"big": TIER}, JobCallers(identify, admit_reads=ledger.admit_reads), CollectorRegistry(), clock=clock
     )
     headers = {"authorization": "Bearer acme"}
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:

@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.http.routing import begin_response
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
@@ -48,7 +48,7 @@ async def http(config: JobsConfig, stores: JobStores) -> AsyncIterator[aiohttp.C
         return TenantLimits(max_tokens=50, max_body_bytes=300) if asker.tenant == "capped" else TenantLimits()
 
     tiers = {"large": TIER, "big": TIER, "small": SMALL}
-    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, limits)
+    api = JobApi(config, stores, SubmissionParser(config, tiers), JobCallers(identify, limits=limits))
     async with serving(api.handler) as url:
         headers = {"authorization": "Bearer kiosk"}
         async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -123,9 +123,7 @@ async def test_events_end_when_the_token_is_revoked(config: JobsConfig, stores: 
             raise AuthenticationFailed("the token has been revoked")
         return principal
 
-    api = JobApi(
-        config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), accepted, lambda _: TenantLimits()
-    )
+    api = JobApi(config, stores, SubmissionParser(config, {"large": TIER, "big": TIER}), JobCallers(accepted))
     headers = {"authorization": "Bearer kiosk"}
     async with serving(api.handler) as url, aiohttp.ClientSession(url, headers=headers) as http:
         _, job = await submit(http)

@@ -18,6 +18,7 @@ from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import is_final
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 
@@ -57,7 +58,7 @@ async def test_huge_batches_leave_room_in_the_queue_for_other_tenants(
 ) -> None:
     (depth,) = (await stores.jobs.depths()).queues
     assert depth.queued == BATCHES * OPEN_JOBS < config.max_queued
-    gateway = JobsGateway(config, {"large": TIER}, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, {"large": TIER}, JobCallers(identify), CollectorRegistry(), clock=clock)
     body = {"model": "large", "messages": [{"role": "user", "content": "hi"}], "priority": "bulk"}
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as http:
         for at in range(100):

@@ -21,11 +21,13 @@ from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
@@ -58,7 +60,7 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as found:
         yield found
     await gateway.close()
@@ -98,7 +100,12 @@ class RunningRuntime:
             return clock.now
 
         self._runtime = WorkerRuntime(
-            config, TIERS, runner, {"large": 4, "vectors": 1}, CollectorRegistry(), clock=tick
+            config,
+            TIERS,
+            runner,
+            {"large": WorkerSlots("large", 4), "vectors": WorkerSlots("vectors", 1)},
+            CollectorRegistry(),
+            clock=tick,
         )
         self._stop = anyio.Event()
         self._tasks = anyio.create_task_group()

@@ -26,6 +26,7 @@ from cloud_pool.accounts.tenants.redis_keys import reserved_key
 from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob, RunBill
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
@@ -297,7 +298,7 @@ async def test_a_job_that_could_never_run_within_the_budget_is_refused(config: J
     books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6)
     tiers = {"large": TIER}
     gateway = JobsGateway(
-        config, tiers, identify, CollectorRegistry(), check_cost=books.accounting.check_cost, clock=clock
+        config, tiers, JobCallers(identify, check_cost=books.accounting.check_cost), CollectorRegistry(), clock=clock
     )
     body = {"model": "large", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**6}
     try:

@@ -22,6 +22,7 @@ from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.jobs.errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.store.redis_client import as_int, as_list, as_text
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
@@ -59,7 +60,7 @@ def processor(stores: JobStores, config: JobsConfig) -> BatchProcessor:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    gateway = JobsGateway(config, {"large": TIER}, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, {"large": TIER}, JobCallers(identify), CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as found:
         yield found
     await gateway.close()
@@ -379,7 +380,11 @@ async def test_a_batch_waits_while_other_tenants_fill_redis(
 async def test_an_upload_while_redis_is_away_is_503(config: JobsConfig, clock: Clock, tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     gateway = JobsGateway(
-        msgspec.structs.replace(config, redis=server.url), {"large": TIER}, identify, CollectorRegistry(), clock=clock
+        msgspec.structs.replace(config, redis=server.url),
+        {"large": TIER},
+        JobCallers(identify),
+        CollectorRegistry(),
+        clock=clock,
     )
     async with serving(gateway.api.handler) as url, client_of(url, "acme") as client:
         file = await client.files.create(file=("in.jsonl", b"x" * MIB), purpose="batch")

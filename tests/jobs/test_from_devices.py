@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.tiers.chat_format import ChatFormat
@@ -39,7 +38,7 @@ async def test_a_job_that_a_device_cancels_is_cancelled_at_the_gateway(
 ) -> None:
     """Also while the gateway was away: nothing runs, and the request is deleted."""
     tiers = {"m-large": Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))}
-    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, lambda _: TenantLimits())
+    api = JobApi(config, stores, SubmissionParser(config, tiers), JobCallers(identify))
     runner = ScriptedRunner()
 
     async def states() -> list[str]:
@@ -65,7 +64,7 @@ async def test_a_job_of_a_device_is_done_once(config: JobsConfig, stores: JobSto
     tiers = {  # by the name that the device's policy has for it
         "m-large": Tier(TierConfig(name="large"), ChatFormat("{{ messages }}"))
     }
-    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, lambda _: TenantLimits())
+    api = JobApi(config, stores, SubmissionParser(config, tiers), JobCallers(identify))
     runner = ScriptedRunner()
 
     async def is_queued() -> bool:

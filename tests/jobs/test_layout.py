@@ -17,10 +17,12 @@ from cloud_pool.config.schema import Config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreLayoutMismatch
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
 from router.errors import ConfigError
@@ -36,7 +38,9 @@ ADVICE = {NEWER: "Upgrade this process", "0": "Let that version finish its work"
 
 
 def worker(config: JobsConfig) -> WorkerRuntime:
-    return WorkerRuntime(config, {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry())
+    return WorkerRuntime(
+        config, {"large": TIER}, ScriptedRunner(answers), {"large": WorkerSlots("large", 1)}, CollectorRegistry()
+    )
 
 
 async def test_a_worker_marks_an_empty_redis_with_its_layout(config: JobsConfig, database: RedisClient) -> None:
@@ -65,7 +69,7 @@ async def test_a_gateway_refuses_jobs_over_another_layout(
 ) -> None:
     """Interactive requests need no jobs, so the gateway itself starts."""
     await database.command("SET", database.key("layout"), found)
-    gateway = JobsGateway(config, {"big": TIER}, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, {"big": TIER}, JobCallers(identify), CollectorRegistry(), clock=clock)
     headers = {"authorization": "Bearer kiosk"}
     async with (
         serving(gateway.api.handler) as url,

@@ -15,9 +15,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient, as_int
@@ -47,7 +46,7 @@ MakeJob = Callable[..., NewJob]
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, stores: JobStores) -> AsyncIterator[str]:
     tiers = {"large": Tier(TierConfig(name="large", max_sequences=4), ChatFormat("{{ messages }}"))}
-    api = JobApi(config, stores, SubmissionParser(config, tiers), identify, lambda _: TenantLimits())
+    api = JobApi(config, stores, SubmissionParser(config, tiers), JobCallers(identify))
     async with serving(api.handler) as address:
         yield address
 

@@ -23,6 +23,7 @@ from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.tiers.chat_format import ChatFormat
@@ -45,7 +46,7 @@ def config(config: JobsConfig) -> JobsConfig:
 
 @pytest_asyncio.fixture
 async def url(config: JobsConfig, clock: Clock) -> AsyncIterator[str]:
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as found:
         yield found
     await gateway.close()

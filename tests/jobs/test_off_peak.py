@@ -18,6 +18,7 @@ from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, OffPeakConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.off_peak import OffPeakHours
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.stores import JobStores
@@ -111,9 +112,8 @@ async def http(night: JobsConfig, clock: Clock) -> AsyncIterator[aiohttp.ClientS
     gateway = JobsGateway(
         night,
         TIERS,
-        identify,
+        JobCallers(identify, limits=lambda principal: TenantLimits(off_peak=principal.tenant == NIGHTLY)),
         CollectorRegistry(),
-        limits=lambda principal: TenantLimits(off_peak=principal.tenant == NIGHTLY),
         clock=clock,
     )
     async with (
@@ -211,7 +211,7 @@ async def test_a_job_is_queued_at_its_not_before(
 
 
 async def test_without_off_peak_hours_nothing_may_ask_for_them(config: JobsConfig, clock: Clock) -> None:
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     async with serving(gateway.api.handler) as url, aiohttp.ClientSession(url) as session:
         status, refused = await submit(session, window="off_peak")
         batch = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}

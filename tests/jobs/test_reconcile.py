@@ -19,6 +19,7 @@ from cloud_pool.accounts.audit import AuditLog, AuditRecord
 from cloud_pool.cli.jobs import jobs
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.store.redis_client import RedisClient
 
 from .gateway import identify, serving
@@ -34,7 +35,7 @@ class Bed:
         self.audit_file = folder / "audit"
         self._audit = AuditLog(str(self.audit_file))
         self._audit.start()
-        self.gateway = JobsGateway(config, {"big": TIER}, identify, CollectorRegistry(), audit=self._audit)
+        self.gateway = JobsGateway(config, {"big": TIER}, JobCallers(identify), CollectorRegistry(), audit=self._audit)
         self.http: aiohttp.ClientSession
         self.config_file = folder / "gateway.yaml"
         settings = {"redis": config.redis, "key_prefix": config.key_prefix}

@@ -20,6 +20,7 @@ from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.store.durability import DurabilityCheck
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.errors import ConfigError, JobStoreUnavailable
 from tests.cloud.conftest import Command
 from tests.ports import free_port
@@ -117,7 +118,11 @@ async def test_a_refusal_of_redis_says_why(stopped_redis: RedisServer) -> None:
 
 async def test_a_waiting_worker_stops_at_once() -> None:
     runtime = WorkerRuntime(
-        JobsConfig(redis=ABSENT), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
+        JobsConfig(redis=ABSENT),
+        {"large": TIER},
+        ScriptedRunner(answers),
+        {"large": WorkerSlots("large", 1)},
+        CollectorRegistry(),
     )
     stop = anyio.Event()
     starting = asyncio.create_task(runtime.start(stop))
@@ -133,7 +138,11 @@ async def test_a_redis_that_is_not_durable_ends_the_worker(redis_server: RedisSe
     with tempfile.TemporaryDirectory(prefix="redis-") as folder:
         server = RedisServer(Path(folder), "--appendfsync", "everysec")
         runtime = WorkerRuntime(
-            JobsConfig(redis=server.url), {"large": TIER}, ScriptedRunner(answers), {"large": 1}, CollectorRegistry()
+            JobsConfig(redis=server.url),
+            {"large": TIER},
+            ScriptedRunner(answers),
+            {"large": WorkerSlots("large", 1)},
+            CollectorRegistry(),
         )
         try:
             with pytest.raises(ConfigError, match="appendfsync is everysec"):

@@ -19,15 +19,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.core.late import LateReading
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.encryption import MAGIC, rotate_keys
-from cloud_pool.jobs.http.job_api import JobApi
+from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.record import JobRecord
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.runner import JobRun, JobRunner
+from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.parts.memory import FORGETS, JobMemory
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
@@ -134,9 +133,11 @@ class Bed:
         self.url = url
         self._http = http
 
-    def worker(self, runner: JobRunner | None = None, slots: int = 4) -> RunningWorker:
+    def worker(self, runner: ScriptedRunner | None = None, slots: int = 4, books: Books | None = None) -> RunningWorker:
         runner = ScriptedRunner(repeats) if runner is None else runner
-        return RunningWorker(self.stores.jobs, runner, self._config, slots, read_late=self.encoders.read_late)
+        runner.read_late = self.encoders.read_late
+        run = runner if books is None else books.metered(runner)
+        return RunningWorker(self.stores.jobs, run, self._config, slots)
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         async with self._http.request(method, self.url + path, json=body) as response:
@@ -214,7 +215,7 @@ async def bed(settings: JobsConfig, clock: Clock) -> AsyncIterator[Bed]:
     stores = JobStores.open(settings, clock)
     encoders = (TierConfig("speech", can=("audio",)), TierConfig("pictures", can=("image",)))
     tiers = {"large": TIER} | {one.name: Tier(one, ChatFormat("")) for one in encoders}
-    api = JobApi(settings, stores, SubmissionParser(settings, tiers), identify, lambda _: TenantLimits())
+    api = JobApi(settings, stores, SubmissionParser(settings, tiers), JobCallers(identify))
     async with serving(api.handler) as url, aiohttp.ClientSession(headers={"authorization": "Bearer acme"}) as http:
         yield Bed(stores, settings, url, http)
     await stores.close()
@@ -261,7 +262,7 @@ async def test_an_answer_is_revised_once_its_late_part_was_read(bed: Bed, clock:
 
 async def test_each_late_branch_revises_an_answer_once_and_each_run_is_billed(bed: Bed, settings: JobsConfig) -> None:
     books = Books(str(settings.redis))
-    async with bed.worker(books.runner(repeats)):
+    async with bed.worker(books=books):
         job = await bed.submit(sound(), picture())
         await bed.answered(job)
         for revision, (kind, words) in enumerate((("image", SEEN), ("audio", HEARD)), 1):

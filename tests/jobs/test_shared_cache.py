@@ -19,6 +19,7 @@ from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
@@ -165,7 +166,7 @@ async def test_a_job_is_answered_without_the_cache(bed: SharedDeployment, new_jo
 async def test_a_submissions_headers_apply_when_the_job_runs(
     config: JobsConfig, store: JobStore, database: RedisClient, clock: Clock
 ) -> None:
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     try:
         async with (
             serving(gateway.api.handler) as url,
@@ -187,7 +188,7 @@ async def test_a_submissions_headers_apply_when_the_job_runs(
 
 
 async def test_a_batchs_headers_apply_to_its_lines(config: JobsConfig, clock: Clock, bed: SharedDeployment) -> None:
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry(), clock=clock)
     row = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body()}
     try:
         async with serving(gateway.api.handler) as url:

@@ -13,6 +13,7 @@ from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk
 
@@ -41,7 +42,7 @@ async def test_a_worker_runs_as_many_jobs_as_its_part_allows(
 
     part, stop, runner = SharedLimit(0), anyio.Event(), ScriptedRunner(held)
     metrics = JobMetrics(CollectorRegistry())
-    worker = Worker(store, runner, {"large": 100}, config, metrics, shared_limits={"large": part})
+    worker = Worker(store, runner, {"large": WorkerSlots("large", 100, part)}, config, metrics)
 
     def running(count: int) -> Callable[[], Awaitable[bool]]:
         async def condition() -> bool:

@@ -12,11 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.errors import CloudFailed, RecordUnreadable
 from router.jobs.states import JobState
 
@@ -87,7 +89,9 @@ async def test_unreadable_batches_and_deliveries_stop_no_worker(
     await database.command("HSET", database.key("webhook", f"{delivered}.1"), "finished", "soon")
     await database.command("HSET", database.key("batch", "batch_1"), "id", "batch_1", "state", "paused")
     await database.command("ZADD", database.key("batches"), 0, "batch_1")
-    runtime = WorkerRuntime(config, {"large": TIER}, ScriptedRunner(), {"large": 4}, CollectorRegistry(), clock=clock)
+    runtime = WorkerRuntime(
+        config, {"large": TIER}, ScriptedRunner(), {"large": WorkerSlots("large", 4)}, CollectorRegistry(), clock=clock
+    )
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(runtime.run, stop)
@@ -111,7 +115,7 @@ async def test_the_api_lists_the_other_jobs_and_explains_an_unreadable_one(
     assert [record.id for record in await store.list_owned("kiosk")] == [other]
     with pytest.raises(RecordUnreadable, match="priority"):
         await store.get(poison, "kiosk")
-    gateway = JobsGateway(config, {"large": TIER}, identify, CollectorRegistry(), clock=clock)
+    gateway = JobsGateway(config, {"large": TIER}, JobCallers(identify), CollectorRegistry(), clock=clock)
     headers = {"authorization": "Bearer kiosk"}
     async with (
         serving(gateway.api.handler) as url,

@@ -12,8 +12,10 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.layout import JOBS_LAYOUT
 from router.jobs.states import JobState
 from tests.redis_server import RedisServer
@@ -94,7 +96,7 @@ async def test_records_of_the_first_version_of_the_layout_are_read(restored: Res
 @pytest.mark.slow
 async def test_work_of_the_first_version_of_the_layout_is_finished(restored: Restored, stores: JobStores) -> None:
     """Running, waiting and limited jobs succeed, a dead letter is retried, the batch completes, keys are known."""
-    gateway = JobsGateway(restored.config, TIERS, identify, CollectorRegistry(), clock=restored.clock)
+    gateway = JobsGateway(restored.config, TIERS, JobCallers(identify), CollectorRegistry(), clock=restored.clock)
     assert await stores.jobs.retry(restored.ids["dead"])
     restored.clock.now += 120.0
 
@@ -102,7 +104,9 @@ async def test_work_of_the_first_version_of_the_layout_is_finished(restored: Res
         restored.clock.now += 0.01
         return restored.clock.now
 
-    runtime = WorkerRuntime(restored.config, TIERS, ScriptedRunner(), {"large": 4}, CollectorRegistry(), clock=tick)
+    runtime = WorkerRuntime(
+        restored.config, TIERS, ScriptedRunner(), {"large": WorkerSlots("large", 4)}, CollectorRegistry(), clock=tick
+    )
     stop = asyncio.Event()
     assert await runtime.start(stop)
     running = asyncio.ensure_future(runtime.run(stop))

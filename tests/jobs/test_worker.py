@@ -19,6 +19,7 @@ from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.store.replies import ClaimedJobs
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from router.errors import (
     CausewayError,
@@ -291,7 +292,12 @@ async def test_an_outage_of_redis_is_logged_once(
     store = UnavailableAtFirst(database, config, clock=clock)
     job = (await store.accept(new_job())).id
     worker = Worker(
-        store, ScriptedRunner(), {"large": 1}, config, JobMetrics(CollectorRegistry()), rng=lambda: -1.0
+        store,
+        ScriptedRunner(),
+        {"large": WorkerSlots("large", 1)},
+        config,
+        JobMetrics(CollectorRegistry()),
+        rng=lambda: -1.0,
     )  # no delay
     stop = anyio.Event()
     with caplog.at_level(logging.INFO, "causeway.cloud.worker"):

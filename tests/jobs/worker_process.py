@@ -18,6 +18,7 @@ from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from router.types import Chunk
 
@@ -33,7 +34,9 @@ async def half_answers(_at: int, job_run: JobRun) -> AsyncGenerator[Chunk, None]
 async def main(url: str, prefix: str, lease_s: str) -> None:
     config = JobsConfig(redis=url, key_prefix=prefix, lease_s=float(lease_s))
     store = JobStore(RedisClient(url, prefix, SCRIPTS), config, clock=lambda: 1_800_000_000.0)
-    worker = Worker(store, ScriptedRunner(half_answers), {"large": 2}, config, JobMetrics(CollectorRegistry()))
+    worker = Worker(
+        store, ScriptedRunner(half_answers), {"large": WorkerSlots("large", 2)}, config, JobMetrics(CollectorRegistry())
+    )
     await worker.run(anyio.Event())
 
 

@@ -23,9 +23,11 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.jobs.batches.states import is_final
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.types import Chunk
 
 from .conftest import until
@@ -39,7 +41,7 @@ LEFT_MS = 3_600_000
 
 async def submit(config: JobsConfig) -> str:
     """Submit a job to a gateway of this process. Returns its id."""
-    gateway = JobsGateway(config, TIERS, identify, CollectorRegistry())
+    gateway = JobsGateway(config, TIERS, JobCallers(identify), CollectorRegistry())
     headers, body = {"authorization": "Bearer acme"}, CHAT | {"deadline_ms": LEFT_MS}
     async with (
         serving(gateway.api.handler) as url,
@@ -73,7 +75,9 @@ async def work(config: JobsConfig, jobs: list[str]) -> dict[str, float]:
             and all(not record.webhook or record.webhook_status == "delivered" for record in records if record)
         )
 
-    runtime = WorkerRuntime(config, TIERS, ScriptedRunner(notes_and_answers), {"large": 4}, CollectorRegistry())
+    runtime = WorkerRuntime(
+        config, TIERS, ScriptedRunner(notes_and_answers), {"large": WorkerSlots("large", 4)}, CollectorRegistry()
+    )
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(runtime.run, stop)

@@ -14,21 +14,20 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.brokers.address import TopicAddress
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.streams.attempts import MessageRunner
+from cloud_pool.streams.attempts import MessageCallers, MessageRunner
 from cloud_pool.streams.config import StreamsConfig
 from cloud_pool.streams.effects import EffectStore
 from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.metrics import StreamMetrics
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
-from cloud_pool.streams.settlement import MessageSettler
+from cloud_pool.streams.settlement import MessageSettler, StreamPorts
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
@@ -136,8 +135,7 @@ def message_runner(
         jobs,
         SubmissionParser(jobs, {"large": TIER}),
         runner,
-        identify,
-        lambda _: TenantLimits(),
+        MessageCallers(identify),
         metrics or StreamMetrics(CollectorRegistry()),
         clock=clock,
         rng=lambda: 0.5,
@@ -165,28 +163,10 @@ class RunningPipeline:
         self.effects = EffectStore(database, topics.source.topic, owner, ttl_s=3600.0)
         metrics = StreamMetrics(self.registry)
         messages = message_runner(jobs, runner, config, metrics, wall_clock)
-        insistence = Insistence(lambda: 0.5)
-        self.settler = MessageSettler(
-            self.source,
-            self.sink,
-            self.dead,
-            self.effects,
-            messages,
-            OutcomeWriter("p"),
-            metrics,
-            insistence,
-            max_attempts=config.max_attempts,
-        )
+        ports = StreamPorts(self.source, self.sink, self.dead, self.effects, Insistence(lambda: 0.5))
+        self.settler = MessageSettler(ports, messages, OutcomeWriter("p"), metrics, max_attempts=config.max_attempts)
         self.pipeline = StreamPipeline(
-            str(topics.source),
-            self.source,
-            self.settler,
-            self.effects,
-            config,
-            metrics,
-            insistence,
-            drain_s=jobs.drain_s,
-            measure_s=0.1,
+            str(topics.source), ports, self.settler, config, metrics, drain_s=jobs.drain_s, measure_s=0.1
         )
         self.stop = anyio.Event()
 

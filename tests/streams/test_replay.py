@@ -17,7 +17,7 @@ from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.outcome import OutcomeWriter
-from cloud_pool.streams.replay import MessageReplay
+from cloud_pool.streams.replay import MessageReplay, ReplayOutput
 from router.errors import ConfigError
 
 from .brokers import RealBroker, sink_of
@@ -46,11 +46,8 @@ async def replay(
         history,
         message_runner(jobs, ActingRunner()),
         OutcomeWriter("p"),
-        sink,
-        Insistence(lambda: 0.5),
-        name="replay-1",
+        ReplayOutput("replay-1", sink, lines.append, Insistence(lambda: 0.5)),
         in_flight=4,
-        show=lines.append,
     )
     await answering.run(wanted)
     await history.close()

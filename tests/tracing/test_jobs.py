@@ -16,9 +16,11 @@ from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
 from cloud_pool.jobs.worker.runtime import WorkerRuntime
+from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.otel_tracing import OtelTracing
 from router.errors import CloudFailed
 from router.serving.config import TracingConfig
@@ -62,13 +64,19 @@ class Bed:
         settings = TracingConfig(endpoint=self.collector.url)
         self.here, self.there = OtelTracing(settings, "causeway-gateway"), OtelTracing(settings, "causeway-worker")
         self.gateway = JobsGateway(
-            self._config, TIERS, identify, CollectorRegistry(), trace=self.here.jobs, clock=self._tick
+            self._config, TIERS, JobCallers(identify), CollectorRegistry(), trace=self.here.jobs, clock=self._tick
         )
         runner = MeteredRunner(
             ServiceBackend(self.worker.caching_service, no_vectors, TIERS, {}), self._books.ledger, self.there.jobs
         )
         self.runtime = WorkerRuntime(
-            self._config, TIERS, runner, {"large": 2}, CollectorRegistry(), trace=self.there.jobs, clock=self._tick
+            self._config,
+            TIERS,
+            runner,
+            {"large": WorkerSlots("large", 2)},
+            CollectorRegistry(),
+            trace=self.there.jobs,
+            clock=self._tick,
         )
 
     async def run(self, **changes: object) -> tuple[str, list[Span]]:

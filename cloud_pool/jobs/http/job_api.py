@@ -46,7 +46,7 @@ from ..errors import WebhookDisabled
 from ..named_files import NamedFileReader
 from ..record import JobRecord, job_view
 from ..stores import JobStores
-from ..submission import JobSubmission, SubmissionParser, submission_digest
+from ..submission import CheckCost, JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
 from .routing import Handler, OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk
 
@@ -61,6 +61,16 @@ _APPLIED: Final = {"preference-applied": "respond-async"}
 _log = logging.getLogger("causeway.cloud.jobs")
 
 
+class JobCallers(msgspec.Struct, frozen=True):
+    """The clients of the jobs API, and the limits of their tenants."""
+
+    identify: IdentifyCaller
+    limits: Callable[[Principal], TenantLimits] = lambda _: TenantLimits()
+    check_cost: CheckCost = lambda *_: 0  # refuses a job that could never run within its tenant's budget
+    admit: AdmitSubmission | None = None  # counts a POST against the rate of submissions; None: they are not limited
+    admit_reads: AdmitReads | None = None  # counts another request against the rate of reads, by what it reads
+
+
 class JobList(msgspec.Struct):
     data: list[JobView]
     has_more: bool
@@ -73,12 +83,9 @@ class JobApi:
     """Handlers of jobs, and the routes of the whole jobs API.
 
     Args:
-        limits: limits of a principal's tenant
         bodies: bounds the bodies in memory; the server releases them
         more_routes: routes of other handlers, such as BatchApi's
         accepted: records what is acknowledged; None: nothing is recorded
-        admit: counts a POST against the rate of submissions; raises RateLimited
-        admit_reads: counts another request against the rate of reads, by what it reads; raises RateLimited
     """
 
     def __init__(
@@ -86,15 +93,12 @@ class JobApi:
         config: JobsConfig,
         stores: JobStores,
         parser: SubmissionParser,
-        identify: IdentifyCaller,
-        limits: Callable[[Principal], TenantLimits],
+        callers: JobCallers,
         trace: JobTrace | None = None,
         *,
         bodies: BodyMemory | None = None,
         more_routes: Sequence[Route] = (),
         accepted: AcceptanceLog | None = None,
-        admit: AdmitSubmission | None = None,
-        admit_reads: AdmitReads | None = None,
     ) -> None:
         self._config = config
         self._bodies = bodies or BodyMemory()
@@ -104,12 +108,9 @@ class JobApi:
         self._outbox = stores.outbox
         self._durability = stores.durability
         self._parser = parser
-        self._identify = identify
-        self._limits = limits
+        self._callers = callers
         self._trace = trace
         self._accepted = accepted or AcceptanceLog()
-        self._admit = admit
-        self._admit_reads = admit_reads
         self._event_streams = FairShare(config.max_event_streams)
         self._routes = (
             route("/v1/jobs", POST=self._create, GET=self._list, DELETE=self._cancel_key),
@@ -142,15 +143,15 @@ class JobApi:
     async def _handle(
         self, handle: OwnedHandler, name: str, scopes: tuple[Scope, ...], request: web.BaseRequest
     ) -> web.StreamResponse:
-        principal = self._identify(request)
+        principal = self._callers.identify(request)
         self._bodies.enter(request, principal.caller)
         principal.require(next((scope for scope in scopes if scope in principal.scopes), scopes[0]))
         if request.method == hdrs.METH_POST:
-            if self._admit is not None:
-                await self._admit(principal)  # before its body is read
-        elif self._admit_reads is not None:
+            if self._callers.admit is not None:
+                await self._callers.admit(principal)  # before its body is read
+        elif self._callers.admit_reads is not None:
             is_list = not name and request.method != hdrs.METH_DELETE
-            await self._admit_reads(principal, reads_of_page(request) if is_list else 1)
+            await self._callers.admit_reads(principal, reads_of_page(request) if is_list else 1)
         return await handle(request, principal, name)
 
     async def respond_async(self, request: web.BaseRequest) -> web.StreamResponse | None:
@@ -165,7 +166,7 @@ class JobApi:
         endpoint = _PLAIN.get(request.path) if request.method == hdrs.METH_POST else None
         if wait_s is None or endpoint is None:
             return None
-        principal = self._identify(request)
+        principal = self._callers.identify(request)
         if "jobs" not in principal.scopes:
             return None
         self._bodies.enter(request, principal.caller)
@@ -174,8 +175,8 @@ class JobApi:
         except JobStoreUnavailable as error:
             _log.info("answered without a job: %s", error.message)
             return None
-        if self._admit is not None:
-            await self._admit(principal)
+        if self._callers.admit is not None:
+            await self._callers.admit(principal)
         record, accepted = await self._accept(request, principal, endpoint)
         record = await self._wait_for_end(record, wait_s, principal.caller)
         if not record.ended:
@@ -210,7 +211,7 @@ class JobApi:
     ) -> tuple[JobRecord, dict[str, str]]:
         """Return the accepted job, and the headers that tell whether it was known. `endpoint`: of a plain request."""
         headers = read_headers(request.headers.items())
-        limits = self._limits(principal)
+        limits = self._callers.limits(principal)
         max_bytes = limits.body_bytes(self._config.max_body_bytes)
         body = sent = await read_body(request, max_bytes, _READ_S, self._bodies, principal.caller)
         key = request.headers.get("idempotency-key", "")
@@ -281,7 +282,7 @@ class JobApi:
     def _still_accepted(self, request: web.BaseRequest) -> None:
         """Raises AuthenticationFailed once the token of a request that goes on has expired or is revoked."""
         with suppress(IdentityUnavailable):  # It was accepted, and nothing says that it was revoked since.
-            self._identify(request)
+            self._callers.identify(request)
 
     async def _stream_events(
         self, request: web.BaseRequest, job: str, owner: str, last: Position

@@ -21,6 +21,7 @@ from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
 from ...cache.single_flight.reply import Reply
+from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead
 from ...observability.tracing import JobTrace, Trace
@@ -110,6 +111,10 @@ class MeteredRunner:
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers."""
         return await self._backend.ready(tier)
+
+    def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
+        """As `JobRunner.read_late`."""
+        return self._backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:
         """Write the audit record of a job that expired while it was not running."""

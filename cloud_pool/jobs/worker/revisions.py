@@ -43,7 +43,7 @@ from ..store.replies import LateAnswer
 from .execution import JobResult, execute, job_run_of
 from .failure_policy import classify_failure
 from .reports import JobLease, RunReports
-from .runner import JobRun, JobRunner, ReadLate, RunReceipt
+from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
 
 if TYPE_CHECKING:
@@ -51,10 +51,6 @@ if TYPE_CHECKING:
 
 _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.worker")
-
-
-def read_nothing(_job_run: JobRun, _by: float) -> None:
-    """A `ReadLate` where no tier reads parts."""
 
 
 class LateLease:
@@ -75,7 +71,6 @@ class Revisions:
 
     Args:
         slots: by tier
-        read_late: reads parts of jobs
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -88,7 +83,6 @@ class Revisions:
         reports: RunReports,
         config: JobsConfig,
         metrics: JobMetrics,
-        read_late: ReadLate = read_nothing,
         *,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
@@ -99,7 +93,6 @@ class Revisions:
         self._reports = reports
         self._config = config
         self._metrics = metrics
-        self._read_late = read_late
         self._clock = clock
         self._rng = rng
         self._leases: dict[str, LateLease] = {}
@@ -138,7 +131,7 @@ class Revisions:
         if not record.revise:
             return None
         by = min(self._clock() + record.revise / 1000.0, deadline)
-        return self._read_late(job_run_of(record, by), by)
+        return self._runner.read_late(job_run_of(record, by), by)
 
     def mark(self, job: str, result: JobResult, reading: LateReading) -> JobResult:
         """Say in an answer which parts may revise it, and keep room for that."""
@@ -195,7 +188,7 @@ class Revisions:
         try:
             record = self._store.read_request(record)
             by = now + answer.left_s
-            reading = self._read_late(job_run_of(record, by), by)
+            reading = self._runner.read_late(job_run_of(record, by), by)
             if reading is None:
                 raise RevisionDropped("no tier reads such parts any more")
         except ContentKeyMissing as error:

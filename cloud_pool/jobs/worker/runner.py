@@ -79,8 +79,6 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
 JobPiece = Piece | Embeddings
 Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
 """`Service.embed`. Raises CausewayError."""
-ReadLate = Callable[[JobRun, float], "LateReading | None"]
-"""`ServiceBackend.read_late`. Raises CausewayError."""
 
 
 class JobRunner(Protocol):
@@ -94,6 +92,12 @@ class JobRunner(Protocol):
 
     async def ready(self, tier: str) -> bool:
         """Whether the tier answers a real request."""
+
+    def read_late(self, job_run: JobRun, by: float, /) -> LateReading | None:
+        """Return what reads the parts of a job whose answer may be revised, until `by` (monotonic s); None: nothing.
+
+        Raises CausewayError.
+        """
 
     def record_expired(self, job: ExpiredJob) -> None:
         """Write the audit record of a job that expired while it was not running."""
@@ -109,6 +113,9 @@ class JobBackend(Protocol):
         """Return how many tokens an answer of the tier has at most, if the request names no maximum."""
 
     async def ready(self, tier: str) -> bool: ...
+
+    def read_late(self, job_run: JobRun, by: float, /) -> LateReading | None:
+        """As `JobRunner.read_late`."""
 
 
 class ServiceBackend:

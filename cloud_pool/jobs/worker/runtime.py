@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 import anyio
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from router.serving.webhooks import DeliveryOutcome, WebhookSender
@@ -26,12 +25,18 @@ from ..store.usage_outbox import AddUsage, UsageOutbox
 from ..stores import JobStores
 from ..submission import SubmissionParser
 from ..webhooks.outbox import WebhookDelivery
-from .revisions import read_nothing
-from .runner import JobRunner, ReadLate
-from .slots import SharedLimit
+from .runner import JobRunner
+from .slots import WorkerSlots
 from .worker import Worker
 
 _FLUSH_S = 3.0
+
+
+class WorkerAccounts(msgspec.Struct, frozen=True):
+    """What a worker has to do with its tenants' accounts."""
+
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant, for the lines of its batches
+    add_usage: AddUsage | None = None  # gets what all workers' accepted reports billed; None: other workers move it
 
 
 class WorkerRuntime:
@@ -39,13 +44,8 @@ class WorkerRuntime:
 
     Args:
         tiers: by name and alias
-        slots: concurrent jobs by tier
-        shared_limits: how many of them the tier's permits allow now, by tier; without one, all
-        read_late: reads parts of jobs whose answer may be revised
-        limits: limits of a tenant, which hold for the lines of its batches
-        add_usage: gets what the accepted reports of all workers have billed; None: other workers move it
+        slots: of concurrent jobs, by tier
         clock: replaces Redis's clock in tests; unix time, s
-        rng: uniform in [0, 1)
     """
 
     def __init__(
@@ -53,16 +53,12 @@ class WorkerRuntime:
         config: JobsConfig,
         tiers: Mapping[str, Tier],
         runner: JobRunner,
-        slots: Mapping[str, int],
+        slots: Mapping[str, WorkerSlots],
         registry: CollectorRegistry,
         *,
-        shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
-        read_late: ReadLate = read_nothing,
-        limits: Callable[[str], TenantLimits] = lambda _: TenantLimits(),
-        add_usage: AddUsage | None = None,
+        accounts: WorkerAccounts | None = None,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = redis_time,
-        rng: Callable[[], float] = random.random,
     ) -> None:
         """Raises ConfigError."""
         stores = self._stores = JobStores.open(config, clock)
@@ -73,17 +69,14 @@ class WorkerRuntime:
             slots,
             config,
             metrics,
-            shared_limits=shared_limits,
-            read_late=read_late,
             trace=trace,
-            rng=rng,
         )
         stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
-        self._sender = WebhookSender(
-            stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace), rng=rng
-        )
+        self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
+        accounts = accounts or WorkerAccounts()
+        add_usage = accounts.add_usage
         self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
-        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, limits)
+        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, accounts.limits)
 
     async def start(self, stop: StopSignal) -> bool:
         """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""

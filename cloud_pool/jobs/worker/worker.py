@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 
 import anyio
 from anyio.abc import TaskGroup
@@ -39,9 +38,9 @@ from .execution import JobResult, execute
 from .failure_policy import is_tier_unavailable
 from .live_text import TextPublisher
 from .reports import JobLease, RunReports
-from .revisions import Revisions, read_nothing
-from .runner import JobRunner, ReadLate, RunReceipt
-from .slots import SharedLimit, WorkerSlots
+from .revisions import Revisions
+from .runner import JobRunner, RunReceipt
+from .slots import WorkerSlots
 
 _log = logging.getLogger("causeway.cloud.worker")
 _STORE_DELAY_S = 0.2
@@ -55,9 +54,7 @@ class Worker:
     """Runs jobs.
 
     Args:
-        slots: concurrent jobs by tier
-        shared_limits: how many of them the tier's permits allow now, by tier; without one, all
-        read_late: reads parts of jobs whose answer may be revised
+        slots: by tier
         clock: monotonic time, s
         rng: uniform in [0, 1)
     """
@@ -66,12 +63,10 @@ class Worker:
         self,
         store: JobStore,
         runner: JobRunner,
-        slots: Mapping[str, int],
+        slots: Mapping[str, WorkerSlots],
         config: JobsConfig,
         metrics: JobMetrics,
         *,
-        shared_limits: Mapping[str, SharedLimit] = MappingProxyType({}),
-        read_late: ReadLate = read_nothing,
         trace: JobTrace | None = None,
         clock: Callable[[], float] = time.monotonic,
         rng: Callable[[], float] = random.random,
@@ -81,10 +76,8 @@ class Worker:
         self._runner = runner
         self._reports = RunReports(store, config, clock=clock, rng=rng)
         self._texts = TextPublisher(store)
-        self._slots = {tier: WorkerSlots(tier, count, shared_limits.get(tier)) for tier, count in slots.items()}
-        self._revisions = Revisions(
-            store, runner, self._slots, self._reports, config, metrics, read_late, clock=clock, rng=rng
-        )
+        self._slots = slots
+        self._revisions = Revisions(store, runner, self._slots, self._reports, config, metrics, clock=clock, rng=rng)
         self._config = config
         self._metrics = metrics
         self._trace = trace
