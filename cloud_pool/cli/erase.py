@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from redis.exceptions import RedisError
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from router.serving.commands import ask
 
 from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
@@ -26,7 +27,7 @@ from ..jobs.stores import JobStores
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault
-from .process import OTHER_NAMES, ask, report_errors
+from .process import OTHER_NAMES, PROGRAM, report_errors
 
 _PATH = click.Path(path_type=Path)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -88,7 +89,7 @@ def erase(
         click.echo(f"nothing is stored of {subject.name}. {OTHER_NAMES}", err=True)
     if key is None:
         return
-    ask(f"Erase {subject.name} for good?", yes=yes)
+    ask(PROGRAM, f"Erase {subject.name} for good?", yes=yes)
     if file is not None:
         file.open("ab").close()  # where no receipt can be written, nothing is erased
     document = sign(asyncio.run(_erase(config, subject, keep_cache)), key)

@@ -12,13 +12,14 @@ import click
 import msgspec
 
 from router.errors import CausewayError, ConfigError, JobStoreUnavailable
+from router.serving.commands import ask
 
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..jobs.config import with_shared_redis
 from ..jobs.store.job_store import JobStore
 from .background import BackgroundProcess, background_command
-from .process import ask, refuse, until_stopped
+from .process import PROGRAM, refuse, until_stopped
 
 if TYPE_CHECKING:
     from ..jobs.stores import JobStores
@@ -85,7 +86,7 @@ def retry(source: _Source, jobs: tuple[str, ...], every: bool) -> None:
 def purge(source: _Source, jobs: tuple[str, ...], every: bool, yes: bool) -> None:
     """Delete dead letters with their requests."""
     if every and not jobs:
-        ask("Delete all dead letters, with their requests, for good?", yes=yes)
+        ask(PROGRAM, "Delete all dead letters, with their requests, for good?", yes=yes)
     _for_each_job(source, jobs, every, "purged", lambda store, job: store.purge(job))
 
 

@@ -10,13 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Literal, NoReturn, ParamSpec, TypeVar
 
-import click
-
 from router.errors import CausewayError
+from router.serving import commands
 from router.serving.logs import log_loop_errors
 
 from ..core.principal import DEFAULT_TENANT
 
+PROGRAM = "causeway-cloud"
 LogLevel = Literal["debug", "info", "warning", "error"]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,26 +29,7 @@ OTHER_NAMES = (
 
 def refuse(message: str) -> NoReturn:
     """Print an error of the operator's as one line on stderr and exit with status 2."""
-    click.echo(f"causeway-cloud: {message}", err=True)
-    sys.exit(2)
-
-
-def ask(question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone; return if the answer is yes, or was given before (`--yes`).
-
-    Exits with status 1 if the answer is no, and with 2 if there is no terminal to ask at.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        refuse(f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question")
-    try:
-        agreed = click.confirm(question, err=True)
-    except click.Abort:
-        agreed = False
-    if not agreed:
-        click.echo("causeway-cloud: nothing was changed", err=True)
-        sys.exit(1)
+    commands.refuse(PROGRAM, message)
 
 
 def report_errors(*errors: type[Exception]) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -81,15 +62,6 @@ def poll_grpc_in_one_thread() -> None:
     experiment (github.com/grpc/grpc, src/core/lib/experiments) ignores it.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client")
-
-
-def run_fast(main: Coroutine[None, None, T]) -> T:
-    """Like asyncio.run, on uvloop where that is installed: a streamed token costs a tenth less."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
 
 
 def until_stopped(

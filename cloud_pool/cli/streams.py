@@ -8,13 +8,14 @@ import click
 import msgspec
 
 from router.errors import ConfigError
+from router.serving.commands import run_fast
 
 from ..brokers.address import parse_topic
 from ..brokers.ranges import parse_range
 from ..config.schema import Config
 from ..core.principal import ClaimName
 from .background import BackgroundProcess, background_command
-from .process import poll_grpc_in_one_thread, run_fast, until_stopped
+from .process import poll_grpc_in_one_thread, until_stopped
 
 if TYPE_CHECKING:
     from ..streams.config import StreamTopics

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from router.errors import ConfigError
+from router.serving.commands import ask
 
 from .options import PATH, config_options, load_config_or_exit, read_prompt, usage_error
 
@@ -101,28 +102,14 @@ def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flag
         try:
             folder.acquire()
             if not yes:
-                _ask_to_leave(device)
+                click.echo("to return, the box has to join anew, under another name")
+            ask("causeway-edge", f"Remove the identity, the key and the bundles of {device}?", yes=yes)
             leave_fleet(state_dir)
         except ConfigError as error:
             usage_error(str(error))
         finally:
             folder.release()
     click.echo(f"left; an operator revokes it at the control plane: causeway-fleet revoke {device}")
-
-
-def _ask_to_leave(device: str) -> None:
-    """Exits unless the answer at the terminal is yes."""
-    click.echo("to return, the box has to join anew, under another name")
-    question = f"Remove the identity, the key and the bundles of {device}?"
-    if not sys.stdin.isatty():
-        usage_error(f"{question} Nothing was changed: there is no terminal to ask at; --yes answers the question")
-    try:
-        agreed = click.confirm(question)
-    except click.Abort:
-        agreed = False
-    if not agreed:
-        click.echo("causeway-edge: nothing was changed", err=True)
-        sys.exit(REFUSED)
 
 
 @fleet.command("import")

@@ -13,6 +13,7 @@ import click
 from causeway import Causeway, CausewayError, Prefer, RequestOptions
 from router.errors import ConfigError, PolicyError
 from router.policy.compiled import parse_policy
+from router.serving.commands import refuse
 
 from ..config.loader import load_config
 from ..config.schema import Config
@@ -145,8 +146,7 @@ def read_prompt(text: str, what: str = "prompt") -> str:
 
 def usage_error(message: str) -> NoReturn:
     """Print the message and exit with status 2."""
-    click.echo(f"causeway-edge: {message}", err=True)
-    sys.exit(2)
+    refuse("causeway-edge", message)
 
 
 def _with_options(command: F, options: Sequence[Callable[[F], F]]) -> F:

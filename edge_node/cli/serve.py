@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from router.serving.commands import run_fast
 from router.serving.logs import start_log
 
 from ..app import App, build
@@ -41,12 +41,7 @@ def run(config: Config, fleet: FleetLink | None = None) -> int:
         )
         return app
 
-    try:
-        import uvloop
-    except ImportError:  # optional: faster
-        app = asyncio.run(run_daemon())
-    else:
-        app = uvloop.run(run_daemon())
+    app = run_fast(run_daemon())
     if app.failed:
         return 1
     if app.restarting:

@@ -1,1 +1,1 @@
-"""What the daemon reports: `metrics` (Prometheus), `tracing` (OpenTelemetry, loaded on demand) and `logs`."""
+"""What the daemon reports: `metrics` (Prometheus) and `tracing` (OpenTelemetry, loaded on demand)."""

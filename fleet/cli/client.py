@@ -1,11 +1,8 @@
-"""The way of the commands to a control plane: its address, an operator's token, its errors as messages, and the
-question before what cannot be undone.
-"""
+"""The way of the commands to a control plane: its address, an operator's token, and its errors as messages."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +12,7 @@ import msgspec
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
+PROGRAM = "causeway-fleet"
 TOKEN_VARIABLE = "CAUSEWAY_FLEET_TOKEN"
 _TIMEOUT_S = 30.0
 
@@ -104,26 +102,3 @@ def _token(file: Path | None) -> str:
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-
-
-class _NobodyToAsk(click.ClickException):
-    exit_code = 2
-
-
-def ask(question: str, *, yes: bool) -> None:
-    """Ask at the terminal; return if the answer is yes, or was given before (`--yes`).
-
-    Raises:
-        ClickException: The answer is no (exit code 1), or standard input is not a terminal (2). Nothing was changed.
-    """
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        why = "there is no terminal to ask at; --yes answers the question"
-        raise _NobodyToAsk(f"{question} Nothing was changed: {why}")
-    try:
-        agreed = click.confirm(question)
-    except click.Abort as error:
-        raise click.ClickException("no answer, so nothing was changed") from error
-    if not agreed:
-        raise click.ClickException("nothing was changed")

@@ -12,10 +12,11 @@ import click
 import msgspec
 
 from router.documents.quantities import seconds_of
+from router.serving.commands import ask
 
 from ..repository.wording import boxes, bundle_name, counted, table
 from ..store.audit_chain import AuditRow, first_fault
-from .client import FleetClient, ask, connected, yes_option
+from .client import PROGRAM, FleetClient, connected, yes_option
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
@@ -169,7 +170,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
         return
     click.echo(f"for good: within a minute the control plane and the cloud gateways refuse {device}")
     click.echo("it answers on from the bundle that it runs; to return, it leaves and joins anew under another name")
-    ask(f"Revoke {device}?", yes=yes)
+    ask(PROGRAM, f"Revoke {device}?", yes=yes)
     client.post(f"{path}/revoke", DeviceStatus, {"reason": reason})
     click.echo(f"{device} is revoked")
 

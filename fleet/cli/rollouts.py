@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from router.bundle.manifest import BundleManifest
+from router.serving.commands import ask
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.difference import manifest_changes
@@ -20,7 +21,7 @@ from ..repository.wording import bundle_name, counted
 from ..rollout.advice import small_fleet_advice, stage_boxes
 from ..rollout.life import LIFE, OPEN, RolloutEvent, RolloutState
 from ..rollout.settings import RolloutSettings
-from .client import FleetClient, ask, connected, yes_option
+from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (
     FleetStatus,
     RolloutStatus,
@@ -89,7 +90,7 @@ def apply(
         chosen[cohort] = wanted
     if not chosen:
         return
-    ask(f"Begin {counted(len(chosen), 'rollout')} at {status.name}?", yes=yes)
+    ask(PROGRAM, f"Begin {counted(len(chosen), 'rollout')} at {status.name}?", yes=yes)
     for cohort, wanted in chosen.items():
         request = {
             "cohort": cohort,
@@ -170,7 +171,7 @@ def abort(client: FleetClient, rollout: str, reason: str, yes: bool) -> None:
             click.echo(f"the cohort has no bundle before it, so boxes that run it keep it; {last}")
         else:
             click.echo(f"its boxes return to {bundle_name(before.from_bundle)}; {last}")
-        ask(f"Abort {name}?", yes=yes)
+        ask(PROGRAM, f"Abort {name}?", yes=yes)
     _print(client.post(f"/v1/rollouts/{name}/abort", RolloutStatus, {"reason": reason}))
 
 

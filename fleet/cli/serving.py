@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import click
 
 from router.errors import CausewayError
+from router.serving.commands import run_fast
 from router.serving.logs import start_log
 
 _Folder = click.Path(path_type=Path, file_okay=False)
@@ -45,16 +43,6 @@ def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issu
     start_log("info", "text")
     settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
     try:
-        _run(run(settings))
+        run_fast(run(settings))
     except CausewayError as error:
         raise click.ClickException(error.message) from error
-
-
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where that is installed."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        asyncio.run(main)
-        return
-    uvloop.run(main)

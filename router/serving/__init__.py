@@ -1,5 +1,15 @@
-"""The server's floor, which daemon, gateway and control plane stand on: the only room of router that touches sockets.
+"""What the processes of daemon, gateway and control plane share: the only room of router that touches sockets.
 
-It knows HTTP and the routers' answers, and neither configuration files nor storage: what differs between the three is
-an argument. Nothing else in router imports it.
+    bytes → handler    listener        sockets, connections, limits, drain
+                       request         path, method, headers, a bounded body; upload: multipart forms
+    reply → bytes      reply           what takes an answer; responses: the answer over HTTP, whole or streamed
+    other ways         live            sessions over WebSocket
+                       webhooks        notices of jobs, until their receivers take them
+                       console         what the pages of device and fleet share
+    the process        config          limits of numbers, sections that both configurations have
+                       logs, gauges    the log; numbers read at a scrape; otel: traces
+                       commands        questions at the terminal, the event loop; private_files: folders of data
+
+It knows HTTP and the answers of router, and no storage: what differs between the three is an argument. Nothing else in
+router imports it.
 """

@@ -8,10 +8,11 @@ import sys
 from anyio.abc import TaskGroup
 
 from cloud_pool.app import build
-from cloud_pool.cli.process import run_fast, until_stopped
+from cloud_pool.cli.process import until_stopped
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.lifetime import Closing, run_with_tasks
+from router.serving.commands import run_fast
 from router.serving.logs import log_crashes, start_log
 
 from .unreachable import unreachable_tier
