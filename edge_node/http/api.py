@@ -25,7 +25,7 @@ from aiohttp import web
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
 from router.serving.request import allowed_methods, read_traceparent, served_method
-from router.serving.responses import HttpReplyWriter, error_response, json_response
+from router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
 from router.types import Request
 
 from ..serving.generation import policy_label
@@ -144,7 +144,13 @@ class Api:
         traceparent, trace = self._traced(request, http)
         created = int(self._clock.unix())
         reply = HttpReplyWriter(
-            request, http, id=decision_id, created=created, echo=parsed.echo, heartbeat_s=self._heartbeat_s
+            request,
+            http,
+            device_header_lines,
+            id=decision_id,
+            created=created,
+            echo=parsed.echo,
+            heartbeat_s=self._heartbeat_s,
         )
         try:
             await self._service.answer(
@@ -162,7 +168,8 @@ class Api:
         except ClientGone:
             raise
         except CausewayError as error:
-            return await reply.fail(error, policy=policy_label(self._policies.active))
+            ids = {"x-request-id": decision_id, "x-causeway-decision": decision_id}
+            return await reply.fail(error, {**ids, "x-causeway-policy": policy_label(self._policies.active)})
 
     def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, RequestTrace | None]:
         traceparent = read_traceparent(http.headers)

@@ -38,7 +38,7 @@ from router.errors import (
 )
 from router.policy.signals import modalities
 from router.serving.logs import redacted
-from router.serving.reply import Piece, Reply
+from router.serving.reply import AnswerHead, Piece, Reply
 from router.types import Chunk, Location, Request, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -89,7 +89,7 @@ class AttemptRunner:
         self._calibrate = calibrate
         self._encoders = encoders
 
-    async def run(self, generation: Generation, reply: Reply) -> None:
+    async def run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Return when `reply` has the complete answer. Raises CausewayError: the error for the client."""
         assert generation.sequence is not None
         assert generation.decision is not None
@@ -110,7 +110,7 @@ class AttemptRunner:
                     raise final_error(generation.sequence.attempts, error) from failure
         raise no_route(generation.decision)
 
-    async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply) -> None:
+    async def _run_attempt(self, generation: Generation, attempt: Attempt, reply: Reply[AnswerHead]) -> None:
         target = attempt.plan.target
         assert generation.decision is not None
         if generation.decision.on_device and target.at != "edge":
@@ -155,7 +155,7 @@ class AttemptRunner:
             raise _timeout_error(generation, attempt, error) from error
 
     async def _stream(
-        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply
+        self, generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply[AnswerHead]
     ) -> None:
         """Raises TimeoutError (1) (2), or the error of the backend, the attempt or the reply."""
         chunks = backend.generate(call)
@@ -207,7 +207,7 @@ class AttemptRunner:
 
 
 async def _embed(
-    generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply
+    generation: Generation, attempt: Attempt, backend: Backend, call: BackendRequest, reply: Reply[AnswerHead]
 ) -> None:
     async with asyncio.timeout_at(call.deadline + _GRACE_S):
         embeddings = await backend.embed(call)
@@ -215,7 +215,7 @@ async def _embed(
         await _deliver(generation, (embeddings,), reply)
 
 
-async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply) -> None:
+async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Reply[AnswerHead]) -> None:
     for piece in pieces:
         if not generation.committed:
             await _commit(generation, reply)
@@ -223,12 +223,12 @@ async def _deliver(generation: Generation, pieces: tuple[Piece, ...], reply: Rep
             await slow
 
 
-async def _commit(generation: Generation, reply: Reply) -> None:
+async def _commit(generation: Generation, reply: Reply[AnswerHead]) -> None:
     generation.committed = True
     await reply.commit(generation.head())
 
 
-def _send(generation: Generation, piece: Piece, reply: Reply) -> Awaitable[None] | None:
+def _send(generation: Generation, piece: Piece, reply: Reply[AnswerHead]) -> Awaitable[None] | None:
     if piece.usage is not None:
         generation.usage = piece.usage
     return reply.send(piece)

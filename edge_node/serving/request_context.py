@@ -16,7 +16,7 @@ from router.decision.decide import RequestMemo, features_of
 from router.errors import CausewayError, ClientGone, Draining
 from router.openai import CachedAnswer
 from router.policy.signals import concerned
-from router.serving.reply import AnswerHead, ClientReply, Piece
+from router.serving.reply import AnswerHead, Piece, ReplayingReply
 from router.tool_calls.ids import with_own_ids
 from router.types import CacheStatus, Chunk, DecisionRecord, Outcome, Request, Usage
 
@@ -66,7 +66,7 @@ class RequestContext:
     def __init__(
         self,
         request: Request,
-        reply: ClientReply,
+        reply: ReplayingReply,
         *,
         id: str,  # noqa: A002
         arrived: float,

@@ -37,7 +37,7 @@ from router.openai import CachedAnswer, is_keepable
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.serving.logs import redacted
-from router.serving.reply import Reply
+from router.serving.reply import AnswerHead, Reply
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..backends.backend import JobTerms
@@ -385,12 +385,12 @@ class Service:
         if shared.complete:
             self._store(shared)
 
-    async def _generate(self, generation: Generation, reply: Reply) -> None:
+    async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """Work of a target: a permit, the decision, the attempts."""
         async with self._admission.permit(generation.first_byte_by, generation.request.hints.client):
             await self._run(generation, reply)
 
-    async def _run(self, generation: Generation, reply: Reply) -> None:
+    async def _run(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
         """The decision, the attempts."""
         generation.snapshot = self._signals.snapshot(generation.policy)
         decision = await self._decide(generation)

@@ -30,7 +30,7 @@ from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
 from router.serving.gauges import Gauge
 from router.serving.logs import redacted
-from router.serving.reply import Reply
+from router.serving.reply import AnswerHead, Reply
 from router.types import Location, Target
 
 from ..backends.backend import Backend, BackendRequest
@@ -147,7 +147,7 @@ class Shadows:
         elif self._observer is not None:
             self._observer.look(policy.shadow.max_drift)
 
-    def tap(self, generation: Generation, reply: Reply) -> ShadowTap | None:
+    def tap(self, generation: Generation, reply: Reply[AnswerHead]) -> ShadowTap | None:
         """Return the reply of an answer that a shadow request will follow; None for any other answer."""
         decision, request = generation.decision, generation.request
         if decision is None or decision.shadow is None or self._observer is None or self._stopped:

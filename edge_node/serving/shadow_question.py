@@ -22,7 +22,7 @@ _CHARACTERS_PER_TOKEN = 2  # nearly always more; for the most that a prompt may 
 class ShadowTap:
     """Passes an answer on to its reply, and keeps its text for the comparison."""
 
-    def __init__(self, generation: Generation, reply: Reply, prompt: str) -> None:
+    def __init__(self, generation: Generation, reply: Reply[AnswerHead], prompt: str) -> None:
         self.generation = generation
         self.prompt = prompt
         self.answer = ShadowText()

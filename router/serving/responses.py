@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Mapping
 from email.utils import formatdate
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
@@ -50,7 +51,24 @@ STREAMED = {"Content-Type": EVENTS, "Cache-Control": "no-cache", "X-Accel-Buffer
 _PREFIX = {"chat": "chatcmpl-", "completion": "cmpl-", "embedding": "emb-"}
 
 
-class HttpReplyWriter:
+class ReplyHead(Protocol):
+    """What is known of an answer with its first piece: `model`, as clients name it."""
+
+    @property
+    def model(self) -> str: ...
+
+
+Head = TypeVar("Head", bound=ReplyHead)
+_Head = TypeVar("_Head", contravariant=True)
+
+
+class HeadLines(Protocol[_Head]):
+    """Returns the header lines of a response, as `header_lines` does."""
+
+    def __call__(self, head: _Head, media_type: str, /) -> str: ...
+
+
+class HttpReplyWriter(Generic[Head]):
     """The response to one client (`ClientReply`). Afterwards `response`, or after an error `fail`, is for the server.
 
     `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
@@ -61,6 +79,7 @@ class HttpReplyWriter:
         self,
         request: Request,
         http: web.BaseRequest,
+        lines: HeadLines[Head],
         *,
         id: str,  # noqa: A002
         created: int,
@@ -72,7 +91,8 @@ class HttpReplyWriter:
         self._http = http
         self._id = id
         self._created = created
-        self._head: AnswerHead | None = None
+        self._lines = lines
+        self._head: Head | None = None
         self._cached_body: bytes | None = None
         self._pieces: list[Piece] = []
         self._stream: EventStream | None = None
@@ -87,14 +107,14 @@ class HttpReplyWriter:
 
     # --- for the service (ClientReply) --------------------------------------------------------------------------------
 
-    async def commit(self, head: AnswerHead) -> None:
+    async def commit(self, head: Head) -> None:
         self._head = head
         if not self._request.stream:
             return
         self._encoder = self._new_encoder(head.model)
         self._opening = self._encoder.start()
         if self._stream is None:
-            self._stream = EventStream(self._http, _header_lines(head, EVENTS))
+            self._stream = EventStream(self._http, self._lines(head, EVENTS))
 
     def send(self, piece: Piece) -> Awaitable[None] | None:
         if self._stream is None or self._encoder is None or isinstance(piece, Embeddings):
@@ -112,7 +132,7 @@ class HttpReplyWriter:
     def finished(self) -> bool:
         return self._encoder is not None and self._encoder.finished
 
-    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
+    async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None:
         self._head = head
         if isinstance(answer, Embeddings):
             self._pieces = [answer]
@@ -137,7 +157,7 @@ class HttpReplyWriter:
             return
         media_type = EVENTS if self._request.stream else JSON
         body = self._cached_body if self._cached_body is not None else self._encode(self._head)
-        prebuilt = PrebuiltResponse(self._http, _header_lines(self._head, media_type), body)
+        prebuilt = PrebuiltResponse(self._http, self._lines(self._head, media_type), body)
         prebuilt.end()
         self._prebuilt = prebuilt
 
@@ -166,15 +186,15 @@ class HttpReplyWriter:
         assert response is not None
         return response
 
-    async def fail(self, error: CausewayError, *, policy: str) -> web.StreamResponse:
+    async def fail(self, error: CausewayError, headers: Mapping[str, str]) -> web.StreamResponse:
         """Before the first byte: a status and the error object. After it: an error event that ends the stream.
 
-        `policy`: name@revision.
+        Args:
+            headers: Of the response that is the error object.
         """
         self._failed = True
         if self._stream is None:
-            ids = {"x-request-id": self._id, "x-causeway-decision": self._id}
-            return error_response(error, {**ids, "x-causeway-policy": policy})
+            return error_response(error, headers)
         self._stream.end(error_event(error))
         return self._stream
 
@@ -187,7 +207,7 @@ class HttpReplyWriter:
             return ResponseEncoder(self._request, self._echo, self._answer_id, model, self._created)
         return AnswerEncoder(self._request, self._answer_id, model, self._created)
 
-    def _encode(self, head: AnswerHead) -> bytes:
+    def _encode(self, head: Head) -> bytes:
         first = self._pieces[0]
         if isinstance(first, Embeddings):
             return encode_embeddings(self._request, first, head.model)
@@ -383,8 +403,8 @@ def header_lines(fields: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in fields.items())
 
 
-def _header_lines(head: AnswerHead, media_type: str) -> str:
-    """The same as `_headers`, as lines. All but the id is equal for most cache hits, and remembered."""
+def device_header_lines(head: AnswerHead, media_type: str) -> str:
+    """Return the header lines of a device's answer. All but the id is equal for most cache hits, and remembered."""
     key = (
         *(media_type, head.route, head.target, head.reason, head.cache, head.cache_reason, head.policy),
         *(head.degraded, head.modalities, head.loosened),
