@@ -57,8 +57,8 @@ class AnswerHead(msgspec.Struct, frozen=True):
     stale_s: float | None = None
 
     @property
-    def tier(self) -> str:
-        """The tier that answers; "" if the headers do not name it."""
+    def model(self) -> str:
+        """The tier that answers, as clients name it; "" if the headers do not."""
         return next((value for name, value in self.headers if name == _TIER_HEADER), "")
 
 

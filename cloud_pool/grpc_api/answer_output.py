@@ -1,24 +1,20 @@
-"""Chunks → OutputChunks, and their delivery to the client of one call."""
+"""Chunks → OutputChunks, and the reply to the client of one call."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from grpc import aio
 
 from router.errors import ClientGone, StreamBroken
 from router.openai.answer import has_content
-from router.serving.logs import redacted
+from router.serving.reply import Piece
 from router.types import Chunk, TokenAlternative, TokenLogprob, Usage
 
 from ..core.request_context import AnswerHead, RequestContext
-from ..http.responses import OnChunk
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 from .outbox import Outbox
 
-_log = logging.getLogger("causeway.cloud.grpc")
 _PREFIX = "x-causeway-"
 
 
@@ -60,8 +56,8 @@ class OutputEncoder:
         )
 
 
-class CallDelivery:
-    """Delivers the answer of one call.
+class CallReply:
+    """The reply to one call (`ClientReply`).
 
     Args:
         call: gRPC's context of the call.
@@ -78,24 +74,21 @@ class CallDelivery:
     def finished(self) -> bool:
         return self._encoder.finished
 
-    async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> None:
-        """Raises CausewayError: the answer broke, or the client has left."""
+    async def commit(self, head: AnswerHead) -> None:
+        """Raises ClientGone."""
         try:
             await self._call.send_initial_metadata((("x-request-id", self._id), *head.headers))
         except aio.BaseError as error:
             raise ClientGone("the client has left") from error
         await self._outbox.put(OutputChunk(head=_head(self._id, head)))
-        try:
-            async for chunk in chunks:
-                on_chunk(chunk)
-                if (output := self._encoder.chunk(chunk)) is not None:
-                    await self._outbox.put(output)
-        except ClientGone:
-            raise
-        except Exception as fault:
-            if not self._encoder.finished:
-                raise
-            _log.info("a fault after the answer's end: %s", redacted(fault))
+
+    async def send(self, piece: Piece) -> None:
+        """Raises ClientGone."""
+        if isinstance(piece, Chunk) and (output := self._encoder.chunk(piece)) is not None:
+            await self._outbox.put(output)
+
+    async def end(self) -> None:
+        """Raises StreamBroken if the answer stopped before its end, or ClientGone."""
         await self._outbox.put(self._encoder.end())
         await self._outbox.flush()
 
@@ -104,7 +97,7 @@ def _head(request_id: str, head: AnswerHead) -> Any:
     about = {name.removeprefix(_PREFIX): value for name, value in head.headers}
     return Head(
         request_id=request_id,
-        tier=head.tier,
+        tier=head.model,
         reason=about.get("tier-reason", ""),
         degraded=about.get("degraded") == "true",
         cache=about.get("cache", ""),

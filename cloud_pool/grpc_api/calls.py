@@ -32,7 +32,7 @@ from ..core.request_context import RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
-from .answer_output import CallDelivery
+from .answer_output import CallReply
 from .outbox import Outbox
 from .request_input import RequestInput
 from .statuses import status_code, trailing_metadata
@@ -124,7 +124,7 @@ class GenerateCalls:
             except CausewayError as error:
                 self._runner.refuse(entry, error)
                 raise
-            await self._runner.run(entry, context, arrived_at, CallDelivery(call, outbox, context))
+            await self._runner.run(entry, context, arrived_at, CallReply(call, outbox, context))
 
     async def _admit(
         self, headers: dict[str, str], chunks: AsyncIterable[Any], call: Any, arrived_at: float, entry: LedgerEntry

@@ -2,6 +2,6 @@
 
 Reading order: `listener` (addresses; their sockets are `router.serving.listener`), `server` (paths and errors),
 `generation_routes` with `request_runner` (one outcome per request), `request_admission` with `request_reader` (headers
-and body), `responses` (chunks to bytes), `transcription_routes`, `info_routes` (models, health) with `readiness`,
+and body), `transcription_routes`, `info_routes` (models, health) with `readiness`,
 `operator` (metrics and operators' calls, on an address of their own).
 """

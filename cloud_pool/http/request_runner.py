@@ -11,7 +11,6 @@ from functools import partial
 from typing import Protocol, TypeVar, cast
 
 import msgspec
-from aiohttp import web
 
 from router.errors import (
     CausewayError,
@@ -23,9 +22,9 @@ from router.errors import (
     ModelNotFound,
     UnsupportedFeature,
 )
-from router.openai import encode_embeddings
 from router.serving.logs import redacted
-from router.serving.responses import body_response
+from router.serving.reply import ClientReply
+from router.serving.responses import STOPPED
 from router.types import Chunk, Usage
 
 from ..accounts.ledger import Ledger, LedgerEntry
@@ -36,29 +35,25 @@ from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..upstreams.token_meter import Consumption
-from .responses import BrokenStream, OnChunk
 
 _log = logging.getLogger("causeway.cloud.server")
 # A request that the model's server refused is free, whatever was read before it knew.
 _REFUSED = frozenset(
     kind.code for kind in (InvalidRequest, UnsupportedFeature, ContextLengthExceeded, InvalidGrammar, ModelNotFound)
 )
-Delivered = TypeVar("Delivered", covariant=True)
-Respond = Callable[[OnChunk], Awaitable[Delivered]]
-"""Answers a client; calls `OnChunk` with each chunk before it is sent."""
+Answered = TypeVar("Answered", covariant=True)
 
 
-class Delivery(Protocol[Delivered]):
-    """Delivers one answer to its client."""
+class OnChunk(Protocol):
+    """Gets each chunk before it is sent."""
 
-    @property
-    def finished(self) -> bool:
-        """Whether the whole answer was written for the client."""
-        ...
+    def __call__(self, chunk: Chunk, /) -> None: ...
 
-    async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> Delivered:
-        """Deliver all chunks; `on_chunk` gets each one before it is sent. Raises CausewayError or BrokenStream."""
-        ...
+
+class Respond(Protocol[Answered]):
+    """Answers a client; calls `on_chunk` with each chunk before it is sent."""
+
+    def __call__(self, on_chunk: OnChunk, /) -> Awaitable[Answered]: ...
 
 
 class CallerCheck(Protocol):
@@ -123,43 +118,51 @@ class RequestRunner:
         self._metrics.count_rejected(error.code)
 
     async def run(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, delivery: Delivery[Delivered]
-    ) -> Delivered | web.StreamResponse:
-        """Answer an admitted request. Raises CausewayError. Returns what delivered it, a broken answer too."""
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
+    ) -> None:
+        """Answer an admitted request. Raises CausewayError: the client has no answer, or a part of it."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
-        reply, answer = self._caching_service.reply(context, measured.first_token)
+        billed, answer = self._caching_service.reply(context, measured.first_token)
         outcome = ClientGone.code
         try:
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, AnswerHead)
-                entry.tier = measured.tier = head.tier
+                entry.tier = measured.tier = head.model
                 entry.response_headers = dict(head.headers)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
-                delivered = await delivery.deliver(head, chunks, partial(self._on_chunk, entry, measured, reply))
+                first = await anext(chunks)  # until it is there, an error is a status
+                self._on_chunk(entry, measured, billed, first)
+                await reply.commit(head)
+                if (slow := reply.send(first)) is not None:
+                    await slow
+                try:
+                    async for chunk in chunks:
+                        self._on_chunk(entry, measured, billed, chunk)
+                        if (slow := reply.send(chunk)) is not None:
+                            await slow
+                except Exception as fault:
+                    if isinstance(fault, ClientGone) or not reply.finished:
+                        raise
+                    _log.info("a fault after the answer's end: %s", redacted(fault))
+                await reply.end()
             outcome = "ok"
-            return delivered
-        except BrokenStream as broken:
-            outcome = broken.error.code
-            if isinstance(broken.__cause__, CausewayError):
-                _log.info("%s: the answer broke: %s", context.id, outcome)
-            else:
-                _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(broken))
-            return broken.response
         except asyncio.CancelledError:
             # A client that left without waiting for the stream's end has its answer.
-            outcome = "ok" if delivery.finished else self._cancelled_outcome
+            outcome = "ok" if reply.finished else self._cancelled_outcome
+            if outcome == Draining.code:  # its client is there
+                raise Draining(STOPPED) from None
             raise
         except CausewayError as error:
             outcome = error.code
             if error.status >= 500:
                 _log.warning("%s: %s: %s", context.id, measured.tier, error.code)
             raise
-        except Exception:
+        except Exception as fault:
             outcome = CausewayError.code
-            raise
+            raise _unexpected(context, fault) from fault
         finally:
-            self._settle(entry, reply, measured, outcome, context)
+            self._settle(entry, billed, measured, outcome, context)
 
     def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, reply: Reply, chunk: Chunk) -> None:
         """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
@@ -167,40 +170,46 @@ class RequestRunner:
             self._callers.check_again(entry.principal)
         measured.on_chunk(reply, chunk)
 
-    async def embed(self, entry: LedgerEntry, context: RequestContext, arrived_at: float) -> web.StreamResponse:
+    async def embed(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
+    ) -> None:
         """Answer an admitted request for embeddings. Raises CausewayError."""
 
-        async def respond(on_chunk: OnChunk) -> web.StreamResponse:
+        async def respond(on_chunk: OnChunk) -> None:
             head, embeddings = await self._service.embed(context)
             on_chunk(Chunk(usage=embeddings.usage))
             entry.response_headers = dict(head.headers)
-            headers = {"x-request-id": context.id, **entry.response_headers}
-            return body_response(encode_embeddings(context.request, embeddings, head.tier), headers=headers)
+            await reply.commit(head)
+            if (slow := reply.send(embeddings)) is not None:
+                await slow
+            await reply.end()
 
-        return await self.respond(entry, context, arrived_at, respond)
+        await self.respond(entry, context, arrived_at, respond)
 
     async def respond(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Delivered]
-    ) -> Delivered | web.StreamResponse:
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Answered]
+    ) -> Answered:
         """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
-        reply = Reply(measured.first_token, "")
+        billed = Reply(measured.first_token, "")
         outcome = ClientGone.code
         try:
-            response = await respond(partial(measured.on_chunk, reply))
+            answered = await respond(partial(measured.on_chunk, billed))
             outcome = "ok"
-            return response
-        except BrokenStream as broken:
-            outcome = broken.error.code
-            return broken.response
+            return answered
         except asyncio.CancelledError:
             outcome = self._cancelled_outcome
+            if outcome == Draining.code:
+                raise Draining(STOPPED) from None
             raise
         except CausewayError as error:
             outcome = error.code
             raise
+        except Exception as fault:
+            outcome = CausewayError.code
+            raise _unexpected(context, fault) from fault
         finally:
-            self._settle(entry, reply, measured, outcome, context)
+            self._settle(entry, billed, measured, outcome, context)
 
     def _settle(
         self, entry: LedgerEntry, reply: Reply, measured: RequestMetrics, outcome: str, context: RequestContext
@@ -230,6 +239,12 @@ class RequestRunner:
 
         reply.settle(measured.usage, on_usage)
         entry.closes_later = not closed
+
+
+def _unexpected(context: RequestContext, fault: Exception) -> CausewayError:
+    """Log a fault, and return the error for the client."""
+    _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
+    return CausewayError("The gateway failed.")
 
 
 def _more(received: Usage, counted: Consumption) -> Consumption:

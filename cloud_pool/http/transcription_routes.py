@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import Mapping
 from functools import partial
 
 from aiohttp import hdrs, web
 
 from models.modalities.process.messages import Segment
-from router.errors import CausewayError
+from router.errors import CausewayError, ClientGone
+from router.openai import error_event
 from router.openai.audio import (
     JSON_FORMATS,
-    Transcript,
     TranscriptionRequest,
     encode_delta,
     encode_done,
@@ -21,7 +21,7 @@ from router.openai.audio import (
 )
 from router.openai.audio.form import parse_form
 from router.serving.logs import REQUEST
-from router.serving.responses import JSON
+from router.serving.responses import JSON, STREAMED, EventStream, header_lines
 from router.types import Chunk, RoutingHints, Usage
 
 from ..accounts.ledger import LedgerEntry
@@ -29,8 +29,7 @@ from ..core.request_context import RequestContext, answer_head
 from ..degradation.fallback_plan import REQUESTED
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import read_headers
-from ..http.request_runner import RequestRunner
-from ..http.responses import OnChunk, stream_response
+from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.request_parts import RequestParts, sound_request
 
 TEXT = "text/plain; charset=utf-8"
@@ -58,8 +57,21 @@ class TranscriptionRoutes:
             except CausewayError as error:
                 self._runner.refuse(entry, error)
                 raise
-            respond = partial(self._respond, http, context, request)
-            return await self._runner.respond(entry, context, arrived_at, respond)
+            headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
+            if not request.stream:
+                whole = partial(self._whole, context, request, headers)
+                return await self._runner.respond(entry, context, arrived_at, whole)
+            stream = EventStream(http, header_lines({**STREAMED, **headers}))
+            try:
+                words = partial(self._stream, context, request, stream)
+                await self._runner.respond(entry, context, arrived_at, words)
+            except ClientGone:
+                raise
+            except CausewayError as error:
+                if not stream.sends:
+                    raise
+                stream.end(error_event(error))
+            return stream
 
     async def _admit(
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
@@ -75,58 +87,30 @@ class TranscriptionRoutes:
         context.tier.check_ability("audio")
         return context, request
 
-    async def _respond(
-        self, http: web.BaseRequest, context: RequestContext, request: TranscriptionRequest, on_chunk: OnChunk
-    ) -> web.StreamResponse:
-        headers = {"x-request-id": context.id, **dict(answer_head(context.tier.name, REQUESTED).headers)}
-        if request.stream:
-            encoder = _TranscriptEncoder()
-            return await stream_response(http, self._words(context, request, encoder), on_chunk, encoder, headers)
+    async def _whole(
+        self, context: RequestContext, request: TranscriptionRequest, headers: Mapping[str, str], on_chunk: OnChunk
+    ) -> web.Response:
         transcript = await self._parts.transcribe(context, request)
         on_chunk(Chunk(usage=Usage()))
-        body = encode_transcript(transcript, request)
-        headers["Content-Type"] = JSON if request.format in JSON_FORMATS else TEXT
-        return web.Response(body=body, headers=headers)
+        form = JSON if request.format in JSON_FORMATS else TEXT
+        return web.Response(body=encode_transcript(transcript, request), headers={**headers, "Content-Type": form})
 
-    async def _words(
-        self, context: RequestContext, request: TranscriptionRequest, encoder: _TranscriptEncoder
-    ) -> AsyncGenerator[Chunk, None]:
-        """Yield the words of each segment as soon as it is understood. Raises CausewayError."""
+    async def _stream(
+        self, context: RequestContext, request: TranscriptionRequest, stream: EventStream, on_chunk: OnChunk
+    ) -> None:
+        """Send the words of each segment as soon as it is understood. Raises CausewayError."""
         segments: asyncio.Queue[Segment | None] = asyncio.Queue()
         transcription = asyncio.ensure_future(self._parts.transcribe(context, request, segments.put_nowait))
         transcription.add_done_callback(lambda _: segments.put_nowait(None))
         try:
             while (segment := await segments.get()) is not None:
-                yield Chunk(segment.text)
-            encoder.transcript = await transcription
-            yield Chunk(usage=Usage())
+                if segment.text:
+                    stream.send(encode_delta(f" {segment.text}" if stream.sends else segment.text))
+                    await stream.drain()
+            transcript = await transcription
         finally:
             transcription.cancel()
-
-
-class _TranscriptEncoder:
-    """The events of a streamed transcript. `transcript`: once it is whole."""
-
-    def __init__(self) -> None:
-        self.transcript: Transcript | None = None
-        self._started = False
-
-    @property
-    def finished(self) -> bool:
-        return self.transcript is not None
-
-    def start(self) -> bytes:
-        return b""
-
-    def chunk(self, chunk: Chunk) -> bytes:
-        text = chunk.text
-        if self.transcript is not None and not self._started:  # all of it was known
-            text = self.transcript.text
-        if not text:
-            return b""
-        separator = " " if self._started else ""
-        self._started = True
-        return encode_delta(separator + text)
-
-    def end(self) -> bytes:
-        return b"" if self.transcript is None else encode_done(self.transcript)
+        on_chunk(Chunk(usage=Usage()))
+        words = b"" if stream.sends or not transcript.text else encode_delta(transcript.text)  # all of it was known
+        stream.end(words + encode_done(transcript))
+        await stream.drain()

@@ -260,7 +260,7 @@ class Service:
         if self._metrics is not None:
             self._metrics.degraded("stale")
         reason = "; ".join([*(f"{tier}={why}" for tier, why in stress.items()), "stale"])
-        return answer_head(stale.head.tier or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
+        return answer_head(stale.head.model or context.tier.name, reason, degraded=True, stale_s=stale.age_s)
 
 
 async def _held(request: Request, tier: Tier) -> HeldRequest:

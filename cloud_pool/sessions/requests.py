@@ -31,10 +31,9 @@ from ..core.principal import Principal
 from ..core.request_context import RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
-from ..http.request_runner import RequestRunner
-from ..http.responses import OnChunk
+from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.config import NO_SOUND
-from .delivery import SessionDelivery
+from .reply import ResponseReply
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts
@@ -161,7 +160,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
                 runner.refuse(entry, error)
                 raise
             try:
-                await runner.run(entry, context, arrived_at, SessionDelivery(start.response, live.flush, start.id))
+                await runner.run(entry, context, arrived_at, ResponseReply(start.response, live.flush, start.id))
             finally:
                 self._gateway.bodies.release(start)
 
@@ -186,9 +185,7 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
                 on_chunk(Chunk(usage=Usage()))
                 return transcript
 
-            transcript = await runner.respond(entry, context, arrived_at, respond)
-            assert isinstance(transcript, Transcript)
-            return transcript
+            return await runner.respond(entry, context, arrived_at, respond)
 
     @contextmanager
     def _entry(self, route: str, request_id: str) -> Iterator[LedgerEntry]:

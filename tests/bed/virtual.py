@@ -291,7 +291,7 @@ class Gateway:
             async with aclosing(self.service.answer(context)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, AnswerHead):
-                        result.tier = piece.tier
+                        result.tier = piece.model
                     elif piece.text and not result.ttft_s:
                         result.ttft_s = self._clock() - now
             result.outcome = "answer"

@@ -97,7 +97,7 @@ async def embed(
         id="r", request=request, tier=chosen, deadline=time.monotonic() + PATIENCE_S, tenant=tenant
     )
     head, embeddings = await service.embed(context)
-    assert head.tier == "stock"
+    assert head.model == "stock"
     return embeddings
 
 

@@ -383,4 +383,4 @@ async def test_prompt_never_reaches_redis(two: Two, issuer: Issuer, redis_server
     text = "\n".join(commands)
     assert "three" in text, "the answer is kept, so it must be there"
     assert not re.search("secret|question", text)
-    assert HEAD.tier in text
+    assert HEAD.model in text

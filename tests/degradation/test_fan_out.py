@@ -143,7 +143,7 @@ async def test_a_tier_that_takes_fewer_sequences_is_no_fallback() -> None:
         await bed.send(bed.call(fan_out(16, 8)))
     assert not tritons["medium"].requests
     head, _ = await bed.send(bed.call(fan_out(16, 4)))
-    assert head.tier == "medium"
+    assert head.model == "medium"
     assert bed.is_free
 
 

@@ -68,7 +68,7 @@ async def test_a_full_tier_is_skipped() -> None:
     held = asyncio.ensure_future(bed.send())
     await bed.tritons["large"].hangs.wait()
     head, _ = await bed.send()
-    assert (head.tier, dict(head.headers)["x-causeway-tier-reason"]) == ("medium", "large=saturated")
+    assert (head.model, dict(head.headers)["x-causeway-tier-reason"]) == ("medium", "large=saturated")
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
     assert bed.is_free
@@ -108,7 +108,7 @@ async def test_a_lower_tiers_invalid_request_is_not_the_requests_fault() -> None
     bed.tritons["large"].script = WORDS
     bed.pressure["large"].saturated = True  # medium is tried first
     head, _ = await bed.send()
-    assert head.tier == "large"
+    assert head.model == "large"
     assert bed.tritons["medium"].requests
     assert bed.is_free
 
@@ -134,7 +134,7 @@ async def test_a_tier_without_healthy_endpoints_is_skipped() -> None:
     bed = two()
     bed.health["large"].healthy = 0
     head, _ = await bed.send()
-    assert head.tier == "medium"
+    assert head.model == "medium"
     assert not bed.tritons["large"].requests
 
 
@@ -168,7 +168,7 @@ async def test_several_prompts_fall_back_together() -> None:
     bed = two(ScriptedTriton(EngineUnavailable("gone")))
     request = Request(kind="completion", model="large", prompts=("a", "b"), n=1, echo=True)
     head, chunks = await bed.send(bed.call(request))
-    assert head.tier == "medium"
+    assert head.model == "medium"
     assert ["".join(chunk.text for chunk in chunks if chunk.index == at) for at in (0, 1)] == ["a" + ALL, "b" + ALL]
     assert bed.is_free
 
@@ -305,7 +305,7 @@ async def test_requests_that_are_not_resumable_are_not_truncated(fields: dict[st
 async def test_critical_requests_are_not_truncated() -> None:
     bed = pressed()
     head, chunks = await bed.send(bed.call(critical=True))
-    assert (head.tier, text_of(chunks)) == ("large", ALL)
+    assert (head.model, text_of(chunks)) == ("large", ALL)
 
 
 async def test_invalid_tokens_are_rejected_without_work() -> None:
@@ -340,7 +340,7 @@ async def test_a_stale_answer_precedes_an_error() -> None:
     bed = two(ScriptedTriton(EngineUnavailable("gone")), ScriptedTriton(QueueFull("full")), stale=old)
     head, chunks = await bed.send()
     assert text_of(chunks) == "old"
-    assert (head.tier, head.stale_s, head.keep) == ("large", 12.0, False)
+    assert (head.model, head.stale_s, head.keep) == ("large", 12.0, False)
     assert dict(head.headers)["x-causeway-tier-reason"] == "large=broken; medium=saturated; stale"
 
 

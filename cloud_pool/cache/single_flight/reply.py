@@ -97,4 +97,4 @@ class Reply:
             self.status = "miss" if self.usage else "coalesced" if generation.cached_age_s is None else "hit"
             self.on_head(generation.head or AnswerHead())
         if chunk.tokens and self.billable:
-            self._on_first_token(self._head.tier)
+            self._on_first_token(self._head.model)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from router.realtime import ResponseStream
+from router.serving.reply import Piece
 from router.types import Chunk
 
 from ..core.request_context import AnswerHead
-from ..http.responses import OnChunk
 
 _PREFIX = "x-causeway-"
 
 
-class SessionDelivery:
-    """Passes one answer on to a response of a session.
+class ResponseReply:
+    """Passes one answer on to a response of a session (`ClientReply`).
 
     Args:
         flush: sends the session's new events; waits while the client is far behind.
@@ -30,13 +30,15 @@ class SessionDelivery:
     def finished(self) -> bool:
         return self._response.finished
 
-    async def deliver(self, head: AnswerHead, chunks: AsyncGenerator[Chunk, None], on_chunk: OnChunk) -> None:
-        """Raises CausewayError: the answer broke."""
+    async def commit(self, head: AnswerHead) -> None:
         about = {name.removeprefix(_PREFIX).replace("-", "_"): value for name, value in head.headers}
         self._response.commit({"request_id": self._request_id, **about})
-        async for chunk in chunks:
-            on_chunk(chunk)
-            self._response.chunk(chunk)
+
+    async def send(self, piece: Piece) -> None:
+        if isinstance(piece, Chunk):
+            self._response.chunk(piece)
             await self._flush()
+
+    async def end(self) -> None:
         self._response.complete()
         await self._flush()
