@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from functools import partial
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from router.errors import Draining
+from router.serving.gauges import Gauge, GaugeCollector
 from router.serving.responses import json_response
 
 from ..controller.loop import Controller
@@ -17,54 +17,35 @@ from ..store.database import StoreUnavailable
 from .plane import ControlPlane
 from .routes import ApiRoute
 
-_METRICS = {
-    "causeway_fleet_parked_polls": "Polls that wait for something new.",
-    "causeway_fleet_refused_polls": "Polls that were answered at once, as there was no room to park them.",
-    "causeway_fleet_connections": "Connections that are not parked.",
-    "causeway_fleet_messages": "Signed messages of boxes that were handled.",
-    "causeway_fleet_message_transactions": "Transactions that they took.",
-}
-# Alert on problems and on boxes ahead; only the process that leads has values above 0.
-_CONTROLLER_METRICS = {
-    "causeway_fleet_controller_leads": "1 in the process that runs the controller.",
-    "causeway_fleet_controller_problems": "Reasons for which a plan is not published.",
-    "causeway_fleet_boxes_ahead": "Boxes with newer metadata than the control plane, as after a restored backup.",
-}
+
+def _plane_gauges(plane: ControlPlane) -> Iterator[Gauge]:
+    polls, messages = plane.wakes.polls, plane.messages
+    yield Gauge("causeway_fleet_parked_polls", "Polls that wait for something new.", polls.parked)
+    text = "Polls that were answered at once, as there was no room to park them."
+    yield Gauge("causeway_fleet_refused_polls", text, polls.refused, is_counter=True)
+    yield Gauge("causeway_fleet_connections", "Connections that are not parked.", polls.connections.others)
+    text = "Signed messages of boxes that were handled."
+    yield Gauge("causeway_fleet_messages", text, messages.items, is_counter=True)
+    text = "Transactions that they took."
+    yield Gauge("causeway_fleet_message_transactions", text, messages.transactions, is_counter=True)
 
 
-class _PlaneCollector(Collector):
-    def __init__(self, plane: ControlPlane) -> None:
-        self._plane = plane
-
-    def collect(self) -> Iterable[Metric]:
-        plane, values = self._plane, list(_METRICS.items())
-        yield GaugeMetricFamily(*values[0], value=plane.wakes.polls.parked)
-        yield CounterMetricFamily(*values[1], value=plane.wakes.polls.refused)
-        yield GaugeMetricFamily(*values[2], value=plane.wakes.polls.connections.others)
-        yield CounterMetricFamily(*values[3], value=plane.messages.items)
-        yield CounterMetricFamily(*values[4], value=plane.messages.transactions)
-
-
-class _ControllerCollector(Collector):
-    def __init__(self, controller: Controller) -> None:
-        self._controller = controller
-
-    def collect(self) -> Iterable[Metric]:
-        leads, problems, ahead = _CONTROLLER_METRICS.items()
-        yield GaugeMetricFamily(*leads, value=int(self._controller.leads))
-        yield GaugeMetricFamily(*problems, value=len(self._controller.problems))
-        boxes = GaugeMetricFamily(*ahead, labels=["cohort"])
-        for cohort, count in self._controller.ahead.items():
-            boxes.add_metric([cohort], count)
-        yield boxes
+def _controller_gauges(controller: Controller) -> Iterator[Gauge]:
+    """Alert on problems and on boxes ahead; only the process that leads has values above 0."""
+    yield Gauge("causeway_fleet_controller_leads", "1 in the process that runs the controller.", controller.leads)
+    text = "Reasons for which a plan is not published."
+    yield Gauge("causeway_fleet_controller_problems", text, len(controller.problems))
+    text = "Boxes with newer metadata than the control plane, as after a restored backup."
+    for cohort, count in controller.ahead.items():
+        yield Gauge("causeway_fleet_boxes_ahead", text, count, (("cohort", cohort),))
 
 
 def health_routes(plane: ControlPlane, controller: Controller | None = None) -> list[ApiRoute]:
     """Return the three routes. `controller`: of the operators' side, for its metrics."""
     registry = CollectorRegistry()
-    registry.register(_PlaneCollector(plane))
+    registry.register(GaugeCollector(partial(_plane_gauges, plane)))
     if controller is not None:
-        registry.register(_ControllerCollector(controller))
+        registry.register(GaugeCollector(partial(_controller_gauges, controller)))
 
     async def healthz(_http: web.Request) -> web.StreamResponse:
         return json_response({"status": "ok"})

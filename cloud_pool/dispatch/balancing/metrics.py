@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+
+from router.serving.gauges import Gauge, GaugeCollector
 
 from .pool import Pool
 
-_LABELS = ("tier", "endpoint", "zone")
 
-
-class EndpointMetrics(Collector):
+class EndpointMetrics:
     """Collected at each scrape, so that removed endpoints leave no series: DNS may list ever new addresses."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -24,7 +22,7 @@ class EndpointMetrics(Collector):
             ("tier", "code"),
             registry=registry,
         )
-        registry.register(self)
+        registry.register(GaugeCollector(self._gauges))
 
     def watch(self, pools: Mapping[str, Pool]) -> None:
         self._pools = pools
@@ -32,33 +30,35 @@ class EndpointMetrics(Collector):
     def ejected(self, tier: str, code: str) -> None:
         self._ejections.labels(tier, code).inc()
 
-    def collect(self) -> Iterable[Metric]:
-        outstanding = GaugeMetricFamily(
-            "causeway_cloud_endpoint_outstanding", "Open requests of this process at the endpoint.", labels=_LABELS
-        )
-        ejected = GaugeMetricFamily(
-            "causeway_cloud_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", labels=_LABELS
-        )
-        draining = GaugeMetricFamily(
-            "causeway_cloud_endpoint_draining",
-            "1 while the endpoint is no longer listed and finishes its last requests.",
-            labels=_LABELS,
-        )
-        slow = GaugeMetricFamily(
-            "causeway_cloud_endpoint_slow",
-            "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
-            labels=_LABELS,
-        )
-        ttft = GaugeMetricFamily(
-            "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", labels=_LABELS
-        )
+    def _gauges(self) -> Iterator[Gauge]:
         for tier, pool in self._pools.items():
             for one in pool.endpoints:
-                labels = (tier, one.address, one.zone)
-                outstanding.add_metric(labels, one.outstanding)
-                ejected.add_metric(labels, float(one.phase == "ejected"))
-                draining.add_metric(labels, float(one.phase == "draining"))
-                slow.add_metric(labels, float(one.slow))
+                labels = (("tier", tier), ("endpoint", one.address), ("zone", one.zone))
+                yield Gauge(
+                    "causeway_cloud_endpoint_outstanding",
+                    "Open requests of this process at the endpoint.",
+                    one.outstanding,
+                    labels,
+                )
+                yield Gauge(
+                    "causeway_cloud_endpoint_ejected",
+                    "1 while the endpoint is ejected and gets probes only.",
+                    one.phase == "ejected",
+                    labels,
+                )
+                yield Gauge(
+                    "causeway_cloud_endpoint_draining",
+                    "1 while the endpoint is no longer listed and finishes its last requests.",
+                    one.phase == "draining",
+                    labels,
+                )
+                yield Gauge(
+                    "causeway_cloud_endpoint_slow",
+                    "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
+                    one.slow,
+                    labels,
+                )
                 if one.ttft_s > 0.0:
-                    ttft.add_metric(labels, one.ttft_s)
-        return (outstanding, ejected, draining, slow, ttft)
+                    yield Gauge(
+                        "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s, labels
+                    )
