@@ -6,6 +6,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ MORE_PARAMETERS = {
 """Constructors that take more today. An entry may shrink or go; none is added."""
 IN_BOTH = {"App", "Config", "Metrics", "Permit", "Readiness", "RequestContext", "ServerConfig", "Service"}
 """Classes with the same part in device and gateway. An entry may go; none is added."""
+SMALL_BYTES = 200  # markers, and packages without a docstring of their own
 VAGUE = {"utils", "common", "manager", "base", "helpers", "misc"}
 # Words of an older vocabulary, spelled backwards so that this file is no hit itself.
 OUT_OF_USE = re.compile(r"\b(" + "|".join(word[::-1] for word in (
@@ -145,6 +147,17 @@ def test_a_class_name_stands_once_in_a_package(package: str) -> None:
     ]
     assert found
     assert doubled(found) == {}
+
+
+def test_no_file_stands_twice() -> None:
+    """What two packages need, pages and data too, is in `router`."""
+    places: dict[bytes, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*")):
+            parts = path.relative_to(ROOT).parts
+            if path.is_file() and path.stat().st_size > SMALL_BYTES and not {"sdk", "__pycache__"} & set(parts):
+                places[sha256(path.read_bytes()).digest()].append("/".join(parts))
+    assert [files for files in places.values() if len(files) > 1] == []
 
 
 def test_few_class_names_stand_in_both_edge_and_gateway() -> None:
