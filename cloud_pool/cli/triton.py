@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +152,10 @@ def triton(
             _served_encoder(text, limits, encoder_python, model_dirs) or _served(text, options, model_dirs)
             for text in models
         )
+        if twice := [name for name, count in Counter(model.name for model in served).items() if count > 1]:
+            raise ConfigError(
+                f"two models are served as {twice[0]!r}: name one otherwise, as NAME=ARTIFACT", where="--model"
+            )
     except (ConfigError, ArtifactError) as error:
         refuse(str(error))
     # They import gRPC, which `poll_grpc_in_one_thread` of the other commands must precede.

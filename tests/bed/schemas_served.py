@@ -138,7 +138,8 @@ def main() -> int:
         policy = Path(folder, "policy.yaml")
         policy.write_text(POLICY.format(model=given.model))
         try:
-            stack.start_triton("--model", given.large, "--threads", "1").ready()
+            others = () if given.large == "assistant-large" else ("--model", given.large)
+            stack.start_triton(*others, "--threads", "1").ready()
             stack.start_gateway(config=TIERS.format(model=given.large)).ready()
             limits = f"default_deadline_s: {_DEADLINE_S:g}, per_client_rps: 0"
             stack.start_edge(f"policy: {policy}\nengine: {{threads: 1}}\n", server=limits).ready()

@@ -428,6 +428,7 @@ async def test_a_gateway_without_encoders_names_the_part_and_what_to_configure(t
         (("--model", "hearing=speech"), "causeway[voice]"),
         (("--model", "nope"), "and the encoders speech, pictures, files."),
         (("--model", "large=nope"), "no model named 'nope': there are the language models assistant, assistant-large"),
+        (("--model", "assistant", "--model", "assistant=assistant-large"), "two models are served as 'assistant'"),
         (("--model", "edge-quality"), "no model named 'edge-quality'"),  # it computes a signal, and answers nothing
     ],
 )
