@@ -11,7 +11,7 @@ import msgspec
 from router.errors import InvalidGrammar
 from router.types import Request, Tool
 
-from .json_schema import fault_of
+from .json_schema import Fault, fault_of, held_arguments
 
 _OBJECT: Final = '{"type":"object"}'
 _AT_ONCE: Final = 4096  # characters of schemas that are checked on the event loop: about a millisecond
@@ -63,10 +63,12 @@ def hold_now(request: Request, *, calls_only: bool) -> HeldRequest:
         return HeldRequest(request)
     tools, loosened = list[Tool](), list[tuple[str, str]]()
     for tool in request.tools:
-        fault = None if choice.mode == "function" and tool.name != choice.name else fault_of(tool.parameters)
-        if fault is not None and must_call:
-            raise InvalidGrammar(f"`tools`: the parameters of {tool.name}: {fault.message}", param="tools")
-        if fault is not None:
-            loosened.append((tool.name, f"{fault.keyword} at {fault.path}"))
-        tools.append(tool if fault is None else msgspec.structs.replace(tool, parameters=_OBJECT))
-    return HeldRequest(msgspec.structs.replace(request, tools=tuple(tools)) if loosened else request, tuple(loosened))
+        called = choice.mode != "function" or tool.name == choice.name
+        held = held_arguments(tool.parameters) if called and tool.parameters != "{}" else tool.parameters
+        if isinstance(held, Fault):
+            if must_call:
+                raise InvalidGrammar(f"`tools`: the parameters of {tool.name}: {held.message}", param="tools")
+            loosened.append((tool.name, f"{held.keyword} at {held.path}"))
+            held = _OBJECT
+        tools.append(tool if held is tool.parameters else msgspec.structs.replace(tool, parameters=held))
+    return HeldRequest(msgspec.structs.replace(request, tools=tuple(tools)), tuple(loosened))

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits
 from router.errors import InvalidGrammar
 from router.tool_calls.formats import NO_FRAME, CallFrame
 
-from .rewriting import Node, Rewriter, Unenforceable, subschemas
+from .rewriting import Json, Node, Rewriter, Unenforceable, subschemas, target_of
 
 _MAX_CHARACTERS: Final = 256 * 1024
 _MAX_CALLS: Final = 8  # in one answer that is constrained to calls
@@ -24,7 +24,9 @@ _FREE: Final[Node] = {"item_separator": ", ?", "key_separator": ": ?"}
 _OPTIONS: Final[Node] = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
 """No white space that a small model could repeat for ever; no ``\\u``, by which a name could be spelled twice."""
 _CONTROLS: Final = tuple(f"\\u00{code:02x}" for code in range(32))
-_VALUE_KEYS: Final = ("type", "properties", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "items", "prefixItems")
+_COMPOSED: Final = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
+_MAX_REFERENCES: Final = 16  # from the root of a call's arguments to their type
+_VALUE_KEYS: Final = ("type", "properties", *_COMPOSED, "items", "prefixItems")
 
 
 class Fault(NamedTuple):
@@ -101,6 +103,32 @@ def fault_of(schema: str) -> Fault | None:
         return None
     path, keyword = _locate(held, held, "#")
     return Fault(path, keyword, error)
+
+
+@lru_cache(maxsize=256)
+def held_arguments(schema: str) -> str | Fault:
+    """Return the JSON schema of a call's arguments, which are an object, with its type, or what cannot be held."""
+    if fault := fault_of(schema):
+        return fault
+    root: Node = json.loads(schema)
+    if not any(key in root for key in ("type", *_COMPOSED)):
+        return json.dumps({"type": "object", **root}, ensure_ascii=False)
+    return schema if _is_object(root, root) else Fault("#", "type", "the arguments of a call are an object")
+
+
+def _is_object(root: Node, schema: Json, depth: int = 0) -> bool:
+    """Return whether every value of a schema is an object, as far as a look at its own keywords tells."""
+    if not isinstance(schema, dict) or depth > _MAX_REFERENCES:
+        return False
+    if "type" in schema:
+        return schema["type"] in ("object", ["object"])
+    for key, judge in (("allOf", any), ("anyOf", all), ("oneOf", all)):
+        if isinstance(branches := schema.get(key), list):
+            return judge(_is_object(root, branch, depth + 1) for branch in branches)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return all(isinstance(value, dict) for value in values)
+    return _is_object(root, target_of(root, schema.get("$ref")), depth + 1)
 
 
 def _held(schema: str) -> Node:

@@ -201,7 +201,7 @@ class Rewriter:
             for _ in range(_MAX_DEPTH):
                 if not (isinstance(target, dict) and target.keys() == {"$ref"}):
                     break
-                target = self._target(target["$ref"])
+                target = target_of(self._root, target["$ref"])
             if isinstance(target, dict) and isinstance(name, str) and name in _mapping(target.get("properties")):
                 required = target.get("required", [])
                 target = {**target, "required": [*(required if isinstance(required, list) else []), name]}
@@ -210,21 +210,22 @@ class Rewriter:
 
     def _kept(self, reference: str) -> str:
         """Return a reference to where its target is kept, such as that of OpenAPI's ``components``."""
-        target = self._target(reference)
+        target = target_of(self._root, reference)
         if target is None or _is_kept(reference[2:].split("/")):
             return reference
         self._elsewhere[reference[2:]] = target
         return f"#/$defs/{_escaped(reference[2:])}"
 
-    def _target(self, reference: Json) -> Json:
-        """Return what a reference into this document means, None if it cannot be told."""
-        if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
-            return None
-        found: Json = self._root
-        for step in reference[2:].split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            found = _mapping(found).get(name)
-        return found
+
+def target_of(root: Node, reference: Json) -> Json:
+    """Return what a reference into this document means, None if it cannot be told."""
+    if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
+        return None
+    found: Json = root
+    for step in reference[2:].split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = _mapping(found).get(name)
+    return found
 
 
 def _earlier_drafts(node: Node, path: str) -> None:
