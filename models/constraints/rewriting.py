@@ -55,15 +55,19 @@ _DATE: Final = (
     rf"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP}-02-29)"
 )
 _TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_COUNT: Final = "[0-9]{1,6}"
+_CLOCK: Final = f"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DAYS: Final = f"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
 _FORMAT_PATTERNS: Final[Mapping[str, str]] = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
+    "duration": f"^P(?:{_COUNT}W|{_DAYS}(?:{_CLOCK})?|{_CLOCK})$",
     "hostname": rf"^{_LABEL}(?:\.{_LABEL}){{0,3}}$",
 }
 """Formats that llguidance reads more loosely than validators: leap days and seconds, the year 0, length and case."""
-_FORMATS_HELD: Final = frozenset("duration email ipv4 ipv6 uuid uri".split())
+_FORMATS_HELD: Final = frozenset("email ipv4 ipv6 uuid uri".split())
 _FORMATS_REFUSED: Final = frozenset(
     "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer relative-json-pointer"
     " regex".split()

@@ -73,6 +73,7 @@ class _ToolObject(_NamedCall):
 
 
 _DECODER = msgspec.json.Decoder(_ToolObject)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])  # its numbers may be too large for a float
 
 
 def read_call(text: str) -> tuple[str, str] | None:
@@ -83,8 +84,9 @@ def read_call(text: str) -> tuple[str, str] | None:
         raw = bytes(call.arguments) or bytes(call.parameters) or b"{}"
         if raw.startswith(b'"'):  # JSON in a JSON string, as in OpenAI's API
             raw = msgspec.json.decode(raw, type=str).encode()
-        if not isinstance(msgspec.json.decode(raw), dict):
-            return (call.name, "{}") if raw == b"null" else None
+        if raw == b"null":
+            return call.name, "{}"
+        _OBJECT.decode(raw)
     except (ValueError, RecursionError):
         return None
     return call.name, raw.decode()
@@ -93,9 +95,10 @@ def read_call(text: str) -> tuple[str, str] | None:
 def is_object(text: str) -> bool:
     """Return whether the text is one JSON object."""
     try:
-        return isinstance(msgspec.json.decode(text), dict)
+        _OBJECT.decode(text)
     except (ValueError, RecursionError):
         return False
+    return True
 
 
 def may_be_call(start: str) -> bool | None:

@@ -36,21 +36,29 @@ targets:
 routes: [{{name: all, use: [edge]}}]
 """
 TIERS = "tiers: [{{name: {model}, concurrency: 4, max_queued: 64}}]\n"
-BOUNDS = {"string": ("maxLength", 16), "array": ("maxItems", 2)}
+BOUNDS = {"string": ("maxLength", 16), "array": ("maxItems", 1)}
+FORMATS = {"date-time", "date", "time", "duration", "uuid", "email", "uri", "ipv4", "ipv6", "hostname"}
+CLOSED = {"enum", "const", "pattern", "$ref"}
 _DEADLINE_S = 600.0
 Counts = collections.Counter[str]
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with BOUNDS wherever it has none: on strings that may be free, and on lists."""
+    """Return a schema with BOUNDS wherever it has none: free strings, lists, and the properties that it does not name."""
     copied = copy.deepcopy(schema)
     for part in _schemas(copied):
         types = part.get("type", ())
         for kind in [types] if isinstance(types, str) else types:
             key, most = BOUNDS.get(kind, ("", 0))
-            closed = {"enum", "const", "pattern", "format", key, "$ref"} & part.keys()
-            if key and not closed:
+            if key and key not in part and not CLOSED & part.keys() and part.get("format") not in FORMATS:
                 part[key] = max(most, part.get(key.replace("max", "min"), 0))
+            if "patternProperties" in part and not part.get("properties"):
+                part["maxProperties"] = 3
+            if kind == "object" and part.get("additionalProperties", False) is not False:
+                if part.get("properties") or "patternProperties" in part:
+                    part["additionalProperties"] = False
+                else:
+                    part |= {"propertyNames": {"pattern": "^[a-z]{1,8}$"}, "maxProperties": 3}
     return copied
 
 
@@ -66,15 +74,16 @@ def _schemas(value: object) -> list[dict[str, Any]]:
 class Side:
     """A server that answers."""
 
-    def __init__(self, name: str, url: str, model: str) -> None:
+    def __init__(self, name: str, url: str, model: str, max_tokens: int) -> None:
         self.name = name
         self._url = f"{url}/v1/chat/completions"
         self._model = model
+        self._max_tokens = max_tokens
 
     async def ask(self, session: aiohttp.ClientSession, schema: dict[str, Any], called: bool, seed: int) -> str:
         """Return the verdict on one answer: `valid`, `cut`, `INVALID`, or the status that it had instead."""
         body: dict[str, Any] = {"model": self._model, "messages": [{"role": "user", "content": "go"}]}
-        body |= {"temperature": 1.5, "seed": seed, "max_tokens": 400}
+        body |= {"temperature": 1.5, "seed": seed, "max_tokens": self._max_tokens}
         if called:
             body["tools"] = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
             body["tool_choice"] = {"type": "function", "function": {"name": "f"}}
@@ -139,6 +148,7 @@ def main() -> int:
     parser.add_argument("--large", default="assistant-large", help="in Triton")
     parser.add_argument("--answers", type=int, default=3000)
     parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=400, help="of an answer; a longer one is cut")
     parser.add_argument("--unbounded", action="store_true", help="the schemas as they are")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="schemas-") as folder:
@@ -152,7 +162,10 @@ def main() -> int:
             limits = f"default_deadline_s: {_DEADLINE_S:g}"
             stack.start_edge(f"policy: {policy}\nengine: {{threads: 1}}\n", server=limits).ready()
             stack.wait_until_loaded()
-            sides = [Side("edge", stack.edge_url, "edge"), Side("gateway", stack.gateway_url, given.large)]
+            sides = [
+                Side("edge", stack.edge_url, "edge", given.max_tokens),
+                Side("gateway", stack.gateway_url, given.large, given.max_tokens),
+            ]
             found = asyncio.run(ask_all(sides, given.answers, given.at_once, given.unbounded))
         finally:
             stack.close()
