@@ -44,7 +44,7 @@ Counts = collections.Counter[str]
 
 
 def bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema with BOUNDS wherever it has none: free strings, lists, and the properties that it does not name."""
+    """Return a schema with BOUNDS wherever it has none: free strings, lists, other properties."""
     copied = copy.deepcopy(schema)
     for part in _schemas(copied):
         types = part.get("type", ())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 
 import pytest
 
 from models.llama_cpp.protocol import Prompt
+from models.llama_cpp.sampling.grammar import GrammarCompiler, GrammarState
 from router.types import Sampling
 
-from ..conftest import Rig
+from ..conftest import TIMEOUT_S, Rig
 from ..tiny_gguf import CONTROL
 
 COMMAND = json.dumps(
@@ -98,3 +101,29 @@ def test_a_grammar_that_no_token_continues_ends_the_answer(rig: Rig) -> None:
     assert answer.end.error == "invalid_schema"
     assert "no token of this model" in answer.end.detail
     assert rig.answer(other).end.completion_tokens == 60
+
+
+def test_a_schema_that_compiles_for_long_delays_no_other_answer(
+    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a free one nor one that is held to its text; the schema's own comes when its grammar is there."""
+    begun, go_on = threading.Event(), threading.Event()
+    compile_now = GrammarCompiler.compile
+
+    def compile_late(self: GrammarCompiler, grammar: str, *, keep: bool = True) -> GrammarState:
+        if "story" in grammar:
+            begun.set()
+            assert go_on.wait(TIMEOUT_S)
+        return compile_now(self, grammar, keep=keep)
+
+    monkeypatch.setattr(GrammarCompiler, "compile", compile_late)  # how long it takes is what is under test
+    rig = make_rig()
+    late = rig.start("hello", json_schema='{"enum": [{"story": 1}]}', max_tokens=40)
+    assert begun.wait(TIMEOUT_S)
+    try:
+        assert rig.run("hello", max_tokens=8).end.finish_reason == "length"
+        assert rig.run("hello", copy_source="wake me up", max_tokens=200).end.finish_reason
+        assert not rig.finished(late)
+    finally:
+        go_on.set()
+    assert json.loads(rig.answer(late).text) == {"story": 1}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from models.constraints.json_schema import fault_of, framed_grammar
+from models.constraints.json_schema import Fault, fault_of, framed_grammar, held_arguments
 from router.errors import InvalidGrammar
 from router.tool_calls.schema import answer_schema
 from router.types import Request, Tool, ToolChoice
@@ -69,6 +69,7 @@ HELD: list[tuple[object, list[object], list[object]]] = [  # a schema, values of
     ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "0000-01-01", "2023-02-30"]),
     ({"type": "string", "format": "date", "pattern": "^2"}, ["2024-02-29"], ["1999-01-01"]),
     ({"type": "string", "format": "date-time"}, ["2024-02-29T10:00:00Z"], ["2024-02-29T10:00:60Z", "2024-02-29"]),
+    ({"type": "string", "format": "duration"}, ["P1DT2H", "PT5M", "P3W"], ["P", "P1DT", "PT5", "P12345678D"]),
     ({"type": "string", "format": "ipv4"}, ["127.0.0.1"], ["127.0.0.256", "127.0.0.01"]),
     ({"type": "string", "format": "uuid"}, ["7eac4aa9-edfb-3bec-d657-008655ec7cb9"], ["7eac4aa9"]),
     ({"type": "string", "format": "int32", "deprecated": True, "x-mine": {"not": 1}}, ["any"], [3]),
@@ -220,6 +221,45 @@ def test_a_root_without_a_type_is_an_object() -> None:
     assert not accepts({"properties": {"a": {}}}, 3)
     assert not accepts({}, 3)
     assert accepts({"enum": [3]}, 3)
+
+
+LISTS = {"type": "array", "items": {"type": "integer"}}
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "held"),
+    [
+        (OBJECT, OBJECT),
+        ({"properties": {"a": {}}}, {"type": "object", "properties": {"a": {}}}),
+        ({"$ref": "#/$defs/A", "$defs": {"A": OBJECT}}, None),
+        ({"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": OBJECT}}, None),
+        ({"enum": [{"a": 1}, {"a": 2}]}, None),
+        ({"anyOf": [OBJECT, {"type": "object"}]}, None),
+    ],
+)
+def test_the_arguments_of_a_call_are_an_object(schema: object, held: object) -> None:
+    """`held`: None for the schema as it is."""
+    found = held_arguments(json.dumps(schema))
+    assert isinstance(found, str)
+    assert json.loads(found) == (schema if held is None else held)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        LISTS,
+        {"type": ["object", "null"]},
+        {"$ref": "#/$defs/A", "$defs": {"A": LISTS}},
+        {"anyOf": [OBJECT, {"type": "null"}]},
+        {"enum": [{"a": 1}, 3]},
+        {"$ref": "#/$defs/A", "$defs": {"A": {"$ref": "#/$defs/A"}}},
+    ],
+)
+def test_arguments_that_may_be_something_else_are_refused(schema: object) -> None:
+    fault = held_arguments(json.dumps(schema))
+    assert isinstance(fault, Fault)
+    assert fault.path == "#"
 
 
 def test_a_large_schema_is_held() -> None:

@@ -54,6 +54,7 @@ CASES: list[tuple[str, str, list[Call]]] = [
     ('{"type":"function","function":{"name":"fan","arguments":{"v":1}}}', "", [("fan", '{"v":1}')]),
     ('{"arguments":{},"name":"lamp"}', "", [("lamp", "{}")]),
     ('{"name":"lamp","arguments":"{\\"on\\":1}"}', "", [("lamp", '{"on":1}')]),
+    ('{"name":"lamp","arguments":{"on":1e999}}', "", [("lamp", '{"on":1e999}')]),
     ('{"name":"lamp"}', "", [("lamp", "{}")]),
     ('{"name":"lamp","arguments":null}', "", [("lamp", "{}")]),
     (f'{CALL}\n{{"name":"fan","arguments":{{}}}}', "", [("lamp", '{"on": true}'), ("fan", "{}")]),
