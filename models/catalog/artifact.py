@@ -23,7 +23,6 @@ from router.types import Transcripts
 SHIPPED = Path(__file__).parents[1] / "artifacts"
 MANIFEST = "manifest.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
-_READ_BYTES = 1 << 20
 
 Answers = Literal["text", "calls"]
 
@@ -234,11 +233,8 @@ def find_artifact(name: str, extra_dirs: Sequence[Path] = ()) -> Artifact:
 
 def sha256_of(path: Path) -> str:
     """Hash a file; return hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify_artifact(artifact: Artifact) -> None:
