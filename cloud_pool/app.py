@@ -28,6 +28,7 @@ from router.serving.gauges import GaugeCollector
 from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
+from router.serving.request import Handler
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -68,7 +69,7 @@ from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
-from .http.server import Handler, Server
+from .http.server import Server
 from .jobs.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .jobs.gateway import JobsGateway
 from .jobs.http.job_api import JobCallers

@@ -6,7 +6,8 @@ import logging
 import resource
 import time
 
-from router.serving.listener import Address, ConnectionTable, Handle, Listener
+from router.serving.listener import Address, ConnectionTable, Listener
+from router.serving.request import Handler
 from router.web_origins import WebOrigins
 
 from .config import ServerConfig
@@ -14,7 +15,7 @@ from .config import ServerConfig
 _log = logging.getLogger("causeway.cloud.listener")
 
 
-def gateway_listener(config: ServerConfig, handle: Handle, origins: WebOrigins, key: str = "server.port") -> Listener:
+def gateway_listener(config: ServerConfig, handle: Handler, origins: WebOrigins, key: str = "server.port") -> Listener:
     """Return the listener of one address; the caller starts and closes it.
 
     Args:

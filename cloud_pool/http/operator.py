@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
-from router.serving.request import allowed_methods, served_method
+from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
@@ -33,9 +33,6 @@ _log = logging.getLogger("causeway.cloud.operator")
 MAX_CONNECTIONS = 64
 _PROBES = frozenset({(hdrs.METH_GET, "/metrics"), (hdrs.METH_GET, "/readyz")})
 _Handler = Callable[[], Awaitable[web.StreamResponse]]
-
-
-RouteHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class DrainedServer(Protocol):
@@ -69,7 +66,7 @@ class OperatorRoutes:
         jobs_refused: Callable[[], str] = lambda: "",
         reload: Callable[[], None] | None = None,
         server: DrainedServer | None = None,
-        more: Callable[[web.BaseRequest], RouteHandler | None] = lambda _: None,
+        more: Callable[[web.BaseRequest], Handler | None] = lambda _: None,
     ) -> None:
         self._authenticator = authenticator
         self._free = _PROBES if free_probes else frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from aiohttp import hdrs, web
@@ -13,7 +13,7 @@ from router.api.document import OPENAPI_PATH
 from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
 from router.serving.live.sessions import Sessions
 from router.serving.logs import REQUEST, redacted
-from router.serving.request import allowed_methods, read_request_id, served_method
+from router.serving.request import Handler, allowed_methods, read_request_id, served_method
 from router.serving.responses import body_response, error_response
 
 from ..core.body_memory import BodyMemory
@@ -23,7 +23,6 @@ from .info_routes import MODELS, InfoRoutes
 from .request_admission import RequestAdmission
 
 _log = logging.getLogger("causeway.cloud.server")
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class JobRoutes(Protocol):

@@ -22,9 +22,9 @@ from router.checks.what_if import what_if
 from router.errors import InvalidJSON, InvalidRequest, NotFound
 from router.openai import check_media_type
 from router.serving.console.page_files import HEADERS, file_response, page_files
+from router.serving.request import Handler
 from router.serving.responses import JSON
 
-from ..http.api import Handler
 from ..http.request_reader import RequestReader
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -10,7 +10,7 @@ from router.api.files import DeletedFile, list_page
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.numbers import read_page
 from router.parts.upload_terms import CONTENT_KEPT, PART_PURPOSES, parse_upload_terms
-from router.serving.request import TAGS, send_continue
+from router.serving.request import TAGS, Handler, send_continue
 from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
@@ -19,7 +19,6 @@ from .store import DeviceFileStore
 
 PATH = "/v1/files"
 _MAX_TAG_BYTES = 1024  # they are in the file's header
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class FileApi:

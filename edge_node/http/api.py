@@ -24,7 +24,7 @@ from aiohttp import web
 
 from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
-from router.serving.request import allowed_methods, read_traceparent, served_method
+from router.serving.request import Handler, allowed_methods, read_traceparent, served_method
 from router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
 from router.types import Request
 
@@ -45,7 +45,6 @@ _ANSWER_PATHS = frozenset(
         *("/v1/audio/transcriptions", "/v1/audio/speech"),
     }
 )
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # all the rest of it

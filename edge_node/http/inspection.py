@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
 from aiohttp import web
@@ -21,6 +21,7 @@ from aiohttp import web
 from router.api.document import OPENAPI_PATH
 from router.errors import InvalidRequest, ModelNotFound, NotFound, PermissionDenied
 from router.openai import ModelObject, encode_model, encode_models
+from router.serving.request import Handler
 from router.serving.responses import body_response, json_response
 from router.types import AUTO, Route
 
@@ -31,9 +32,6 @@ from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore
 from .request_reader import Caller, RequestReader
-
-if TYPE_CHECKING:
-    from .api import Handler
 
 _encoder = msgspec.json.Encoder()
 

@@ -6,7 +6,7 @@ Nothing of jobs is imported or opened before the first one, unless their file ex
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from aiohttp import web
 from router.errors import JobStoreUnavailable, NotFound
 from router.jobs.respond_async import wait_of
 from router.jobs.submission import Endpoint
+from router.serving.request import Handler
 
 from . import FILE, PATH
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .tables.values import OutboxStats, OutboxWebhook
 
 SECRET_PATH = "/v1/webhooks/secret"
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 _ENDPOINTS: Mapping[str, Endpoint] = {
     "chat": "/v1/chat/completions",
     "completion": "/v1/completions",

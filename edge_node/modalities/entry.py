@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from router.openai.audio import Transcript
+from router.serving.request import Handler
 from router.types import RoutingHints
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SPEECH = "/v1/audio/speech"
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class AudioEntry:

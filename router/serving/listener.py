@@ -22,7 +22,7 @@ import logging
 import resource
 import socket
 import stat
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -39,7 +39,7 @@ from ..openai import encode_error
 from ..trackers.fair_share import FairShare, network_of
 from ..web_origins import WebOrigins
 from .logs import redacted
-from .request import plain_path, read_request_id
+from .request import Handler, plain_path, read_request_id
 from .responses import CORS, SERVER, STOPPED, error_response
 
 log = logging.getLogger(__name__)
@@ -50,8 +50,6 @@ _LINGER_S = 2.0  # to read the rest of a refused request's body
 _FLUSH_S = 0.25  # on close: for answers that are complete but not yet sent
 _CANCEL_S = 2.0  # on close: for cancelled handlers to end
 _LOG_INTERVAL_S = 60.0  # between two lines about refused connections
-
-Handle = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class ConnectionStats(msgspec.Struct, frozen=True):
@@ -176,7 +174,7 @@ class Listener:
         read_timeout_s: The longest time in which a head arrives, and between two requests.
     """
 
-    def __init__(self, handle: Handle, addresses: Sequence[Address], read_timeout_s: float) -> None:
+    def __init__(self, handle: Handler, addresses: Sequence[Address], read_timeout_s: float) -> None:
         self._handle = handle
         self._addresses = addresses
         self._read_timeout_s = read_timeout_s

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import anyio
 from aiohttp import hdrs, web
@@ -40,6 +40,12 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 Choice = TypeVar("Choice", bound=str)
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Handler(Protocol):
+    """Answers one request."""
+
+    def __call__(self, http: web.BaseRequest, /) -> Awaitable[web.StreamResponse]: ...
 
 
 def plain_path(path: str) -> str:

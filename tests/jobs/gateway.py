@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from cloud_pool.core.principal import Grants, Principal
-from cloud_pool.jobs.http.routing import Handler
 from router.errors import AuthenticationFailed, CausewayError, NotFound
+from router.serving.request import Handler
 from router.serving.responses import error_response
 
 EVERYTHING = Grants(priority="interactive", critical=True)

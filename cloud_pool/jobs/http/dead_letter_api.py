@@ -16,12 +16,11 @@ import msgspec
 from aiohttp import hdrs, web
 
 from router.errors import InvalidRequest, MethodNotAllowed, NotFound
-from router.serving.request import allowed_methods, served_method
+from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import json_response
 
 from ..store.job_store import JobStore
 from ..store.replies import DeadLetter
-from .routing import Handler
 
 _MAX_LISTED: Final = 10_000
 _PATH = re.compile(r"/dlq(?:/([\w.-]{1,80})(/retry)?)?")

@@ -30,7 +30,7 @@ from router.numbers import read_page
 from router.openai import error_event
 from router.parts.uploads import FILE_MARK
 from router.serving.logs import REQUEST
-from router.serving.request import allowed_methods, served_method
+from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import body_response, json_response
 from router.trackers.fair_share import FairShare
 
@@ -48,7 +48,7 @@ from ..record import JobRecord, job_view
 from ..stores import JobStores
 from ..submission import CheckCost, JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
-from .routing import Handler, OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk
+from .routing import OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk
 
 IdentifyCaller = Callable[[web.BaseRequest], Principal]
 """The principal of a request, from its headers. Raises AuthenticationFailed."""

@@ -17,7 +17,6 @@ from router.serving.responses import STALLED_S
 from ...core.principal import Principal, Scope
 from ...observability.tracing import JobTrace
 
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
 """Gets the request, its principal and the id in its path."""
 ROWS_A_READ = 10  # of a list: a read more
