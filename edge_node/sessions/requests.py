@@ -14,6 +14,7 @@ from router.errors import ModelNotFound
 from router.openai.audio import Transcript
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribePartial, TranscribeSound
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
+from router.serving.live.session_reply import SessionReply
 from router.serving.request import read_traceparent
 from router.trackers.fair_share import network_of
 from router.types import AUTO
@@ -27,7 +28,6 @@ from ..modalities.sound import NO_SPEECH
 from ..serving.request_context import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
-from .reply import SessionReply
 
 if TYPE_CHECKING:
     from ..observability.tracing import RequestTracer

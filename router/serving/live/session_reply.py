@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from router.openai import CachedAnswer
-from router.realtime import ResponseStream
-from router.serving.reply import AnswerHead, Piece
-from router.types import Chunk, Embeddings
+from ...openai import CachedAnswer
+from ...realtime import ResponseStream
+from ...types import Chunk, Embeddings
+from ..reply import AnswerHead, Piece
 
 Speak = Callable[[str], Awaitable[bytes]]
 _PIECE_BYTES = 9600  # a fifth of a second
