@@ -11,6 +11,7 @@ import logging
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +22,7 @@ from router.openai.audio import Transcript, TranscriptionRequest
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribeSound
 from router.serving.config import SessionConfig
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
+from router.serving.live.session_reply import SessionReply
 from router.serving.logs import REQUEST, redacted
 from router.types import Chunk, Request, RoutingHints, Usage
 
@@ -28,17 +30,17 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
 from ..core.body_memory import FREE_BYTES, BodyMemory
 from ..core.principal import Principal
-from ..core.request_context import RequestContext
+from ..core.request_context import AnswerHead, RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.config import NO_SOUND
-from .reply import ResponseReply
 
 if TYPE_CHECKING:
     from ..parts.request_parts import RequestParts
 
 _PARAM = "audio"
+_PREFIX = "x-causeway-"
 _log = logging.getLogger("causeway.cloud.sessions")
 
 
@@ -160,7 +162,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
                 runner.refuse(entry, error)
                 raise
             try:
-                await runner.run(entry, context, arrived_at, ResponseReply(start.response, live.flush, start.id))
+                reply = SessionReply(start.response, live.flush, partial(_described, start.id))
+                await runner.run(entry, context, arrived_at, reply)
             finally:
                 self._gateway.bodies.release(start)
 
@@ -217,3 +220,8 @@ class GatewaySessionRequests(SessionRequests[GatewayClient]):
             self._gateway.bodies.hold(owner, self.client.principal.caller, size_bytes)
         else:
             self._gateway.bodies.release(owner)
+
+
+def _described(request_id: str, head: AnswerHead) -> dict[str, object]:
+    about = {name.removeprefix(_PREFIX).replace("-", "_"): value for name, value in head.headers}
+    return {"request_id": request_id, **about}

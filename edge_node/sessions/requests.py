@@ -15,6 +15,7 @@ from router.openai.audio import Transcript
 from router.realtime import RealtimeSession, SessionLimits, StartResponse, TranscribePartial, TranscribeSound
 from router.serving.live.live_session import Detect, LiveSession, SessionClient, SessionRequests
 from router.serving.live.session_reply import SessionReply
+from router.serving.reply import AnswerHead
 from router.serving.request import read_traceparent
 from router.trackers.fair_share import network_of
 from router.types import AUTO
@@ -123,7 +124,7 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
         await daemon.service.answer(
             RequestContext(
                 start.request,
-                SessionReply(start.response, live.flush, self._voice(start)),
+                SessionReply(start.response, live.flush, _described, self._voice(start)),
                 id=start.id,
                 arrived=arrived,
                 traceparent=traceparent,
@@ -143,3 +144,17 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
 
     async def transcribe_partial(self, live: LiveSession[DeviceClient], partial: TranscribePartial) -> str:
         return await self._daemon.audio.service.transcribe_partial(live.session.request_hints, partial.wav)
+
+
+def _described(head: AnswerHead) -> dict[str, object]:
+    """What the ``x-causeway-*`` headers of an HTTP answer say, for `response.done`."""
+    return {
+        "decision": head.id,
+        "route": head.route,
+        "target": head.target,
+        "model": head.model,
+        "reason": head.reason,
+        "cache": head.cache,
+        "policy": head.policy,
+        "degraded": head.degraded,
+    }

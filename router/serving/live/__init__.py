@@ -2,6 +2,7 @@
 
     sessions      the table of sessions: who may open or resume one, how long they live, drain
     live_session  one session: its connection, the response that is being generated, the sounds that are transcribed
+    session_reply the answer of a response, as events of the session
     socket        one connection: handshake, frames, a peer that reads slowly
 
 A server brings its `SessionHost` and its `SessionRequests`. A session is in memory only, and only its owner can resume

@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from ...openai import CachedAnswer
 from ...realtime import ResponseStream
 from ...types import Chunk, Embeddings
-from ..reply import AnswerHead, Piece
+from ..reply import Piece
 
+Head = TypeVar("Head")
 Speak = Callable[[str], Awaitable[bytes]]
 _PIECE_BYTES = 9600  # a fifth of a second
 
 
-class SessionReply:
+class SessionReply(Generic[Head]):
     """Passes one answer on to a response of a session.
 
     Args:
         flush: sends the session's new events; waits while the client is far behind.
+        describe: returns what `response.done` says of an answer, as the ``x-causeway-*`` headers do over HTTP.
         speak: returns the sound of a text, 16-bit PCM at 24 kHz; None: the answer is text.
     """
 
     def __init__(
-        self, response: ResponseStream, flush: Callable[[], Awaitable[None]], speak: Speak | None = None
+        self,
+        response: ResponseStream,
+        flush: Callable[[], Awaitable[None]],
+        describe: Callable[[Head], dict[str, object]],
+        speak: Speak | None = None,
     ) -> None:
         self._response = response
         self._flush = flush
+        self._describe = describe
         self._speak = speak
 
-    async def commit(self, head: AnswerHead) -> None:
-        self._response.commit(_about(head))
+    async def commit(self, head: Head) -> None:
+        self._response.commit(self._describe(head))
 
     async def send(self, piece: Piece) -> None:
         if isinstance(piece, Chunk):
@@ -43,7 +51,7 @@ class SessionReply:
     def finished(self) -> bool:
         return self._response.finished
 
-    async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
+    async def replay(self, head: Head, answer: CachedAnswer | Embeddings) -> None:
         await self.commit(head)
         for chunk in answer.chunks if isinstance(answer, CachedAnswer) else ():
             await self.send(chunk)
@@ -61,17 +69,3 @@ class SessionReply:
         for at in range(0, len(sound), _PIECE_BYTES):
             self._response.audio(sound[at : at + _PIECE_BYTES])
             await self._flush()
-
-
-def _about(head: AnswerHead) -> dict[str, object]:
-    """What the ``x-causeway-*`` headers of an HTTP answer say, for `response.done`."""
-    return {
-        "decision": head.id,
-        "route": head.route,
-        "target": head.target,
-        "model": head.model,
-        "reason": head.reason,
-        "cache": head.cache,
-        "policy": head.policy,
-        "degraded": head.degraded,
-    }
