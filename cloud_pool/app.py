@@ -609,7 +609,7 @@ def build_server(
     metrics.registry.register(GaugeCollector(lambda: sessions.gauges("causeway_cloud_")))
     return Server(
         admission,
-        GenerationRoutes(admission, runner),
+        GenerationRoutes(admission, runner, heartbeat_s=config.server.heartbeat_s),
         InfoRoutes(tiers, readiness, created=int(time.time()), document=_encoded_document),
         bodies,
         sessions,

@@ -33,6 +33,9 @@ class ServerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     read_timeout_s: Seconds = 20.0  # a whole request must have arrived by then
     drain_s: Pause = 20.0  # on SIGTERM, how long requests in progress may still take
     default_deadline_s: Seconds = 120.0  # time for a whole request; `x-causeway-deadline-ms` may shorten it
+    # longest silence of a stream: a comment ends it, and a stream without an answer by then begins with status 200 and
+    # without the headers of its tier; 0: no limit
+    heartbeat_s: Pause = 0.0
     readiness_cache_s: Pause = 5.0  # how long the result of /readyz, a real inference, is cached
     zone: str = ""  # zone of this gateway: endpoints of the same zone are preferred; empty: no preference
 

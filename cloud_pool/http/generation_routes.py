@@ -26,14 +26,21 @@ class GenerationRoutes:
     Args:
         admission: reads and admits requests.
         runner: answers them.
+        heartbeat_s: the longest silence of a stream; 0: no limit.
         wall_clock: Unix time in seconds.
     """
 
     def __init__(
-        self, admission: RequestAdmission, runner: RequestRunner, *, wall_clock: Callable[[], float] = time.time
+        self,
+        admission: RequestAdmission,
+        runner: RequestRunner,
+        *,
+        heartbeat_s: float = 0.0,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._admission = admission
         self._runner = runner
+        self._heartbeat_s = heartbeat_s
         self._wall_clock = wall_clock
 
     async def chat(self, http: web.BaseRequest) -> web.StreamResponse:
@@ -66,8 +73,17 @@ class GenerationRoutes:
             except CausewayError as error:
                 self._runner.refuse(entry, error)
                 raise
-            request, lines, echo = context.request, partial(_header_lines, context.id), next(iter(echoes), None)
-            reply = HttpReplyWriter(request, http, lines, id=context.id, created=int(self._wall_clock()), echo=echo)
+            request = context.request
+            reply = HttpReplyWriter(
+                request,
+                http,
+                partial(_header_lines, context.id),
+                id=context.id,
+                created=int(self._wall_clock()),
+                echo=next(iter(echoes), None),
+                heartbeat_s=self._heartbeat_s,
+                early={"x-request-id": context.id},
+            )
             run = self._runner.embed if request.kind == "embedding" else self._runner.run
             answer = run(entry, context, arrived_at, reply)
             try:

@@ -150,6 +150,7 @@ class Api:
             created=created,
             echo=parsed.echo,
             heartbeat_s=self._heartbeat_s,
+            early={"x-request-id": decision_id, "x-causeway-decision": decision_id},
         )
         try:
             await self._service.answer(

@@ -72,7 +72,8 @@ class HttpReplyWriter(Generic[Head]):
     """The response to one client (`ClientReply`). Afterwards `response`, or after an error `fail`, is for the server.
 
     `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
-    silence of a stream, which begins with a comment if nothing is known of its answer by then; 0: no limit.
+    silence of a stream; 0: no limit. If nothing is known of its answer by then, the stream begins with a comment and
+    the headers `early`.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class HttpReplyWriter(Generic[Head]):
         created: int,
         echo: ResponseEcho | None = None,
         heartbeat_s: float = 0.0,
+        early: Mapping[str, str] = {},
     ) -> None:
         self._request = request
         self._echo = echo
@@ -99,6 +101,7 @@ class HttpReplyWriter(Generic[Head]):
         self._encoder: AnswerEncoder | ResponseEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
+        self._early = early
         self._look_s = heartbeat_s / 2
         self._failed = False
         self._sends = 0  # of the stream, when it was looked at last
@@ -170,7 +173,7 @@ class HttpReplyWriter(Generic[Head]):
             transport = self._http.transport
             if transport is None or transport.is_closing():
                 return
-            stream = self._stream = EventStream(self._http, _early_lines(self._id))
+            stream = self._stream = EventStream(self._http, header_lines({**STREAMED, **self._early}))
         if stream.sends == self._sends:
             with contextlib.suppress(ClientGone):  # the next event says so
                 stream.send(_COMMENT)
@@ -415,11 +418,6 @@ def device_header_lines(head: AnswerHead, media_type: str) -> str:
             _remembered_lines.clear()
         lines = _remembered_lines[key] = header_lines(_headers_without_id(head, media_type))
     return f"{lines}x-request-id: {head.id}\r\nx-causeway-decision: {head.id}\r\n"
-
-
-def _early_lines(decision_id: str) -> str:
-    """Return the header lines of a stream that begins before its target is known."""
-    return header_lines({**STREAMED, "x-request-id": decision_id, "x-causeway-decision": decision_id})
 
 
 def _headers_without_id(head: AnswerHead, media_type: str) -> dict[str, str]:

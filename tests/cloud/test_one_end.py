@@ -22,6 +22,7 @@ from cloud_pool.admission import AdmissionController
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
 from cloud_pool.core.request_context import Piece, RequestContext, answer_head
+from cloud_pool.http.config import ServerConfig
 from router.errors import CloudFailed, DeadlineExceeded
 from router.types import Chunk, Request, Usage
 from tests.accounts.identity.gateway import ASK, Gateway, running
@@ -30,6 +31,7 @@ from .test_triton_client import CHAT, PATIENCE_S, Reply, Script, answer, answeri
 
 FINISH = Chunk(text="answer", tokens=9, finish_reason="stop")
 USAGE = Chunk(usage=Usage(prompt_tokens=20, completion_tokens=10))
+COMMENT = b": \n\n"
 FAULTS = [DeadlineExceeded("late"), CloudFailed("gone", phase="stream"), RuntimeError("a bug")]
 
 
@@ -120,6 +122,41 @@ async def test_a_client_that_leaves_at_the_finish_reason_has_its_answer(tmp_path
         await streamed(gateway, leave=True)
         record = await audited(tmp_path / "audit")
     assert (record["outcome"], record["prompt_tokens"], record["completion_tokens"]) == ("ok", 20, 10)
+
+
+async def test_a_silent_stream_gets_comments_where_the_owner_wants_them() -> None:
+    """Before anything is known of the answer, and within it. A fault then is an event of the stream."""
+    gate = asyncio.Event()
+    fault: list[Exception] = []
+
+    async def late(context: RequestContext) -> AsyncGenerator[Piece, None]:
+        await gate.wait()
+        if fault:
+            raise fault[0]
+        yield answer_head(context.tier.name, "asked")
+        yield Chunk(text="an ", tokens=1)
+        gate.clear()
+        await gate.wait()
+        yield FINISH
+
+    config = Config(server=ServerConfig(heartbeat_s=0.02))
+    async with running(config, caching_service=CachingService(None, late)) as gateway, aiohttp.ClientSession() as http:
+        url = f"{gateway.url}/v1/chat/completions"
+        async with http.post(url, json={**ASK, "stream": True}, headers={"x-request-id": "mine"}) as response:
+            assert (response.status, response.headers["x-request-id"]) == (200, "mine")
+            assert await response.content.readexactly(8) == COMMENT * 2
+            gate.set()
+            assert b'"content":"an "' in await response.content.readuntil(COMMENT * 2)
+            gate.set()
+            assert (await response.content.read()).endswith(b"data: [DONE]\n\n")
+        gate.clear()
+        fault.append(FAULTS[0])
+        async with http.post(url, json={**ASK, "stream": True}) as response:
+            assert await response.content.readexactly(4) == COMMENT
+            gate.set()
+            rest = await response.content.read()
+        assert b"deadline_exceeded" in rest
+        assert b"[DONE]" not in rest
 
 
 # --- Triton's own end ------------------------------------------------------------------------------------------------
