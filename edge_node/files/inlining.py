@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-
 from router.errors import NotFound
 from router.parts.uploads import Upload, named_files
 from router.types import RoutingHints
 
+from ..http.request_reader import Room
 from .folder import DeviceFile
 from .store import DeviceFileStore
-
-Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
-"""Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
 
 
 class FileInliner:

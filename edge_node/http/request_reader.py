@@ -11,9 +11,9 @@ import hmac
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import msgspec
 from aiohttp import hdrs, web
@@ -49,9 +49,6 @@ from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
 from .headers import REQUEST_HEADERS
-
-if TYPE_CHECKING:
-    from ..files.inlining import FileInliner
 
 Endpoint = Literal["chat", "completion", "embedding", "response"]
 """Which of OpenAI's bodies it is. A response is a request of the kind chat."""
@@ -122,6 +119,18 @@ def _caller(key: KeyConfig) -> Caller:
     return Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights)
 
 
+Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
+"""Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
+
+
+class BodyFiles(Protocol):
+    """The uploaded files that bodies may name."""
+
+    async def inline(self, body: bytes, owner: str, room: Room) -> bytes:
+        """Return a body with the files of `owner` in it. Raises CausewayError."""
+        ...
+
+
 class RequestReader:
     """Reads requests as `server.*` configures.
 
@@ -129,7 +138,7 @@ class RequestReader:
         files: the uploaded files that bodies may name.
     """
 
-    def __init__(self, config: ServerConfig, files: FileInliner | None = None) -> None:
+    def __init__(self, config: ServerConfig, files: BodyFiles | None = None) -> None:
         self._files = files
         self._keys = ApiKeys(config.keys)
         self._max_body_bytes = config.max_body_bytes
@@ -158,7 +167,7 @@ class RequestReader:
         return self._parse(kind, body, hints)
 
     async def with_files(self, body: bytes, client: str) -> bytes:
-        """Return a body with the client's uploaded files in place of their ids. Raises as `FileInliner.inline`."""
+        """Return a body with the client's uploaded files in place of their ids. Raises as `BodyFiles.inline`."""
         return body if self._files is None else await self._files.inline(body, client, partial(self._room, client))
 
     def _parse(self, kind: Endpoint | None, body: bytes, hints: RoutingHints) -> ParsedRequest:
