@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 
     from .agent.agent import Agent
     from .agent.host import FleetLink
-    from .backends.cloud.credentials import Credentials
+    from .backends.cloud.connection import Credentials
     from .serving.part_encoders import PartEncoders
 
 __all__ = ["App", "build"]

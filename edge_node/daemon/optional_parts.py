@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..agent.boot import Booted
     from ..agent.host import FleetLink
     from ..agent.link.connection import FleetConnection
-    from ..backends.cloud.credentials import Credentials
+    from ..backends.cloud.connection import Credentials
     from ..modalities.api import AudioApi
     from ..modalities.audio import AudioService
     from ..mqtt.bridge import MqttBridge

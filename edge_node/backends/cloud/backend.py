@@ -36,8 +36,7 @@ from router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, UpstreamInfo
-from .connection import PATHS, CloudConnection
-from .credentials import Credentials
+from .connection import PATHS, CloudConnection, Credentials
 from .health import CloudHealth
 from .job_answers import Cancelled, CloudJobs
 from .response_reader import StreamReader, read_error, read_whole

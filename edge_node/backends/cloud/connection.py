@@ -14,7 +14,7 @@ import functools
 import ssl
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 import anyio
@@ -25,7 +25,6 @@ from router.types import Kind, Request
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest
-from .credentials import BearerToken, Credentials
 from .error_mapping import client_error
 from .health import CloudHealth
 from .response_reader import MAX_ERROR_BYTES, read_body, too_slow
@@ -39,6 +38,53 @@ _IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled 
 _RTT_HALF_LIFE_S = 60.0
 _PROBE_S = 5.0
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
+
+
+class Credentials(Protocol):
+    """A bearer token that changes, such as a fleet's."""
+
+    @property
+    def token(self) -> str:
+        """The token now; "" while there is none."""
+        ...
+
+    async def renew(self, refused: str) -> bool:
+        """Get another token than the one that was refused; return whether there is one now."""
+        ...
+
+
+class BearerToken:
+    """Keeps a token in the headers of a session, so that a request costs one comparison.
+
+    Args:
+        api_key: The configured token; "" for none.
+        credentials: Take its place.
+    """
+
+    def __init__(self, api_key: str, credentials: Credentials | None) -> None:
+        self._api_key = api_key
+        self._credentials = credentials
+        self._sent = ""
+
+    def put(self, session: aiohttp.ClientSession) -> str:
+        """Make the session send the token of this moment, and return it."""
+        token = self._api_key if self._credentials is None else self._credentials.token
+        if token != self._sent:
+            session.headers.pop("Authorization", None)
+            if token:
+                session.headers["Authorization"] = f"Bearer {token}"
+            self._sent = token
+        return token
+
+    async def renewed(self, refused: str, until: float) -> bool:
+        """Return whether there is another token than the refused one, `until` (the loop's clock, s) at the latest."""
+        if self._credentials is None:
+            return False
+        try:
+            async with asyncio.timeout_at(until):
+                return await self._credentials.renew(refused)
+        except TimeoutError:
+            return False
 
 
 class CloudConnection:
