@@ -39,10 +39,9 @@ from .server.boxes.tokens import load_token_key
 from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
 from .server.files import file_routes
 from .server.health import health_routes
-from .server.openapi import fleet_document
 from .server.plane import ControlPlane
 from .server.polls import IDLE_S
-from .server.routes import ApiRoute, Unfinished, errors_as_json, nothing_here
+from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
 from .store.database import STATEMENT_S, Store
 from .trust.trust_file import TRUST_FILE
 

@@ -1,8 +1,7 @@
 """The control plane over HTTP, for boxes, gateways and operators; `fleet/app.py` makes one application of all routes.
 
 plane.py     the parts that routes share, and the tasks beside them
-routes.py    what a route is; errors as JSON
-openapi.py   the OpenAPI document, from the routes and their structs
+routes.py    what a route is; errors as JSON; the OpenAPI document, from the routes and their structs
 boxes/       the boxes' requests: enrol, token, wake, status, telemetry
 wakes.py     what wakes parked polls: changes of a cohort, revocations
 connections.py

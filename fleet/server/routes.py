@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import hdrs, web
 
+from router.api import ApiResponse, Operation, Parameter, openapi_document
 from router.bundle.protocol import MAX_MESSAGE_BYTES
-from router.errors import BodyTooLarge, CausewayError, InvalidJSON, InvalidRequest, MethodNotAllowed, NotFound
+from router.errors import (
+    BodyTooLarge,
+    CausewayError,
+    InvalidJSON,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    OriginNotAllowed,
+    UnsupportedMediaType,
+)
 from router.openai import check_media_type
 from router.serving.responses import JSON, error_response
 from router.web_origins import WebOrigins
@@ -22,6 +33,7 @@ Body = TypeVar("Body")
 # Any `Host`: behind a proxy it is any name, and all but the signed files needs a token or a session's cookie, which a
 # page under a name of its own does not have.
 _ORIGINS = WebOrigins()
+_PATTERN = re.compile(r"\{([a-z0-9_]+):[^}]*\}")
 _log = logging.getLogger("causeway.fleet.server")
 
 
@@ -146,3 +158,42 @@ async def nothing_here(request: web.Request) -> web.StreamResponse:
         allow = ", ".join(sorted(methods))
         raise MethodNotAllowed(f"{request.path} takes {allow}", allow=allow)
     raise NotFound(f"there is nothing at {request.path[:200]}")
+
+
+def fleet_document(routes: Sequence[ApiRoute], version: str) -> dict[str, Any]:
+    """Return the document.
+
+    Args:
+        routes: Every route that is served.
+        version: The version of this program.
+    """
+    return openapi_document("Causeway fleet", version, [_operation(route) for route in routes], {"bearerFormat": "JWT"})
+
+
+def _operation(route: ApiRoute) -> Operation:
+    content: Mapping[str, Any] = {}
+    if route.response is not None:
+        content = {JSON: route.response}
+    elif route.status != 204:
+        content = {route.content_type: None}
+    responses = [ApiResponse(route.status, content)]
+    if "if-none-match" in route.headers:
+        responses.append(ApiResponse(304, meaning="Nothing is new."))
+    parameters = [Parameter(name, meaning) for name, meaning in route.query.items()]
+    parameters += [Parameter(name, meaning, "header") for name, meaning in route.headers.items()]
+    return Operation(
+        method=route.method,
+        path=_PATTERN.sub(r"{\1}", route.path),
+        summary=route.summary,
+        caller=route.caller,
+        request={} if route.request is None else {JSON: route.request},
+        parameters=tuple(parameters),
+        responses=tuple(responses),
+        errors=(*route.errors, *_any_errors(route)),
+    )
+
+
+def _any_errors(route: ApiRoute) -> tuple[type[CausewayError], ...]:
+    """Return the errors that a route may send whatever its handler does."""
+    page = () if route.method == "GET" else (OriginNotAllowed,)
+    return page if route.request is None else (*page, UnsupportedMediaType)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from fleet.app import all_routes, build_app
-from fleet.server.openapi import fleet_document
+from fleet.server.routes import fleet_document
 
 from .conftest import Plane
 
