@@ -16,19 +16,22 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
+from prometheus_client import CollectorRegistry
 
-from router.errors import CausewayError, ConfigError
+from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 from router.serving.gauges import GaugeCollector
 from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 from router.serving.request import Handler
+from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
@@ -40,7 +43,9 @@ from .accounts.identity.revocation import RevocationList
 from .accounts.identity.static_tokens import StaticTokens, load_tokens
 from .accounts.identity.token_verifier import TokenVerifier
 from .accounts.ledger import Ledger
+from .accounts.model_access import allowed_tiers
 from .accounts.tenants.accounting import TenantAccounting
+from .accounts.tenants.config import TenantLimits
 from .accounts.tenants.metrics import TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
@@ -70,12 +75,26 @@ from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import Server
+from .jobs.acceptance import AcceptanceLog
+from .jobs.batches.processor import BatchProcessor
 from .jobs.config import NO_CLUSTER, JobsConfig, with_shared_redis
-from .jobs.gateway import JobsGateway
-from .jobs.http.job_api import JobCallers
-from .lifetime import Closing, open_all, run_with_tasks, tune_garbage_collector
+from .jobs.http.batch_api import BatchApi
+from .jobs.http.dead_letter_api import DeadLetterApi
+from .jobs.http.job_api import JobApi, JobCallers
+from .jobs.metrics import JobMetrics
+from .jobs.named_files import NamedFileReader
+from .jobs.store.redis_client import redis_time
+from .jobs.store.usage_outbox import AddUsage, UsageOutbox
+from .jobs.stores import JobStores
+from .jobs.submission import SubmissionParser
+from .jobs.webhooks.outbox import WebhookDelivery
+from .jobs.worker.runner import JobRunner
+from .jobs.worker.slots import WorkerSlots
+from .jobs.worker.worker import Worker
+from .lifetime import Closing, StopSignal, open_all, run_with_tasks, tune_garbage_collector
 from .observability.event_loop_lag import EventLoopLag
 from .observability.metrics import Metrics
+from .observability.supervision import keep_running
 from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis
 from .redis.eviction import EvictionCheck
@@ -103,6 +122,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("causeway.cloud")
 _UNBOUNDED = 1_000_000  # jobs: the shared limit bounds them
 _FLUSH_S = 3.0
+_GAUGES_S = 5.0
 
 
 # --- what every process has -------------------------------------------------------------------------------------------
@@ -651,6 +671,85 @@ def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) 
     return None if spec is None else SpeechDetection(spec)
 
 
+class JobsGateway:
+    """Accepts jobs over HTTP. `api.handler` routes the requests, `dead_letters.handler` those of operators.
+
+    `files` reads the uploaded files that requests name.
+
+    Args:
+        tiers: by name and alias
+        bodies: bounds the bodies in memory; the server releases them
+        audit: gets a record of each job and batch that is acknowledged; None: no records
+        clock: replaces Redis's clock in tests; unix time, s
+    """
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        callers: JobCallers,
+        registry: CollectorRegistry,
+        *,
+        trace: JobTrace | None = None,
+        audit: AuditLog | None = None,
+        bodies: BodyMemory | None = None,
+        clock: Callable[[], float] = redis_time,
+    ) -> None:
+        """Raises ConfigError."""
+        self.refused = ""  # why no job is accepted now, as the last check found
+        self._metrics = JobMetrics(registry)
+        self._stores = JobStores.open(config, clock)
+        self.files = NamedFileReader(self._stores.files)
+        parser = SubmissionParser(config, tiers, callers.check_cost)
+        self.dead_letters = DeadLetterApi(self._stores.jobs)
+        accepted = AcceptanceLog(audit)
+        bodies = bodies or BodyMemory()
+        batches = BatchApi(
+            config,
+            self._stores,
+            trace,
+            bodies=bodies,
+            allowed=lambda principal: allowed_tiers(tiers, principal, callers.limits(principal)),
+            accepted=accepted,
+        )
+        self.api = JobApi(
+            config,
+            self._stores,
+            parser,
+            callers,
+            trace,
+            bodies=bodies,
+            more_routes=batches.routes,
+            accepted=accepted,
+        )
+
+    async def watch(self) -> None:
+        """Check the store and update the gauges every 5 s, until cancelled. Logs once why jobs are refused."""
+        await keep_running("the check of the job store", self._watch)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self._stores.durability.ensure(again=True)
+                depths = await self._stores.jobs.depths()
+                self._metrics.set_depths(depths, depths.now_ms)
+                self._metrics.set_file_bytes(await self._stores.files.stored_bytes())
+                if self.refused:
+                    _log.info("jobs are accepted again")
+                self.refused = ""
+            except JobStoreUnavailable as error:
+                reason = self._stores.database.explain(error)
+                if reason != self.refused:
+                    _log.warning("jobs are refused: %s", reason)
+                self.refused = reason
+            self._metrics.set_refused(bool(self.refused))
+            await anyio.sleep(_GAUGES_S)
+
+    async def close(self) -> None:
+        """Close the connections to Redis."""
+        await self._stores.close()
+
+
 def build_jobs(
     config: Config,
     tiers: Mapping[str, Tier],
@@ -737,6 +836,91 @@ async def _serve(app: App, stop: asyncio.Event) -> None:
 # --- background processes ---------------------------------------------------------------------------------------------
 
 
+class WorkerAccounts(msgspec.Struct, frozen=True):
+    """What a worker has to do with its tenants' accounts."""
+
+    limits: Callable[[str], TenantLimits] = lambda _: TenantLimits()  # of a tenant, for the lines of its batches
+    add_usage: AddUsage | None = None  # gets what all workers' accepted reports billed; None: other workers move it
+
+
+class WorkerRuntime:
+    """Owns the connections to Redis and to webhook receivers: call `close`.
+
+    Args:
+        tiers: by name and alias
+        slots: of concurrent jobs, by tier
+        clock: replaces Redis's clock in tests; unix time, s
+    """
+
+    def __init__(
+        self,
+        config: JobsConfig,
+        tiers: Mapping[str, Tier],
+        runner: JobRunner,
+        slots: Mapping[str, WorkerSlots],
+        registry: CollectorRegistry,
+        *,
+        accounts: WorkerAccounts | None = None,
+        trace: JobTrace | None = None,
+        clock: Callable[[], float] = redis_time,
+    ) -> None:
+        """Raises ConfigError."""
+        stores = self._stores = JobStores.open(config, clock)
+        metrics = JobMetrics(registry)
+        self.worker = Worker(
+            stores.jobs,
+            runner,
+            slots,
+            config,
+            metrics,
+            trace=trace,
+        )
+        stores.outbox.on_unreadable = partial(metrics.count_delivery, "failed")
+        self._sender = WebhookSender(stores.outbox, config.webhooks, observe=partial(_observe_delivery, metrics, trace))
+        accounts = accounts or WorkerAccounts()
+        add_usage = accounts.add_usage
+        self._usage = None if add_usage is None else UsageOutbox(stores.database, add_usage)
+        self._batches = BatchProcessor(stores, SubmissionParser(config, tiers), config, accounts.limits)
+
+    async def start(self, stop: StopSignal) -> bool:
+        """Wait for Redis. Returns False if `stop` came first. Raises ConfigError if Redis is not durable."""
+        return await open_all(stop, self._stores.durability.wait)
+
+    async def run(self, stop: StopSignal) -> None:
+        """Work until `stop` and until the worker has drained. Another worker repeats a webhook that is cut off."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_running, "the sender of webhooks", self._sender.run)
+            tasks.start_soon(keep_running, "the processor of batches", self._batches.run)
+            if self._usage is not None:
+                tasks.start_soon(keep_running, "the writer of usage", self._usage.run)
+            await self.worker.run(stop)
+            tasks.cancel_scope.cancel()
+
+    async def close(self) -> None:
+        """Move the last bills and close all connections, after `run` or without it."""
+        if self._usage is not None:
+            with anyio.move_on_after(_FLUSH_S):
+                await self._usage.flush()
+        await self._sender.close()
+        await self._stores.close()
+
+
+def _observe_delivery(
+    metrics: JobMetrics, trace: JobTrace | None, delivery: WebhookDelivery
+) -> Callable[[DeliveryOutcome, int], None]:
+    """Count an attempt at a delivery, and trace it; returns what is called with its outcome and status at its end."""
+    host = urlsplit(delivery.url).hostname or ""
+    span = None if trace is None else trace.deliver(delivery.job, host, delivery.traceparent, delivery.attempts)
+
+    def end(outcome: DeliveryOutcome, status: int) -> None:
+        metrics.count_delivery(outcome)
+        if span is not None:
+            error = "" if outcome == "delivered" else str(status or "undeliverable")
+            span.end(error, {"http.response.status_code": status} if status else None)
+
+    return end
+
+
 class Background(msgspec.Struct, frozen=True):
     """What runs jobs or messages: the service without its HTTP listener, and the accounts around it."""
 
@@ -807,8 +991,6 @@ async def run_worker(
         serves_operators: listen at the operators' address.
         reread: reads the configuration again; on SIGHUP the worker takes its endpoints from it.
     """
-    from .jobs.worker.runtime import WorkerAccounts, WorkerRuntime
-    from .jobs.worker.slots import WorkerSlots
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         jobs = jobs_settings(config, "a worker")

@@ -7,7 +7,6 @@
     worker/      claims jobs for its free slots, runs them on the gateway's own service, reports
     webhooks/    an outbox of deliveries, signed and sent by workers
     batches/     OpenAI's batches: lines of a file become jobs
-    gateway      the parts that a gateway has; worker/runtime: those of a worker
 
 `router.jobs.states` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
 Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old

@@ -19,14 +19,13 @@ from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout

@@ -29,14 +29,13 @@ from cloud_pool.accounts.tenants.reservation import Charge, Demand
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared

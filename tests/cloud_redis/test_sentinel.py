@@ -17,11 +17,11 @@ from redis.exceptions import RedisError
 
 from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.accounts.identity.revocation import DEVICES_KEY
+from cloud_pool.app import JobsGateway
 from cloud_pool.cli.keys import keys
 from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreNotReplicated
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore

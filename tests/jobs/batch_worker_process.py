@@ -13,9 +13,9 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import WorkerRuntime
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.types import Chunk
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import aiohttp
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser

@@ -20,10 +20,10 @@ from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.accounts.tenants.metrics import TenantMetrics
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.app import JobsGateway
 from cloud_pool.cli.main import main
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.record import NewJob

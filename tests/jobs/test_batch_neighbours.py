@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.batches.states import is_final
 from cloud_pool.jobs.config import BatchConfig, JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser

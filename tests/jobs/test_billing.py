@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 
 from cloud_pool.accounts.tenants.redis_keys import reserved_key
 from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
+from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob, RunBill
 from cloud_pool.jobs.store.job_store import JobStore

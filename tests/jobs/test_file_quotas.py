@@ -18,10 +18,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.jobs.errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.store.redis_client import as_int, as_list, as_text
 from cloud_pool.jobs.stores import JobStores

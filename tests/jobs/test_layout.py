@@ -12,16 +12,14 @@ import redis
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.identity.config import IdentityConfig
-from cloud_pool.app import build_accounts
+from cloud_pool.app import JobsGateway, WorkerRuntime, build_accounts
 from cloud_pool.config.schema import Config
 from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.errors import JobStoreLayoutMismatch
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import NewJob
 from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT

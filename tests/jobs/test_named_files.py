@@ -17,12 +17,12 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import JobsGateway
 from cloud_pool.erasure.erasure import Erasure
 from cloud_pool.erasure.kinds import job_kinds
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser

@@ -15,9 +15,9 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantLimits
+from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.batches.processor import BatchProcessor
 from cloud_pool.jobs.config import JobsConfig, OffPeakConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.off_peak import OffPeakHours
 from cloud_pool.jobs.store.job_store import JobStore

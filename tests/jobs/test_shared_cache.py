@@ -16,9 +16,9 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.tenants.config import TenantsConfig
+from cloud_pool.app import JobsGateway
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.record import JobRecord, NewJob
 from cloud_pool.jobs.store.job_store import JobStore

@@ -11,10 +11,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.gateway import JobsGateway
+from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.layout import JOBS_LAYOUT
 from router.jobs.states import JobState

@@ -20,13 +20,12 @@ import anyio
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.jobs.batches.states import is_final
 from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.gateway import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.jobs.worker.runtime import WorkerRuntime
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from router.types import Chunk
 

@@ -1,6 +1,5 @@
 """A worker process: claims jobs, runs them on the gateway's own service, and reports their outcomes.
 
-runtime         worker, batch processor and webhook sender over one Redis
 worker          claims, leases, drain
 slots           how many jobs of a tier may run now, and which priority a free slot prefers
 reports         outcome of a run -> the job store
