@@ -53,6 +53,8 @@ from .admission import AdmissionConfig, AdmissionController, AdmissionSettings
 from .admission.division import PeerKind
 from .admission.metrics import AdmissionMetrics
 from .admission.peer_heartbeat import PeerHeartbeat, SharedTier
+from .batches.batch_api import BatchApi
+from .batches.processor import BatchProcessor
 from .cache.caching_service import CachingService
 from .cache.rules import is_private
 from .cache.shared_cache import SharedCache, read_secret
@@ -76,18 +78,11 @@ from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import Server
 from .jobs.acceptance import AcceptanceLog
-from .jobs.batches.processor import BatchProcessor
-from .jobs.config import NO_CLUSTER, JobsConfig, with_shared_redis
-from .jobs.http.batch_api import BatchApi
 from .jobs.http.dead_letter_api import DeadLetterApi
 from .jobs.http.job_api import JobApi, JobCallers
 from .jobs.metrics import JobMetrics
 from .jobs.named_files import NamedFileReader
-from .jobs.store.redis_client import redis_time
-from .jobs.store.usage_outbox import AddUsage, UsageOutbox
-from .jobs.stores import JobStores
 from .jobs.submission import SubmissionParser
-from .jobs.webhooks.outbox import WebhookDelivery
 from .jobs.worker.runner import JobRunner
 from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
@@ -100,6 +95,11 @@ from .redis.connect import open_shared_redis
 from .redis.eviction import EvictionCheck
 from .serving.service import Service, nothing_stale
 from .sessions.requests import GatewayClient, GatewaySessions
+from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
+from .storage.redis_client import redis_time
+from .storage.stores import JobStores
+from .storage.usage_outbox import AddUsage, UsageOutbox
+from .storage.webhook_outbox import WebhookDelivery
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
@@ -110,9 +110,9 @@ if TYPE_CHECKING:
 
     from .brokers.port import MessageSink, MessageSource
     from .grpc_api.server import GrpcServer
-    from .jobs.store.redis_client import RedisClient
     from .jobs.worker.metered_runner import MeteredRunner
     from .parts.request_parts import RequestParts
+    from .storage.redis_client import RedisClient
     from .streams.attempts import MessageRunner
     from .streams.config import StreamTopics
     from .streams.metrics import StreamMetrics
@@ -1027,9 +1027,9 @@ async def run_pipeline(
     """Answer messages until `stop`, then drain, in the steps of `run_worker`. Prints one line when it begins to
     receive, or to stand by. Raises ConfigError."""
     from .brokers.open import open_sink, open_source
-    from .jobs.store.durability import DurabilityCheck
-    from .jobs.store.redis_client import RedisClient
-    from .jobs.store.usage_outbox import UsageOutbox
+    from .storage.durability import DurabilityCheck
+    from .storage.redis_client import RedisClient
+    from .storage.usage_outbox import UsageOutbox
     from .streams.effects import REPLICATED, STREAM_SCRIPTS
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:

@@ -28,11 +28,11 @@ from router.numbers import MAX_PAGE
 from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
-from .jobs import errors as job_errors
-from .jobs.batches.views import BatchView
-from .jobs.http.batch_api import BatchList, BatchRequest, UploadPurpose
+from .batches.batch_api import BatchList, BatchRequest, UploadPurpose
+from .batches.views import BatchView
 from .jobs.http.job_api import JobList
 from .jobs.submission import CloudJobFields
+from .storage import errors as job_errors
 
 _IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)
 _MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.PermissionDenied)

@@ -16,10 +16,10 @@ from router.errors import CausewayError, ConfigError, JobStoreUnavailable
 
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
-from ..jobs.config import with_shared_redis
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.eviction import eviction_fault
 from ..redis.faults import client_fault
+from ..storage.config import with_shared_redis
 from .process import refuse
 
 _PATH = click.Path(path_type=Path)
@@ -84,7 +84,7 @@ async def _redis_fault(config: Config) -> str:
 
 
 async def _jobs_fault(config: Config) -> str:
-    from ..jobs.stores import JobStores
+    from ..storage.stores import JobStores
 
     stores = JobStores.open(with_shared_redis(config.jobs, config.redis))
     try:

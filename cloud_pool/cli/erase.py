@@ -22,11 +22,11 @@ from ..erasure.erasure import Erasure
 from ..erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
 from ..erasure.receipt import Receipt, Remainder, sign, verify
 from ..erasure.subject import ErasureSubject
-from ..jobs.config import with_shared_redis
-from ..jobs.stores import JobStores
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault
+from ..storage.config import with_shared_redis
+from ..storage.stores import JobStores
 from .process import OTHER_NAMES, PROGRAM, report_errors
 
 _PATH = click.Path(path_type=Path)

@@ -12,9 +12,9 @@ from redis.exceptions import RedisError
 from router.errors import CausewayError, ConfigError
 
 from ..config.loader import Flags, load_config
-from ..jobs.config import JobsConfig, with_shared_redis
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import client_fault
+from ..storage.config import JobsConfig, with_shared_redis
 
 
 @asynccontextmanager

@@ -16,13 +16,13 @@ from router.serving.commands import ask
 
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
-from ..jobs.config import with_shared_redis
-from ..jobs.store.job_store import JobStore
+from ..storage.config import with_shared_redis
+from ..storage.jobs.job_store import JobStore
 from .background import BackgroundProcess, background_command
 from .process import PROGRAM, refuse, until_stopped
 
 if TYPE_CHECKING:
-    from ..jobs.stores import JobStores
+    from ..storage.stores import JobStores
 
 _PATH = click.Path(path_type=Path)
 _AUDIT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -158,7 +158,7 @@ def _run_with_store(source: _Source, work: Callable[[JobStore], Awaitable[T]]) -
 
 
 def _run(source: _Source, work: Callable[[JobStores, Config], Awaitable[T]]) -> T:
-    from ..jobs.stores import JobStores
+    from ..storage.stores import JobStores
 
     async def run() -> T:
         config = load_config(source.config, Flags(redis=source.redis))

@@ -24,8 +24,8 @@ from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
 from ..admission import RANK, Priority
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
-from ..jobs.encryption import rotate_keys
 from ..redis.replicas import PromotableReplicas
+from ..storage.encryption import rotate_keys
 from .gateways_redis import gateways_redis, replication_of_gateways_redis
 from .process import report_errors
 

@@ -21,10 +21,10 @@ from ..degradation.config import DegradationConfig
 from ..dispatch.balancing.config import LoadBalancingConfig
 from ..grpc_api.config import GrpcConfig
 from ..http.config import OperatorConfig, ServerConfig
-from ..jobs.config import JobsConfig
 from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
 from ..sessions.config import GatewaySessionConfig
+from ..storage.config import JobsConfig
 from ..streams.config import StreamsConfig
 from ..tiers.config import TierConfig
 

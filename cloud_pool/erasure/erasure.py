@@ -13,8 +13,8 @@ from typing import Final
 
 from router.errors import CausewayError
 
-from ..jobs.errors import JobStoreRefused
-from ..jobs.store.redis_client import RedisClient, as_fields, as_int, redis_time
+from ..storage.errors import JobStoreRefused
+from ..storage.redis_client import RedisClient, as_fields, as_int, redis_time
 from .kinds import ErasedKind
 from .receipt import Receipt, Remainder
 from .subject import ErasureSubject

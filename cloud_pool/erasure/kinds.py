@@ -11,9 +11,9 @@ from typing import Protocol, cast
 import redis.asyncio
 
 from ..accounts.tenants.redis_keys import READS, SUBMISSIONS
-from ..jobs.batches.batch_store import output_file_id
-from ..jobs.store.redis_client import Reply, as_list, as_text
-from ..jobs.stores import JobStores
+from ..storage.batches.batch_store import output_file_id
+from ..storage.redis_client import Reply, as_list, as_text
+from ..storage.stores import JobStores
 from .subject import ErasureSubject
 
 _PAGE = 1000

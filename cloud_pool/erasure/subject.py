@@ -8,7 +8,7 @@ import msgspec
 
 from router.errors import ConfigError
 
-from ..jobs.record import user_digest
+from ..storage.record import user_digest
 
 
 class ErasureSubject(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,19 +1,17 @@
 """Asynchronous jobs on Redis: accepted once, run at least once, with exactly one effect.
 
-    http/        /v1/jobs, /v1/files, /v1/batches, /v1/webhooks/secret
+    http/        /v1/jobs, /v1/webhooks/secret
     submission   a caller's body -> a checked job
-    store/       accept, claim, report: JobStore and its Redis client; the durability check
-    lua/         the scripts behind it; lua/__init__.py lists the Redis keys
     worker/      claims jobs for its free slots, runs them on the gateway's own service, reports
-    webhooks/    an outbox of deliveries, signed and sent by workers
-    batches/     OpenAI's batches: lines of a file become jobs
+
+`storage` has their records, `batches` OpenAI's batches of them.
 
 `router.jobs.states` is the table of a job's life. The scripts use that table, and no other code changes a job's state.
 Every claim increments the job's `fence`. A worker that was taken for dead, or whose job was cancelled, holds an old
 fence, and its report is refused: a second run of a job never has a second effect.
 
 Accepted means: the gateway sends 202 after Redis has answered, and with `appendonly yes, appendfsync always` Redis
-answers after the record is on disk. `store/durability` refuses jobs on a Redis with weaker settings. Behind Sentinels
+answers after the record is on disk. `storage.durability` refuses jobs on a Redis with weaker settings. Behind Sentinels
 the gateway waits longer (WAIT): until each replica that could be promoted has the record. A write that too few replicas
 confirm is not undone by that: the caller gets 503 and repeats it.
 

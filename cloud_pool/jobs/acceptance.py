@@ -15,8 +15,8 @@ import msgspec
 
 from ..accounts.audit import AuditLog, AuditRecord
 from ..core.principal import Principal
-from .config import JobsConfig
-from .store.redis_client import RedisClient, redis_time
+from ..storage.config import JobsConfig
+from ..storage.redis_client import RedisClient, redis_time
 
 ACCEPTED = "accepted"
 _CHUNK = 500  # keys that Redis is asked for at a time

@@ -9,8 +9,8 @@ from router.parts.upload_terms import PART_PURPOSES
 from router.parts.uploads import Reference, Upload, is_file_id, named_files
 from router.types import RoutingHints
 
-from .batches.file_store import FileStore, StoredFile
-from .errors import FileContentLost
+from ..storage.errors import FileContentLost
+from ..storage.files.file_store import FileStore, StoredFile
 
 
 class NamedFileReader:

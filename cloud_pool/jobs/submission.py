@@ -23,11 +23,11 @@ from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..core.principal import Principal
 from ..serving.service import check_parts, check_supported
+from ..storage.config import JobsConfig
+from ..storage.off_peak import OffPeakHours, no_off_peak_hours
+from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import Tier, encoders_of
-from .config import JobsConfig
 from .named_files import refuse_named_files
-from .off_peak import OffPeakHours, no_off_peak_hours
-from .record import NewJob, Window, user_digest
 
 
 class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):

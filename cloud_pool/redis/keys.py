@@ -46,7 +46,7 @@ _ENDED = "`result_ttl_s` after the job's end, a dead letter `dead_letter_ttl_s`,
 _OPEN = "unfinished jobs"
 _QUOTA = "trimmed by age and by a quota; as long as a record may live"
 _JOBS = _keys(
-    "jobs",
+    "storage",
     "<jobs>:",
     ("layout", "string", "fixed", "one number", "version of the keys and records of jobs"),
     ("replicated", "string", "fixed", "empty", "written before WAIT"),
@@ -87,7 +87,7 @@ _JOBS = _keys(
     ("dead", "stream", "fixed", "about `max_dead_letters`", "dead letters"),
 )
 _WEBHOOKS = _keys(
-    "jobs/webhooks",
+    "storage",
     "<jobs>:",
     ("webhook:<id>", "hash", "ends", "the last attempt, after about four days", "a delivery"),
     ("webhooks", "zset", "ends", "tenants with deliveries", "tenants by when a claim looks at them next"),
@@ -102,7 +102,7 @@ _WEBHOOKS = _keys(
     ("webhook_secret:<owner>", "hash", "ttl", "400 days after its last use", "an owner's signing secrets"),
 )
 _BATCHES = _keys(
-    "jobs/batches",
+    "storage",
     "<jobs>:",
     ("file:<id>", "hash", "ends", "`file_ttl_s`, and open batches that read it", "a file's record"),
     ("file:<id>:parts", "list", "ends", "as the file", "name and bytes of its parts"),

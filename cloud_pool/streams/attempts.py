@@ -17,13 +17,13 @@ from router.serving.request import read_tags
 
 from ..accounts.tenants.config import TenantLimits
 from ..core.principal import Grants, Principal
-from ..jobs.backoff import job_retry_delay_s
-from ..jobs.config import JobsConfig
-from ..jobs.record import JobRecord, NewJob, RunBill
 from ..jobs.submission import JobSubmission, SubmissionParser
 from ..jobs.worker.execution import JobResult, execute
 from ..jobs.worker.failure_policy import classify_failure
 from ..jobs.worker.runner import JobRunner, RunReceipt
+from ..storage.backoff import job_retry_delay_s
+from ..storage.config import JobsConfig
+from ..storage.record import JobRecord, NewJob, RunBill
 from .config import StreamsConfig
 from .metrics import StreamMetrics
 from .outcome import StreamMessage

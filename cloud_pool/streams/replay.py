@@ -18,8 +18,8 @@ from router.errors import CausewayError
 from ..brokers.address import TopicAddress
 from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
 from ..brokers.ranges import MessageRange
-from ..jobs.record import RunBill
 from ..jobs.worker.execution import JobResult
+from ..storage.record import RunBill
 from .attempts import MessageRunner
 from .insistence import Insistence
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message

@@ -18,8 +18,8 @@ from router.errors import CausewayError
 
 from ..brokers.errors import BrokerUnavailable, MessageTooLarge
 from ..brokers.port import MessageSink, MessageSource
-from ..jobs.record import RunBill
 from ..jobs.worker.execution import JobResult
+from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner
 from .effects import EffectStore, KnownEffect
 from .errors import DeliveredTooOften

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.jobs.config import WebhookConfig
+from cloud_pool.storage.config import WebhookConfig
 from router.errors import ConfigError
 from tests.cloud.test_listener import CHAT, error_of, gateway, is_alive, read_to_end, talk
 from tests.jobs.conftest import clock, config, database, new_job, redis_server, store, stores  # noqa: F401  (fixtures)

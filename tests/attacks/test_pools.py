@@ -17,8 +17,8 @@ import msgspec
 import pytest
 
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.sessions.config import GatewaySessionConfig
+from cloud_pool.storage.config import JobsConfig
 from edge_node.config.schema import DeviceFilesConfig, KeyConfig, RealtimeConfig
 from edge_node.config.schema import ServerConfig as EdgeServer
 from tests.accounts.identity.token_issuer import Issuer

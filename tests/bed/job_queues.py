@@ -26,9 +26,9 @@ import redis.asyncio
 
 from cloud_pool.accounts.tenants.accounting import BYTES_PER_TOKEN
 from cloud_pool.accounts.tenants.redis_keys import usage_key
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.record import JobRecord, NewJob
+from cloud_pool.storage.stores import JobStores
 from tests.tool import run_tool
 
 from .bed import Bed, ReplicaSpeed, running_bed

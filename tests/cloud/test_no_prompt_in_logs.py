@@ -24,7 +24,7 @@ from cloud_pool.app import build, run_worker
 from cloud_pool.cli.jobs import dlq
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.storage.config import JobsConfig
 from router.serving.config import TracingConfig
 from router.serving.logs import OURS, log_loop_errors, start_log
 from tests.accounts.identity.gateway import running

@@ -14,7 +14,7 @@ import pytest
 from cloud_pool.app import build
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.jobs.config import JobsConfig
+from cloud_pool.storage.config import JobsConfig
 from tests.accounts.identity.gateway import running
 from tests.redis_server import RedisServer
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.jobs.config import JobsConfig, with_shared_redis
 from cloud_pool.redis.config import RedisConfig, parse_redis, shown_address, with_url
+from cloud_pool.storage.config import JobsConfig, with_shared_redis
 from router.errors import ConfigError
 
 SENTINELS = "redis+sentinel://a:1,b/causeway/2"

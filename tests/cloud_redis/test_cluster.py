@@ -24,11 +24,11 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
 from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
 from cloud_pool.erasure.subject import ErasureSubject
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, ensure_accounts_layout
+from cloud_pool.storage.config import JobsConfig
 from router.errors import ConfigError, RateLimited
 from router.types import Usage
 from tests.cloud_cache.gateways import Clock, ask, gateway

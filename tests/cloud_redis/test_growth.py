@@ -32,14 +32,14 @@ from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.balancing.capacity import PoolCapacity
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.redis.keys import REDIS_KEYS, declared
 from cloud_pool.redis.layout import ensure_accounts_layout
+from cloud_pool.storage.config import JobsConfig, WebhookConfig
+from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RateLimited
 from router.types import Chunk, Usage
 from tests.cloud_cache.gateways import Clock as CacheClock
@@ -321,7 +321,7 @@ async def revoke_both(day: MiniatureDay) -> None:
 def test_every_key_in_the_scripts_of_jobs_is_declared() -> None:
     """Also those that the miniature days do not write."""
     used = set()
-    for file in Path(str(files("cloud_pool.jobs.lua"))).rglob("*.lua"):
+    for file in Path(str(files("cloud_pool.storage.lua"))).rglob("*.lua"):
         used |= set(re.findall(r"\bkey\('(\w+)'", file.read_text()))
     assert "job" in used
     assert used - {key.pattern.split(":")[1] for key in REDIS_KEYS} == set()

@@ -20,13 +20,13 @@ from cloud_pool.accounts.identity.revocation import DEVICES_KEY
 from cloud_pool.app import JobsGateway
 from cloud_pool.cli.keys import keys
 from cloud_pool.jobs.acceptance import reconcile
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreNotReplicated
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.errors import JobStoreNotReplicated
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
 from router.jobs.states import JobState
 from tests.jobs.gateway import identify, serving

@@ -15,11 +15,11 @@ from redis.exceptions import RedisError
 
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cli.main import main
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.durability import DurabilityCheck
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.redis.config import RedisConfig
 from cloud_pool.redis.connect import open_shared_redis
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.durability import DurabilityCheck
+from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
 from tests.cloud_cache.gateways import Clock, ask, gateway
 from tests.jobs.scripted_worker import RunningWorker, ScriptedRunner

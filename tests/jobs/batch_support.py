@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.core.principal import NO_GRANTS
-from cloud_pool.jobs.batches.batch_store import Batch
-from cloud_pool.jobs.batches.file_store import StoredFile
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.batches.states import is_final
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.batches.batch_store import Batch
+from cloud_pool.storage.batches.states import is_final
+from cloud_pool.storage.files.file_store import StoredFile
+from cloud_pool.storage.stores import JobStores
 
 from .conftest import Clock
 

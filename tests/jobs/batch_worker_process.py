@@ -14,9 +14,9 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import WorkerRuntime
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.storage.config import JobsConfig
 from router.types import Chunk
 
 from .scripted_worker import ScriptedRunner, answers

@@ -24,14 +24,14 @@ from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfi
 from cloud_pool.accounts.tenants.metrics import TenantMetrics
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.stores import JobStores
 from router.types import Chunk
 
 from .scripted_worker import Script, ScriptedRunner, answers

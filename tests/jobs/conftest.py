@@ -14,11 +14,11 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.stores import JobStores
 
 from .redis_server import RedisServer
 

@@ -17,12 +17,12 @@ import aiohttp
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.redis.layout import JOBS_LAYOUT
+from cloud_pool.storage.config import JobsConfig, WebhookConfig
+from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RateLimited
 from tests.redis_server import RedisServer
 

@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.cache.single_flight.reply import Reply
 from cloud_pool.core.late import LateReading
 from cloud_pool.core.request_context import AnswerHead, RequestContext
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.runner import JobPiece, JobRun, JobRunner
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import ExpiredJob
 from router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]

@@ -23,15 +23,15 @@ from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.app import JobsGateway
 from cloud_pool.cli.main import main
 from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.store.replies import ExpiredJob
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import ExpiredJob
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited
 from router.openai import parse_chat
 from router.types import Chunk, RoutingHints

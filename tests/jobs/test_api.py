@@ -15,14 +15,14 @@ from aiohttp.test_utils import make_mocked_request
 
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.http.routing import begin_response
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.webhooks.outbox import WebhookOutbox
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.stores import JobStores
+from cloud_pool.storage.webhook_outbox import WebhookOutbox
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

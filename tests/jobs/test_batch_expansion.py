@@ -16,16 +16,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.batches.batch_store import Batch, CollectedLines, batch_job_id
-from cloud_pool.jobs.batches.file_store import FilePart
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.batches.states import is_final
-from cloud_pool.jobs.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.jobs.errors import FileStoreUnavailable, TokenRevoked
-from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.store.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.batches.batch_store import Batch, CollectedLines, batch_job_id
+from cloud_pool.storage.batches.states import is_final
+from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
+from cloud_pool.storage.errors import FileStoreUnavailable, TokenRevoked
+from cloud_pool.storage.files.file_store import FilePart
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
+from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
 
 from .batch_support import (

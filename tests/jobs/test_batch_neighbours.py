@@ -15,12 +15,12 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.batches.states import is_final
-from cloud_pool.jobs.config import BatchConfig, JobsConfig
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.batches.states import is_final
+from cloud_pool.storage.config import BatchConfig, JobsConfig
+from cloud_pool.storage.stores import JobStores
 
 from .batch_support import answer_jobs, create_from, custom_ids, input_file, upload
 from .conftest import Clock

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway, WorkerRuntime
-from cloud_pool.jobs.batches.input_file import InputCheck, LineSplitter
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.batches.states import BATCH_TRANSITIONS, is_final, source_states
-from cloud_pool.jobs.config import BatchConfig, JobsConfig
+from cloud_pool.batches.input_file import InputCheck, LineSplitter
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.storage.batches.states import BATCH_TRANSITIONS, is_final, source_states
+from cloud_pool.storage.config import BatchConfig, JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

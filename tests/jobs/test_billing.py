@@ -25,13 +25,13 @@ from redis.exceptions import RedisError
 from cloud_pool.accounts.tenants.redis_keys import reserved_key
 from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
 from cloud_pool.app import JobsGateway
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.record import NewJob, RunBill
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.store.usage_outbox import UsageOutbox
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob, RunBill
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.usage_outbox import UsageOutbox
 from router.errors import CloudFailed, InvalidRequest
 from router.jobs.states import JobState
 from router.types import Chunk, Usage

@@ -11,9 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.record import JobRecord, NewJob
+from cloud_pool.storage.stores import JobStores
 from router.errors import BackendError
 from router.jobs.states import JobState
 

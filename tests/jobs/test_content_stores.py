@@ -14,12 +14,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.config import FilesConfig, JobsConfig, S3Config
-from cloud_pool.jobs.content.port import ContentStore
-from cloud_pool.jobs.content.stores import ContentStores
-from cloud_pool.jobs.errors import FileContentLost, FileStoreUnavailable
-from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.storage.config import FilesConfig, JobsConfig, S3Config
+from cloud_pool.storage.errors import FileContentLost, FileStoreUnavailable
+from cloud_pool.storage.files.port import ContentStore
+from cloud_pool.storage.files.stores import ContentStores
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import ConfigError, JobStoreUnavailable
 
 from .redis_server import RedisServer

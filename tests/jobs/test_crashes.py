@@ -13,13 +13,13 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.durability import DurabilityCheck
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.durability import DurabilityCheck
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 from router.jobs.states import JobState
 from router.types import Chunk

@@ -18,14 +18,14 @@ from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.redis_keys import requests_key, usage_key
 from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
 from cloud_pool.accounts.tenants.usage import UsageBatch, UsageRecorder, read_usage
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.store.usage_outbox import UsageOutbox
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.observability.supervision import RESTART_S, keep_running
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.stores import JobStores
+from cloud_pool.storage.usage_outbox import UsageOutbox
 from router.types import Usage
 from tests.waiting import until
 

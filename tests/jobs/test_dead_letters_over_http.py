@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
 from router.errors import CloudFailed
 from router.jobs.states import JobState
 from tests.accounts.identity.token_issuer import Issuer

@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.config import FilesConfig, JobsConfig
-from cloud_pool.jobs.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
-from cloud_pool.jobs.errors import ContentKeyMissing, FileContentLost
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import as_bytes, as_text
-from cloud_pool.jobs.store.replies import LiveText
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.config import FilesConfig, JobsConfig
+from cloud_pool.storage.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
+from cloud_pool.storage.errors import ContentKeyMissing, FileContentLost
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import LiveText
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import as_bytes, as_text
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -19,10 +19,10 @@ from cloud_pool.erasure.erasure import Erasure, StillAtWork
 from cloud_pool.erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
 from cloud_pool.erasure.receipt import sign, verify
 from cloud_pool.erasure.subject import ErasureSubject
-from cloud_pool.jobs.config import FilesConfig, JobsConfig
-from cloud_pool.jobs.record import NewJob, user_digest
-from cloud_pool.jobs.store.replies import LeaseStates, LiveText
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.config import FilesConfig, JobsConfig
+from cloud_pool.storage.jobs.replies import LeaseStates, LiveText
+from cloud_pool.storage.record import NewJob, user_digest
+from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 
 from .batch_support import create_batch

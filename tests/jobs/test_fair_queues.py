@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from cloud_pool.accounts.tenants.config import TenantLimits
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_int
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient, as_int
 from router.errors import CloudFailed, QueueFull, RateLimited
 from router.types import Chunk
 

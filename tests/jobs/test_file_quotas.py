@@ -19,13 +19,13 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.jobs.errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.store.redis_client import as_int, as_list, as_text
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
+from cloud_pool.storage.errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
+from cloud_pool.storage.redis_client import as_int, as_list, as_text
+from cloud_pool.storage.stores import JobStores
 from router.errors import NotFound
 
 from .batch_support import OWNER, create_batch, create_from, custom_ids, input_file, process, rows, upload

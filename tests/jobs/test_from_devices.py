@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -14,15 +14,15 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.app import JobsGateway, WorkerRuntime, build_accounts
 from cloud_pool.config.schema import Config
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.errors import JobStoreLayoutMismatch
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.errors import JobStoreLayoutMismatch
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import ConfigError
 
 from .conftest import Clock

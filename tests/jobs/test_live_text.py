@@ -15,16 +15,16 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_int
-from cloud_pool.jobs.store.replies import LiveText
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.live_text import MAX_CHARACTERS
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import LiveText
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient, as_int
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -18,14 +18,14 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway
+from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.erasure.erasure import Erasure
 from cloud_pool.erasure.kinds import job_kinds
 from cloud_pool.erasure.subject import ErasureSubject
-from cloud_pool.jobs.batches.processor import BatchProcessor
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from router.errors import QueueFull, RateLimited
 from router.jobs.states import JobState
 from router.types import Chunk

@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.accounts.audit import AuditLog, AuditRecord
 from cloud_pool.app import JobsGateway
 from cloud_pool.cli.jobs import jobs
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.redis_client import RedisClient
 
 from .gateway import identify, serving
 from .test_api import CHAT, TIER

@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import WorkerRuntime
 from cloud_pool.cli.jobs import dlq
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.store.durability import DurabilityCheck
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.durability import DurabilityCheck
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import ConfigError, JobStoreUnavailable
 from tests.cloud.conftest import Command
 from tests.ports import free_port

@@ -18,8 +18,8 @@ from tritonclient.grpc import service_pb2_grpc
 from cloud_pool.app import build, run_worker
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.redis.config import RedisAddress
+from cloud_pool.storage.config import JobsConfig
 from tests.cloud.test_triton_client import FakeTriton, Reply, Script, piece
 from tests.cloud.unreachable import unreachable_tier
 

@@ -20,14 +20,14 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.core.late import LateReading
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.encryption import MAGIC, rotate_keys
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.record import JobRecord
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.parts.memory import FORGETS, JobMemory
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.encryption import MAGIC, rotate_keys
+from cloud_pool.storage.record import JobRecord
+from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

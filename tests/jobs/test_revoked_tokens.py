@@ -12,10 +12,10 @@ import redis.asyncio
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
 from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
 from router.jobs.states import JobState
 
 from .conftest import until

@@ -18,13 +18,13 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.app import JobsGateway
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import JobRecord, NewJob
+from cloud_pool.storage.redis_client import RedisClient
 from router.jobs.states import JobState
 from tests.cloud_cache.gateways import TIERS, Gateway, ask, gateway
 

@@ -8,13 +8,13 @@ import anyio
 import anyio.lowlevel
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
 from router.types import Chunk
 
 from .conftest import until

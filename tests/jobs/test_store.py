@@ -7,12 +7,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.lua.scripts import SCRIPTS
-from cloud_pool.jobs.record import JobRecord, NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient, as_list, as_text
-from cloud_pool.jobs.store.replies import LeaseStates
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import LeaseStates
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.record import JobRecord, NewJob
+from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound
 from router.jobs.states import FINAL_STATES, JobState
 

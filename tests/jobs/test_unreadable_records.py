@@ -11,13 +11,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.app import JobsGateway, WorkerRuntime
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.stores import JobStores
 from cloud_pool.jobs.worker.slots import WorkerSlots
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, RecordUnreadable
 from router.jobs.states import JobState
 

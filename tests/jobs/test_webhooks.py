@@ -15,11 +15,11 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.webhooks.outbox import WebhookDelivery, WebhookOutbox
+from cloud_pool.storage.config import JobsConfig, WebhookConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.webhook_outbox import WebhookDelivery, WebhookOutbox
 from router.jobs.cloud_event import event_format, parse_event
 from router.jobs.webhooks.payload import WebhookFormat
 from router.jobs.webhooks.schedule import RETRY_DELAYS_S

@@ -12,15 +12,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import Priority
-from cloud_pool.jobs.config import JobsConfig
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.record import NewJob
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
-from cloud_pool.jobs.store.replies import ClaimedJobs
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.jobs.replies import ClaimedJobs
+from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import (
     CausewayError,
     CloudFailed,

@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.stores import JobStores
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.stores import JobStores
 from router.serving.webhooks import WebhookSender
 
 from .test_webhooks import LOOPBACK

@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator
 import anyio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.lua.scripts import SCRIPTS
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.store.job_store import JobStore
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.lua.scripts import SCRIPTS
+from cloud_pool.storage.redis_client import RedisClient
 from router.types import Chunk
 
 from .scripted_worker import ScriptedRunner

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.effects import STREAM_SCRIPTS
 from tests.kafka_server import kafka_server
 from tests.nats_server import NatsServer, nats_server

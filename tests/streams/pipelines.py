@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.brokers.address import TopicAddress
 from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.attempts import MessageCallers, MessageRunner
 from cloud_pool.streams.config import StreamsConfig
 from cloud_pool.streams.effects import EffectStore

@@ -19,9 +19,9 @@ import pytest
 
 from cloud_pool.brokers.errors import BrokerUnavailable
 from cloud_pool.brokers.port import OutgoingMessage, TopicLag
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.redis_client import RedisClient
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.redis_client import RedisClient
 from router.errors import CloudFailed, CloudUnreachable
 from tests.jobs.conftest import until
 

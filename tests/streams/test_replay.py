@@ -13,8 +13,8 @@ from cloud_pool.brokers.address import BrokerLogin, TopicAddress
 from cloud_pool.brokers.errors import BrokerUnavailable
 from cloud_pool.brokers.open import open_history
 from cloud_pool.brokers.ranges import MessageRange, parse_range
-from cloud_pool.jobs.config import JobsConfig
-from cloud_pool.jobs.store.redis_client import RedisClient
+from cloud_pool.storage.config import JobsConfig
+from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.replay import MessageReplay, ReplayOutput

@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.jobs.config import JobsConfig, WebhookConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.metered_runner import MeteredRunner
 from cloud_pool.jobs.worker.runner import ServiceBackend
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.otel_tracing import OtelTracing
+from cloud_pool.storage.config import JobsConfig, WebhookConfig
 from router.errors import CloudFailed
 from router.serving.config import TracingConfig
 from tests.cloud_cache.gateways import TIERS, Client, Gateway, Script, ask, gateway

@@ -40,12 +40,12 @@ from ...core.body_memory import BodyMemory
 from ...core.principal import Principal, Scope
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
+from ...storage.config import JobsConfig
+from ...storage.errors import WebhookDisabled
+from ...storage.record import JobRecord, job_view
+from ...storage.stores import JobStores
 from ..acceptance import AcceptanceLog
-from ..config import JobsConfig
-from ..errors import WebhookDisabled
 from ..named_files import NamedFileReader
-from ..record import JobRecord, job_view
-from ..stores import JobStores
 from ..submission import CheckCost, JobSubmission, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
 from .routing import OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk

@@ -20,7 +20,7 @@ from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.single_flight.reply import STATUS_HEADER
 from ...core.request_context import AnswerHead
-from ..record import JobRecord
+from ...storage.record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from router.errors import (
     Shed,
 )
 
+from ...storage.errors import ContentKeyMissing, TokenRevoked
 from ...upstreams.triton.errors import StubProcessDied
-from ..errors import ContentKeyMissing, TokenRevoked
 
 FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
 _NOT_STARTED = (

@@ -15,9 +15,9 @@ import anyio
 
 from router.errors import JobStoreUnavailable
 
-from ..record import JobRecord
-from ..store.job_store import JobStore
-from ..store.replies import LiveText
+from ...storage.jobs.job_store import JobStore
+from ...storage.jobs.replies import LiveText
+from ...storage.record import JobRecord
 
 MAX_CHARACTERS: Final = 262_144
 """Of one run's text; what is beyond comes with the result."""

@@ -25,10 +25,10 @@ from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead
 from ...observability.tracing import JobTrace, Trace
+from ...storage.errors import TokenRevoked
+from ...storage.jobs.replies import ExpiredJob
+from ...storage.record import RunBill
 from ...upstreams.triton.cancellation import STOP_S
-from ..errors import TokenRevoked
-from ..record import RunBill
-from ..store.replies import ExpiredJob
 from .runner import JobBackend, JobPiece, JobRun
 
 _COUNT_S = 2 * STOP_S  # until the model has stopped

@@ -13,10 +13,10 @@ import anyio
 from router.errors import CausewayError, JobStoreUnavailable, RateLimited
 from router.types import Modality
 
-from ..backoff import job_retry_delay_s
-from ..config import JobsConfig
-from ..record import JobRecord, RunBill
-from ..store.job_store import JobStore
+from ...storage.backoff import job_retry_delay_s
+from ...storage.config import JobsConfig
+from ...storage.jobs.job_store import JobStore
+from ...storage.record import JobRecord, RunBill
 from .execution import JobResult
 from .failure_policy import FailureAction, classify_failure
 

@@ -34,12 +34,12 @@ from router.jobs.revisions import (
 from router.serving.logs import redacted
 from router.types import Modality
 
-from ..config import JobsConfig
-from ..errors import ContentKeyMissing
+from ...storage.config import JobsConfig
+from ...storage.errors import ContentKeyMissing
+from ...storage.jobs.job_store import JobStore
+from ...storage.jobs.replies import LateAnswer
+from ...storage.record import JobRecord
 from ..metrics import JobMetrics
-from ..record import JobRecord
-from ..store.job_store import JobStore
-from ..store.replies import LateAnswer
 from .execution import JobResult, execute, job_run_of
 from .failure_policy import classify_failure
 from .reports import JobLease, RunReports

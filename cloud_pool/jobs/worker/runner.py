@@ -19,10 +19,10 @@ from ...cache.single_flight.reply import Reply
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.balancing.pool import Pool
 from ...observability.tracing import Trace
+from ...storage.jobs.replies import ExpiredJob
+from ...storage.record import RunBill
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
-from ..record import RunBill
-from ..store.replies import ExpiredJob
 
 if TYPE_CHECKING:
     from ...core.late import LateReading

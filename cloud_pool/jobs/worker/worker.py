@@ -28,12 +28,12 @@ from router.jobs.states import JobState
 from ...lifetime import StopSignal
 from ...observability.supervision import keep_running
 from ...observability.tracing import JobTrace
-from ..config import JobsConfig
-from ..errors import ContentKeyMissing, JobStoreRefused
+from ...storage.config import JobsConfig
+from ...storage.errors import ContentKeyMissing, JobStoreRefused
+from ...storage.jobs.job_store import JobStore
+from ...storage.jobs.replies import ExpiredJob
+from ...storage.record import JobRecord
 from ..metrics import JobMetrics
-from ..record import JobRecord
-from ..store.job_store import JobStore
-from ..store.replies import ExpiredJob
 from .execution import JobResult, execute
 from .failure_policy import is_tier_unavailable
 from .live_text import TextPublisher

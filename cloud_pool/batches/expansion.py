@@ -15,15 +15,15 @@ import msgspec
 from router.errors import InvalidRequest, JobAlreadyEnded, QueueFull, RateLimited
 from router.jobs.view import encode_job_error
 
-from ...accounts.tenants.config import TenantLimits
-from ..config import BatchConfig
-from ..errors import QuotaExceeded
-from ..named_files import NamedFileReader
-from ..record import NewJob, tenant_of
-from ..stores import JobStores
-from ..submission import SubmissionParser
-from .batch_store import Batch, batch_job_id
-from .file_store import StoredFile
+from ..accounts.tenants.config import TenantLimits
+from ..jobs.named_files import NamedFileReader
+from ..jobs.submission import SubmissionParser
+from ..storage.batches.batch_store import Batch, batch_job_id
+from ..storage.config import BatchConfig
+from ..storage.errors import QuotaExceeded
+from ..storage.files.file_store import StoredFile
+from ..storage.record import NewJob, tenant_of
+from ..storage.stores import JobStores
 from .input_file import BatchLine, InvalidLine, RawLine, parse_line, read_custom_id
 from .input_reader import InputReader
 from .validation import body_check

@@ -6,10 +6,10 @@ import msgspec
 
 from router.api.files import FileView
 
-from .batch_store import COMPLETION_WINDOW, Batch
-from .file_store import StoredFile
+from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch
+from ..storage.batches.states import BatchState
+from ..storage.files.file_store import StoredFile
 from .input_file import BatchLineError
-from .states import BatchState
 
 
 class _RequestCounts(msgspec.Struct):

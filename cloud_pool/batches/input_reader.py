@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from .file_store import FilePart, FileStore, StoredFile
+from ..storage.files.file_store import FilePart, FileStore, StoredFile
 from .input_file import LineSplitter, RawLine
 
 _KEPT_PARTS = 8

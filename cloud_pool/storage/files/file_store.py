@@ -20,11 +20,11 @@ from router.errors import JobStoreUnavailable, NotFound, RecordUnreadable
 from router.parts.upload_terms import PART_PURPOSES
 
 from ..config import BatchConfig
-from ..content.port import StoreName
-from ..content.stores import ContentStores
 from ..encryption import NO_CIPHER, ContentCipher, file_place
 from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded
-from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
+from ..redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
+from .port import StoreName
+from .stores import ContentStores
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024

@@ -11,7 +11,7 @@ from router.types import Modality
 
 from ..config import JobsConfig
 from ..record import RunBill, encode_bill, parse_record
-from .redis_client import RedisClient, as_fields, as_int, as_list, as_text
+from ..redis_client import RedisClient, as_fields, as_int, as_list, as_text
 from .replies import ClaimedRevisions, LateAnswer
 
 _TOO_LATE = encode_job_error(DeadlineExceeded("the worker was lost, and the part was not read in time"))

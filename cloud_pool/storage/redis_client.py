@@ -19,12 +19,12 @@ from redis.exceptions import (
 
 from router.errors import JobStoreUnavailable
 
-from ...redis.config import RedisAddress, shown_address
-from ...redis.connect import ConnectionOptions, open_redis
-from ...redis.faults import is_unreachable, redis_fault
-from ...redis.layout import JOBS_LAYOUT, layout_fault
-from ...redis.replicas import PromotableReplicas, ReplicasUnknown
-from ..errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
+from ..redis.config import RedisAddress, shown_address
+from ..redis.connect import ConnectionOptions, open_redis
+from ..redis.faults import is_unreachable, redis_fault
+from ..redis.layout import JOBS_LAYOUT, layout_fault
+from ..redis.replicas import PromotableReplicas, ReplicasUnknown
+from .errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
 
 Reply = bytes | int | None | list["Reply"]
 Argument = bytes | str | int | float

@@ -14,9 +14,9 @@ import msgspec
 
 from router.jobs.states import JobState
 
-from ..stores import JobStores
-from .batch_store import Batch, CollectedLines, LineOutcome, ResultPart, output_file_id
-from .file_store import PART_BYTES, FilePart, StoredFile
+from ..storage.batches.batch_store import Batch, CollectedLines, LineOutcome, ResultPart, output_file_id
+from ..storage.files.file_store import PART_BYTES, FilePart, StoredFile
+from ..storage.stores import JobStores
 from .input_file import read_custom_id
 from .input_reader import InputReader
 from .output_file import output_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..encryption import ContentCipher, text_place
-from .redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
+from ..redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
 from .replies import LiveText
 
 _FOLLOWED_MS = 10_000

@@ -22,20 +22,20 @@ from router.serving.request import send_continue
 from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
-from ...accounts.model_access import AllowedTiers
-from ...core.body_memory import BodyMemory
-from ...core.principal import Grants, Principal, Scope
-from ...http.request_reader import read_body, read_headers
-from ...observability.tracing import JobTrace
-from ..acceptance import AcceptanceLog
-from ..batches.batch_store import COMPLETION_WINDOW
-from ..batches.file_store import PART_BYTES
-from ..batches.views import BatchView, batch_view, file_view
-from ..config import JobsConfig
-from ..errors import FileContentLost
-from ..off_peak import OffPeakHours, no_off_peak_hours
-from ..stores import JobStores
-from .routing import Route, begin_response, enqueue_span, route, write_chunk
+from ..accounts.model_access import AllowedTiers
+from ..core.body_memory import BodyMemory
+from ..core.principal import Grants, Principal, Scope
+from ..http.request_reader import read_body, read_headers
+from ..jobs.acceptance import AcceptanceLog
+from ..jobs.http.routing import Route, begin_response, enqueue_span, route, write_chunk
+from ..observability.tracing import JobTrace
+from ..storage.batches.batch_store import COMPLETION_WINDOW
+from ..storage.config import JobsConfig
+from ..storage.errors import FileContentLost
+from ..storage.files.file_store import PART_BYTES
+from ..storage.off_peak import OffPeakHours, no_off_peak_hours
+from ..storage.stores import JobStores
+from .views import BatchView, batch_view, file_view
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024

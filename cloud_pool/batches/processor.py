@@ -24,18 +24,18 @@ import msgspec
 from router.errors import JobAlreadyEnded, JobStoreUnavailable, NotFound, RecordUnreadable
 from router.serving.logs import redacted
 
-from ...accounts.tenants.config import TenantLimits
-from ..config import JobsConfig
-from ..errors import FileContentLost, FileStoreUnavailable
-from ..stores import JobStores
-from ..submission import SubmissionParser
-from .batch_store import Batch, batch_job_id
+from ..accounts.tenants.config import TenantLimits
+from ..jobs.submission import SubmissionParser
+from ..storage.batches.batch_store import Batch, batch_job_id
+from ..storage.batches.states import BatchState
+from ..storage.config import JobsConfig
+from ..storage.errors import FileContentLost, FileStoreUnavailable
+from ..storage.files.file_store import StoredFile
+from ..storage.stores import JobStores
 from .collection import BatchCollection
 from .expansion import BatchExpansion
-from .file_store import StoredFile
 from .input_file import BatchLineError
 from .input_reader import InputReader
-from .states import BatchState
 from .validation import check_input
 
 _log = logging.getLogger("causeway.cloud.batches")

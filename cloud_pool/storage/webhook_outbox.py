@@ -17,8 +17,8 @@ import msgspec
 
 from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 
-from ..config import WebhookConfig
-from ..store.redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
+from .config import WebhookConfig
+from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 _OVERLAP_MS = 24 * 3600 * 1000  # a rotated secret stays valid for a day
 _LEASE_MARGIN_S = 15.0

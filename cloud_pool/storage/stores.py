@@ -7,15 +7,15 @@ from collections.abc import Callable
 import msgspec
 
 from .batches.batch_store import BatchStore
-from .batches.file_store import FileStore
 from .config import JobsConfig
-from .content.stores import ContentStores
+from .durability import DurabilityCheck
 from .encryption import ContentCipher
+from .files.file_store import FileStore
+from .files.stores import ContentStores
+from .jobs.job_store import JobStore
 from .lua.scripts import REPLICATED, SCRIPTS
-from .store.durability import DurabilityCheck
-from .store.job_store import JobStore
-from .store.redis_client import RedisClient, redis_time
-from .webhooks.outbox import WebhookOutbox
+from .redis_client import RedisClient, redis_time
+from .webhook_outbox import WebhookOutbox
 
 
 class JobStores(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from redis.exceptions import RedisError
 
 from router.errors import JobStoreUnavailable
 
-from ...accounts.tenants.usage import UsageBatch
-from ...redis.faults import is_wrong_data, redis_fault
+from ..accounts.tenants.usage import UsageBatch
+from ..redis.faults import is_wrong_data, redis_fault
 from .redis_client import RedisClient, as_fields
 
 _INTERVAL_S = 1.0

@@ -19,23 +19,14 @@ from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig
 from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
+from ..listing import list_newest
 from ..off_peak import OffPeakHours
 from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
+from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .acceptance import job_cost, refusal, same_key_conflict, unfinished_jobs
 from .late_answers import LateAnswers
-from .listing import list_newest
 from .live_texts import LiveTexts
-from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .replies import (
-    AcceptedJob,
-    ClaimedJobs,
-    DeadLetter,
-    DueJobs,
-    ExpiredJob,
-    LeaseStates,
-    QueueDepth,
-    QueueDepths,
-)
+from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, LeaseStates, QueueDepth, QueueDepths
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()

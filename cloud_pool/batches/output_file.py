@@ -7,7 +7,7 @@ import msgspec
 from router.errors import CausewayError
 from router.jobs.states import JobState
 
-from .batch_store import Batch, LineOutcome, ResultPart, batch_job_id
+from ..storage.batches.batch_store import Batch, LineOutcome, ResultPart, batch_job_id
 
 
 class _LineResponse(msgspec.Struct):

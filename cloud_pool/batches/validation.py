@@ -8,11 +8,11 @@ from contextlib import aclosing
 import anyio
 import msgspec
 
-from ...core.principal import Grants
-from ..config import BatchConfig
-from ..submission import SubmissionParser
-from .batch_store import Batch
-from .file_store import StoredFile
+from ..core.principal import Grants
+from ..jobs.submission import SubmissionParser
+from ..storage.batches.batch_store import Batch
+from ..storage.config import BatchConfig
+from ..storage.files.file_store import StoredFile
 from .input_file import CheckBody, InputCheck
 from .input_reader import InputReader
 

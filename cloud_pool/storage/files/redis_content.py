@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import FileContentLost
-from ..store.redis_client import RedisClient, as_bytes
+from ..redis_client import RedisClient, as_bytes
 from .port import StoreName
 
 

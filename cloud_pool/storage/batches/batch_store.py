@@ -16,10 +16,10 @@ from ...core.principal import NO_GRANTS, Grants
 from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, result_place
 from ..errors import QuotaExceeded
+from ..files.file_store import FilePart, too_many_files
+from ..listing import list_newest
 from ..record import Window
-from ..store.listing import list_newest
-from ..store.redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .file_store import FilePart, too_many_files
+from ..redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .states import BatchState, is_final, source_states
 
 COMPLETION_WINDOW = "24h"

@@ -6,7 +6,7 @@ from router.errors import ConfigError
 
 from ..config import FilesConfig
 from ..errors import FileStoreUnavailable
-from ..store.redis_client import RedisClient
+from ..redis_client import RedisClient
 from .path_content import PathContent
 from .port import ContentStore
 from .redis_content import RedisContent

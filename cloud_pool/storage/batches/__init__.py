@@ -1,0 +1,1 @@
+"""Batches in Redis, and the life of one."""
