@@ -14,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
+from cloud_pool.admission.metrics import AdmissionMetrics
 from cloud_pool.cli.main import main
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.metrics import JobMetrics
@@ -59,6 +60,7 @@ def exported() -> set[str]:
     """Return the series that a gateway and a worker export."""
     registry = CollectorRegistry()
     JobMetrics(registry)
+    AdmissionMetrics(registry)
     families = [*Metrics().registry.collect(), *registry.collect()]
     return {f.name + ("_total" if f.type == "counter" else "") for f in families}
 
