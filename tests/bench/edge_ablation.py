@@ -54,9 +54,9 @@ def _without_ready_response() -> None:
     class PlainResponse(web.Response):
         def __init__(self, http: web.BaseRequest, lines: str, body: bytes) -> None:
             headers = dict(line.split(": ", 1) for line in lines.split("\r\n") if line)
-            super().__init__(body=body, headers=headers | {"Server": responses.SERVER})
+            super().__init__(body=body, headers=headers)
 
-        def send(self) -> None: ...
+        def end(self) -> None: ...
 
     vars(responses)["PrebuiltResponse"] = PlainResponse
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from ..responses import SERVER
-
 SHARED: Final = Path(__file__).parent / "page"
 _TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -19,7 +17,6 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
 }
 HEADERS: Final = {
-    "Server": SERVER,
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",

@@ -53,7 +53,6 @@ class RealtimeSocket:
             protocols=(PROTOCOL,),
             decode_text=False,
         )
-        self.response.headers[hdrs.SERVER] = "causeway"  # aiohttp would name the versions of itself and of Python
 
     async def open(self) -> None:
         """Answer the handshake. Raises InvalidRequest."""
