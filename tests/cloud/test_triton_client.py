@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import struct
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeAlias
+from types import SimpleNamespace
+from typing import TypeAlias, cast
 
 import anyio
 import grpc
@@ -15,6 +17,8 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.admission import AdmissionController
+from cloud_pool.cache.caching_service import CachingService
+from cloud_pool.cache.shared_cache import SharedCache
 from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
@@ -353,15 +357,23 @@ def tier() -> Tier:
     return Tier(TierConfig(name="stock", model="vllm_model", template_file="x", max_tokens=77), chat_format)
 
 
+def service_of(
+    triton: TritonClient, request: Request, admission: AdmissionController
+) -> tuple[Service, RequestContext]:
+    """Return a service over one endpoint, and a request for it."""
+    pool = Pool(TierEndpoints("stock", "vllm_model", (parse_endpoint_address("t:1"),)), lambda _: triton)
+    runtime = TierRuntime(tier(), admission, Dispatcher(pool))
+    service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
+    context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
+    return service, context
+
+
 @asynccontextmanager
 async def answering(
     triton: TritonClient, request: Request, admission: AdmissionController
 ) -> AsyncIterator[AsyncIterator[Chunk]]:
     """The chunks of a service's answer, to be read one by one."""
-    pool = Pool(TierEndpoints("stock", "vllm_model", (parse_endpoint_address("t:1"),)), lambda _: triton)
-    runtime = TierRuntime(tier(), admission, Dispatcher(pool))
-    service = Service({"stock": runtime}, TierFallback(DegradationConfig(), {"stock": TierSignals(pool, admission)}))
-    context = RequestContext(id="r", request=request, tier=tier(), deadline=time.monotonic() + PATIENCE_S)
+    service, context = service_of(triton, request, admission)
     async with aclosing(service.answer(context)) as pieces:
         yield (piece async for piece in pieces if isinstance(piece, Chunk))
 
@@ -389,6 +401,35 @@ async def test_stock_backend() -> None:
     assert sent["text_input"][4:] == b"<|u|>hi < |u|>"
     assert b'"max_tokens":77' in sent["sampling_parameters"]
     assert admission.running == 0
+
+
+def generators_here() -> int:
+    """Return how many async generators of the gateway are resumed to get here."""
+    count, frame = 0, inspect.currentframe()
+    while frame is not None:
+        ours = "cloud_pool" in frame.f_code.co_filename
+        count += ours and bool(frame.f_code.co_flags & inspect.CO_ASYNC_GENERATOR)
+        frame = frame.f_back
+    return count
+
+
+@pytest.mark.parametrize(("cached", "most"), [(False, 3), (True, 4)])
+async def test_a_token_passes_few_generators(cached: bool, most: int) -> None:
+    """Each one costs a resumption a token: the client's, the dispatcher's, the service's; then the shared cache's."""
+    counts: list[int] = []
+
+    def clock() -> float:
+        counts.append(generators_here())
+        return time.monotonic()
+
+    cache = SimpleNamespace(key=lambda *_: None, metrics=SimpleNamespace(answered=lambda _: None)) if cached else None
+    async with bed(two_pieces) as (_, triton):
+        vars(triton)["_clock"] = clock
+        service, context = service_of(triton, CHAT, AdmissionController(1, 0))
+        _reply, pieces = CachingService(cast("SharedCache", cache), service.answer).reply(context)
+        async with aclosing(pieces):
+            assert [piece async for piece in pieces]
+    assert max(counts) == most
 
 
 async def aborted(request: object, context: object) -> AsyncIterator[Reply]:
