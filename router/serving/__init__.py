@@ -8,7 +8,7 @@
                        console         what the pages of device and fleet share
     the process        config          limits of numbers, sections that both configurations have
                        logs, gauges    the log; numbers read at a scrape; otel: traces
-                       commands        questions at the terminal, the event loop; private_files: folders of data
+                       commands        questions at the terminal, the event loop; folders: folders of data
 
 It knows HTTP and the answers of router, and no storage: what differs between the three is an argument. Nothing else in
 router imports it.
