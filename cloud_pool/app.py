@@ -30,6 +30,7 @@ from router.serving.gauges import GaugeCollector
 from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
+from router.serving.process import tune_garbage_collector
 from router.serving.request import Handler
 from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
@@ -86,7 +87,7 @@ from .jobs.submission import SubmissionParser
 from .jobs.worker.runner import JobRunner
 from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
-from .lifetime import Closing, StopSignal, open_all, run_with_tasks, tune_garbage_collector
+from .lifetime import Closing, StopSignal, open_all, run_with_tasks
 from .observability.event_loop_lag import EventLoopLag
 from .observability.metrics import Metrics
 from .observability.supervision import keep_running

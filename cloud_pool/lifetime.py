@@ -5,7 +5,6 @@ A background task that fails ends the process: its error leaves `run_with_tasks`
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -15,7 +14,6 @@ from anyio.abc import TaskGroup
 from router.errors import ConfigError
 
 Closing = Callable[[], Awaitable[None]]
-_GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation
 
 
 class StopSignal(Protocol):
@@ -60,14 +58,3 @@ async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> b
     for error in errors:
         raise error
     return True
-
-
-def tune_garbage_collector() -> None:
-    """Exclude what exists after the start from collections, and collect young objects less often.
-
-    A collection of all that a gateway imports and builds takes 70 ms, in which no stream goes on and calls with a
-    short timeout, such as the shared cache's, fail.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)

@@ -19,12 +19,13 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
+from router.serving.process import end_with_parent
+
 from ..upstreams.triton.connection import TritonConnection
 from .log_filter import LogFilter
 from .server_process import (
     Ports,
     count_living_children,
-    end_with_parent,
     hide_in_command_line,
     is_ready,
     remove_leftovers,

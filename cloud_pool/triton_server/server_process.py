@@ -7,7 +7,6 @@ group and their memory carries our prefix, so both can be removed without touchi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -24,7 +23,6 @@ from .environment import TritonEnvironment
 
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = "triton_python_backend_shm_region_causeway"
-_PR_SET_PDEATHSIG = 1
 _ALMOST_NEVER = 2**31 - 1
 _READY_S = 2.0
 
@@ -168,8 +166,3 @@ def clear_orphans() -> None:
         pid = region.name.removeprefix(_REGION).partition("_")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             region.unlink(missing_ok=True)
-
-
-def end_with_parent() -> None:
-    """In the child before exec: get SIGTERM when the launcher dies, even by kill -9 (Linux, prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 import math
 import signal
@@ -19,6 +18,7 @@ import anyio
 
 from router.serving.listener import Address, ConnectionTable, Listener, raise_file_limit
 from router.serving.logs import redacted
+from router.serving.process import tune_garbage_collector
 from router.web_origins import WebOrigins, listener_hosts
 
 from ..config.schema import Config, ServerConfig
@@ -36,7 +36,6 @@ _POLL_S = 2.0
 _SWEEP_S = 5.0
 _READY_POLL_S = 0.05
 _STARTING_S = 5.0  # between two messages to systemd while no target can answer
-_GC_THRESHOLD = 10_000  # allocations between collections of the youngest generation: about fifty requests
 
 
 class StopRequest:
@@ -237,7 +236,7 @@ class App:
             loop.add_signal_handler(signal.SIGTERM, terminate)
             loop.add_signal_handler(signal.SIGINT, interrupt)
             loop.add_signal_handler(signal.SIGHUP, self._reload_requested.set)
-            _tune_garbage_collector()
+            tune_garbage_collector()
             on_listening(self)
             async with anyio.create_task_group() as serving:
                 serving.start_soon(self._call_when_ready, on_ready)
@@ -355,10 +354,3 @@ def _sync(work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
 async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _tune_garbage_collector() -> None:
-    """Exclude the objects that exist after the start from collections, and collect young objects less often."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)

@@ -9,6 +9,7 @@
     the process        config          limits of numbers, sections that both configurations have
                        logs, gauges    the log; numbers read at a scrape; otel: traces
                        commands        questions at the terminal, the event loop; folders: folders of data
+                       process         few collections of garbage, an end with the parent
 
 It knows HTTP and the answers of router, and no storage: what differs between the three is an argument. Nothing else in
 router imports it.

@@ -63,7 +63,7 @@ def _without_ready_response() -> None:
 
 def _without_gc_settings() -> None:
     """Python's own thresholds, and all objects of the start in each full collection."""
-    vars(lifecycle)["_tune_garbage_collector"] = lambda: None
+    vars(lifecycle)["tune_garbage_collector"] = lambda: None
 
 
 PATCHES: Mapping[str, Callable[[], None]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -19,8 +18,9 @@ from pathlib import Path
 import httpx
 import psutil
 
+from router.serving.process import end_with_parent
+
 READY = "ready "
-_PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16 * 1024
 _LINE_BYTES = 1 << 20
 _POLL_S = 0.05
@@ -69,7 +69,7 @@ class ChildProcess:
                 env=self._environ,
                 limit=_LINE_BYTES,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         self._reader = asyncio.create_task(self._read())
 
@@ -198,8 +198,3 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _exit_status(code: int) -> str:
     return f"status {code}" if code >= 0 else signal.Signals(-code).name
-
-
-def _end_with_parent() -> None:
-    """Run in the child before exec: request SIGTERM when `up` dies, even from kill -9 (Linux, prctl(2))."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
