@@ -152,3 +152,14 @@ async def test_closed_connections_make_room(server: Server) -> None:
                 assert await client.answer() == (200, b"fine")
         await until(lambda: server.tcp.stats().open == 0)
     assert server.tcp.stats().closed_idle == 0
+
+
+async def test_a_request_that_the_end_of_a_drain_cuts_is_told_so(server: Server) -> None:
+    server.gate.clear()
+    async with connected(server.port) as client:
+        await client.send(ASK)
+        await until(lambda: server.listener.in_flight == 1)
+        await server.listener.close()
+        status, body = await client.answer()
+        assert (status, code(body)) == (503, "draining")
+        assert await client.closed()
