@@ -39,8 +39,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "router" / "README.md"
 BEGIN, END = "<!-- hops -->\n", "<!-- /hops -->\n"
 MAX_DAEMON_FILES = 29
-MAX_CHAT_FILES = {"edge": 39, "gateway": 79}
-MAX_JOB_FILES, MAX_WORKER_DEPTH = 143, 25
+MAX_CHAT_FILES = {"edge": 38, "gateway": 78}
+MAX_JOB_FILES, MAX_WORKER_DEPTH = 142, 25
 _CHILD = "models.llama_cpp.process.child"
 _ROLE = "CAUSEWAY_HOPS_PROCESS"
 _TIMEOUT_S = 60.0
@@ -48,16 +48,9 @@ _TIMEOUT_S = 60.0
 _PERIODIC = frozenset({"_every", "_supervise", "_sweep", "watch", "_refresh"}) | frozenset(
     {"_measure_queues", "_promote_and_expire", "_renew_leases"}
 )
-_IDLE_LOOPS = frozenset(
-    {
-        "cloud_pool/jobs/batches/processor.py",
-        "cloud_pool/jobs/store/usage_outbox.py",
-        "edge_node/jobs/running/cancelling.py",
-        "router/serving/webhooks.py",
-    }
-)
-"""Files whose `run` is such a task."""
-_COMMAND = re.compile(r"/cli/|/__main__\.py")  # below the event loop, in every stack
+_IDLE_LOOPS = ("batches/processor.py", "/usage_outbox.py", "jobs/running/cancelling.py", "serving/webhooks.py")
+"""Ends of the files whose `run` is such a task."""
+_COMMAND = re.compile(r"/cli/|/__main__\.py|serving/commands\.py")  # below the event loop, in every stack
 _CHAT, _JOBS = "/v1/chat/completions", "/v1/jobs"
 _NO_ENGINE = ("engine.enabled=false", "cloud.probe_interval_s=60s", "jobs.jitter_s=0")
 
@@ -168,7 +161,7 @@ class _Tracer:
         above: FrameType | None = frame
         while above is not None:
             name, file = above.f_code.co_name, _own_file(above)
-            if name in _PERIODIC or (name == "run" and file in _IDLE_LOOPS):
+            if name in _PERIODIC or (name == "run" and file.endswith(_IDLE_LOOPS)):
                 return
             depth += file != "" and not _COMMAND.search(file)
             above = above.f_back
