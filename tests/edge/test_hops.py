@@ -33,6 +33,13 @@ def test_a_streamed_device_answer_passes_few_files_and_the_page_lists_them() -> 
     assert [file for file in listed if not (ROOT / file).is_file()] == []
 
 
+@pytest.mark.parametrize("way", ["chat", "job"])
+def test_the_files_that_the_page_names_on_a_way_exist(way: str) -> None:
+    named = named_files(PAGE, way)
+    assert named
+    assert [file for file in named if not (ROOT / file).is_file()] == []
+
+
 @pytest.mark.slow
 def test_a_forwarded_chat_passes_few_files_and_takes_the_way_of_the_page() -> None:
     hops = measure_chat()
