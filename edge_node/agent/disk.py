@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
+
+from router.serving.folders import sync
 
 
 class Disk:
@@ -20,11 +21,11 @@ class Disk:
             file.write(content)
 
     def sync(self, path: Path) -> None:
-        _sync(path)
+        sync(path)
 
     def sync_folder(self, path: Path) -> None:
         """Sync the names in a folder."""
-        _sync(path)
+        sync(path)
 
     def rename(self, old: Path, new: Path) -> None:
         old.replace(new)
@@ -71,11 +72,3 @@ class Disk:
         self.make_folders(path.parent)
         self.make_folder(path)
         self.sync_folder(path.parent)
-
-
-def _sync(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

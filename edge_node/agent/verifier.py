@@ -7,7 +7,6 @@ which is synced, refuses that.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -36,6 +35,7 @@ from router.bundle.refusals import (
 )
 from router.bundle.rollout import MAX_PLAN_BYTES, RolloutPlan, assigned_bundle, read_plan
 
+from .disk import Disk
 from .inspection import Looked, LookRequest
 
 Fetch = Callable[[str], Iterator[bytes]]
@@ -170,7 +170,7 @@ class UpdateVerifier:
                 message = f"{role} has version {found.get(role, 0)}, but version {version} was verified before"
                 raise MetadataRollback(message)
         if found != floor:
-            _write_synced(path, msgspec.json.encode(found, order="deterministic"))
+            Disk().replace_synced(path, msgspec.json.encode(found, order="deterministic"))
 
     def _versions(self) -> dict[str, int]:
         root = Metadata[Root].from_file(str(self._folder / "root.json")).signed
@@ -259,20 +259,6 @@ def _read_floor(path: Path) -> dict[str, int]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
     except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    with partial.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def look(request: LookRequest, fetch: Fetch, monotonic: Callable[[], float]) -> Looked:

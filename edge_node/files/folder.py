@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.parts.uploads import PREFIX
+from router.serving.folders import sync
 from router.types import Prefer
 
 from ..box_time import ClockMark
@@ -88,13 +89,13 @@ class FileFolder:
         for path in self._path.glob(f"*{_UNREADABLE}"):
             if _read_header(path) is not None:
                 path.replace(path.with_name(path.name.partition(".")[0]))
-                self._sync()
+                sync(self._path)
 
     def set_aside(self, name: str, expires: float) -> None:
         """Set a file aside until `expires`, s of the box's own time. (4)"""
         path = self._path / name
         path.replace(path.with_name(f"{name}.{int(expires)}{_UNREADABLE}"))
-        self._sync()
+        sync(self._path)
 
     def sweep_aside(self, now: float) -> int:
         """Erase the files that were set aside and have expired; return how many are left. (4)"""
@@ -118,7 +119,7 @@ class FileFolder:
         draft.finish(header)
         self.write_mark(mark)
         draft.path.replace(self._path / file.id)
-        self._sync()
+        sync(self._path)
 
     def discard(self, draft: Draft) -> None:
         """Erase a draft."""
@@ -166,14 +167,7 @@ class FileFolder:
         except OSError as error:  # the name goes all the same
             log.warning("an uploaded file was deleted without being overwritten: %s", error.strerror)
         path.unlink()
-        self._sync()
-
-    def _sync(self) -> None:
-        folder = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(self._path)
 
 
 class Draft:

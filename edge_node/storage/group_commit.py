@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from router.errors import CausewayError, JobStoreUnavailable
+from router.serving.folders import sync
 from router.serving.logs import redacted
 
 from ..observability.faults import Fault
@@ -247,7 +248,7 @@ class GroupCommit:
             database.executescript(f"BEGIN;{self._schema}")
             self._tables.load(database)
             database.execute("COMMIT")
-            _sync_folder(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
+            sync(self._path.parent.parent)  # SQLite syncs the folder of the file, but not the folder's own name
         except BaseException:
             database.close()
             raise
@@ -287,14 +288,6 @@ class GroupCommit:
 
 def _is_corrupt(error: sqlite3.DatabaseError) -> bool:
     return any(text in str(error) for text in CORRUPT_MESSAGES)
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def _deliver(units: list[_Work[object]]) -> None:

@@ -1,4 +1,4 @@
-"""Keeping a folder of data from other accounts."""
+"""Folders of data: rights that keep other accounts out, and names that survive a power cut."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ def close_to_others(folder: Path, own: re.Pattern[str]) -> Iterator[OSError]:
                 _close_file(name, at)
             except OSError as error:
                 yield OSError(error.errno, error.strerror, str(Path(path) / name))
+
+
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on the disk. Raises OSError."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _close_file(name: str, folder: int) -> None:

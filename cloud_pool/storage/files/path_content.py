@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from anyio import to_thread
 
 from router.errors import ConfigError
+from router.serving.folders import sync
 
 from ..errors import FileContentLost, FileStoreUnavailable
 from .port import StoreName
@@ -62,8 +63,8 @@ class PathContent:
             except OSError:
                 draft.unlink(missing_ok=True)
                 raise
-            _sync_folder(folder)
-            _sync_folder(self._root)
+            sync(folder)
+            sync(self._root)
 
         await _in_thread(write)
 
@@ -106,12 +107,3 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise FileStoreUnavailable(
             f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
