@@ -5,7 +5,6 @@ The state between redirect and callback is in the browser's cookie, so any proce
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import secrets
 from pathlib import Path
@@ -18,6 +17,7 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
+from router.bundle.protocol import base64url
 from router.errors import AuthenticationFailed, PermissionDenied
 
 from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, OperatorsDoc, role_of
@@ -70,7 +70,7 @@ class OidcClient:
             SignInFailed: The issuer does not answer.
         """
         pending = PendingSignIn(*(secrets.token_urlsafe(32) for _ in range(3)))
-        challenge = base64.urlsafe_b64encode(hashlib.sha256(pending.verifier.encode()).digest()).rstrip(b"=").decode()
+        challenge = base64url(hashlib.sha256(pending.verifier.encode()).digest())
         async with self._http() as http:
             discovery = await self._discover(http)
         query = {

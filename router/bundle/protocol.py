@@ -18,7 +18,9 @@ same token and key gives the same identity again, because the first answer may h
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from base64 import urlsafe_b64encode
 from enum import StrEnum
 from typing import Annotated
 
@@ -38,6 +40,17 @@ Text = Annotated[str, Meta(max_length=1000)]
 Key = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{43}$")]  # a raw Ed25519 public key, base64url
 Labels = Annotated[dict[Annotated[str, Meta(max_length=63)], Annotated[str, Meta(max_length=63)]], Meta(max_length=32)]
 Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+
+
+def base64url(data: bytes) -> str:
+    """Return base64url without padding, as keys and signatures have it."""
+    return urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def key_id(public: str) -> str:
+    """Return the thumbprint (RFC 7638) of a public Ed25519 key: the same key always has the same `kid`."""
+    canonical = f'{{"crv":"Ed25519","kty":"OKP","x":"{public}"}}'
+    return base64url(hashlib.sha256(canonical.encode()).digest())
 
 
 class BoxState(StrEnum):

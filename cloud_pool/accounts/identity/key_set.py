@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,6 +15,7 @@ from typing import Literal, Protocol
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from router.bundle.protocol import base64url, key_id
 from router.errors import ConfigError
 
 CHECK_EVERY_S = 1.0
@@ -50,10 +50,9 @@ class Jwks(msgspec.Struct, frozen=True):
 
 
 def public_jwk(key: Ed25519PublicKey) -> Jwk:
-    """Return the JWK of a key. Its `kid` is the key's thumbprint (RFC 7638): the same key always has the same name."""
-    x = _unpadded(key.public_bytes_raw())
-    canonical = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
-    return Jwk(kid=_unpadded(hashlib.sha256(canonical.encode()).digest()), x=x, kty="OKP", crv="Ed25519")
+    """Return the JWK of a key, named by its thumbprint."""
+    x = base64url(key.public_bytes_raw())
+    return Jwk(kid=key_id(x), x=x, kty="OKP", crv="Ed25519")
 
 
 def read_jwks(path: Path) -> Jwks:
@@ -160,7 +159,3 @@ class KeySet:
         except OSError:
             return (0, 0, 0)
         return (status.st_ino, status.st_mtime_ns, status.st_size)
-
-
-def _unpadded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -8,7 +8,6 @@ A key in a TPM or a secure element is another `DeviceKey`, which `open_key` woul
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from router.bundle.manifest import Name
+from router.bundle.protocol import base64url
 from router.bundle.rollout import Device
 from router.errors import ConfigError
 
@@ -72,10 +72,10 @@ class FileKey:
 
     @property
     def public(self) -> str:
-        return _unpadded(self._private.public_key().public_bytes_raw())
+        return base64url(self._private.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> str:
-        return _unpadded(self._private.sign(data))
+        return base64url(self._private.sign(data))
 
     @classmethod
     def create(cls, path: Path) -> FileKey:
@@ -170,7 +170,3 @@ def _write(path: Path, content: bytes, flags: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _unpadded(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

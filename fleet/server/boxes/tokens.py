@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
-from base64 import urlsafe_b64encode
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from jwt.algorithms import OKPAlgorithm
 
+from router.bundle.protocol import base64url, key_id
 from router.errors import AuthenticationFailed, ConfigError
 
 from ...trust.files import write_new
@@ -44,9 +43,8 @@ class TokenKey:
         self.report_keys = ReportKeys(key)
         self._public = key.public_key()
         self._issuer = issuer
-        x = urlsafe_b64encode(self._public.public_bytes_raw()).rstrip(b"=").decode()
-        thumbprint = hashlib.sha256(f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'.encode())  # RFC 7638
-        self._kid = urlsafe_b64encode(thumbprint.digest()).rstrip(b"=").decode()
+        x = base64url(self._public.public_bytes_raw())
+        self._kid = key_id(x)
         public = {"kid": self._kid, "kty": "OKP", "crv": "Ed25519", "alg": _ALGORITHM, "use": "sig", "x": x}
         self.jwks = msgspec.json.encode({"keys": [public]})
 
