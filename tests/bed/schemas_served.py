@@ -37,8 +37,9 @@ routes: [{{name: all, use: [edge]}}]
 """
 TIERS = "tiers: [{{name: {model}, concurrency: 4, max_queued: 64}}]\n"
 BOUNDS = {"string": ("maxLength", 16), "array": ("maxItems", 1)}
-FORMATS = {"date-time", "date", "time", "duration", "uuid", "email", "uri", "ipv4", "ipv6", "hostname"}
-CLOSED = {"enum", "const", "pattern", "$ref"}
+LONG = 40  # characters of a string with a pattern, an address or a link
+FIXED = {"date-time", "date", "time", "duration", "uuid", "ipv4", "ipv6", "hostname"}
+ANY = {"type": ["string", "integer", "boolean", "null"], "maxLength": 16}
 _DEADLINE_S = 600.0
 Counts = collections.Counter[str]
 
@@ -47,10 +48,19 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema with BOUNDS wherever it has none: free strings, lists, other properties."""
     copied = copy.deepcopy(schema)
     for part in _schemas(copied):
+        for name, member in part.get("properties", {}).items():
+            if member == {}:
+                part["properties"][name] = dict(ANY)
         types = part.get("type", ())
         for kind in [types] if isinstance(types, str) else types:
             key, most = BOUNDS.get(kind, ("", 0))
-            if key and key not in part and not CLOSED & part.keys() and part.get("format") not in FORMATS:
+            if (
+                key
+                and key not in part
+                and not {"enum", "const", "$ref"} & part.keys()
+                and part.get("format") not in FIXED
+            ):
+                most = LONG if {"pattern", "format"} & part.keys() else most
                 part[key] = max(most, part.get(key.replace("max", "min"), 0))
             if "patternProperties" in part and not part.get("properties"):
                 part["maxProperties"] = 3
@@ -59,6 +69,8 @@ def bounded(schema: dict[str, Any]) -> dict[str, Any]:
                     part["additionalProperties"] = False
                 else:
                     part |= {"propertyNames": {"pattern": "^[a-z]{1,8}$"}, "maxProperties": 3}
+            if kind == "object" and part.get("properties") == {}:
+                part["additionalProperties"] = False
     return copied
 
 
@@ -89,8 +101,12 @@ class Side:
             body["tool_choice"] = {"type": "function", "function": {"name": "f"}}
         else:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
-        async with session.post(self._url, json=body) as response:
-            answer = await response.json()
+        while True:
+            async with session.post(self._url, json=body) as response:
+                answer = await response.json()
+            if response.status != 429:
+                break
+            await asyncio.sleep(1.0)  # the server is slower than the bed
         if response.status != 200:
             return f"status {response.status}: {answer['error']['message']}"
         choice = answer["choices"][0]

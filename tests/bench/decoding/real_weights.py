@@ -34,7 +34,7 @@ from tests.tool import run_tool
 
 from ..__main__ import RESULTS, cells, machine, with_section
 from ..rows import Row
-from . import constrained
+from . import constrained, embeddings
 from .raw import Raw
 from .servers import LlamaServer, OurEngine, llama_server, our_engine
 
@@ -115,6 +115,8 @@ async def _measure(path: Path, rounds: int) -> list[Row]:
             first, again = await _first_tokens(ours, 0), await _first_tokens(ours, 0)
             repeated, opened = await _lookup(path, ours, rounds)
             held = await constrained.measure(ours, rounds)
+        async with our_engine(path, EngineConfig(context_tokens=embeddings.CONTEXT)) as ours:
+            held.append(await embeddings.measure(ours))
         restarted = [await _after_restart(path, number) for number in range(1, RESTARTS + 1)]
     raw.close()
     new, decoding = [one_round.new for one_round in one], [one_round.decoding for one_round in one]
