@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import click
 import numpy as np
 
 from fleet.rollout.life import RolloutState
+from tests.tool import run_tool
 
 from .boxes import Effect
 from .polls import PollModel, polls_after_wake, reconnect_storm, revert_times
@@ -64,4 +66,4 @@ def outcome_line(runs: Sequence[RolloutRun], boxes: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_tool(main))
