@@ -62,8 +62,7 @@ from .observability.metrics import Metrics
 from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.costly_signals import CostlySignals
-from .serving.generation import SharedGenerations
-from .serving.request_context import Records
+from .serving.generation import Records, SharedGenerations
 from .serving.semantic_checks import SemanticChecks
 from .serving.service import AnswerSources, Service
 from .serving.shadow import Shadows

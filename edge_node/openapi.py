@@ -49,7 +49,7 @@ from .http.inspection import Readiness
 from .jobs.api import EdgeJobList
 from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .jobs.record import EdgeJobView
-from .serving.request_context import Status
+from .serving.generation import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT
 from .version import daemon_version

@@ -21,8 +21,7 @@ from ..jobs.entry import JobEntry
 from ..modalities.entry import AudioEntry
 from ..observability.metrics import Metrics
 from ..serving.admission import Admission
-from ..serving.generation import SharedGenerations
-from ..serving.request_context import Records
+from ..serving.generation import Records, SharedGenerations
 from ..serving.service import Service
 from ..serving.shadow import Shadows
 from ..sessions.requests import DeviceClient

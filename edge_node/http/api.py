@@ -28,8 +28,7 @@ from router.serving.request import Handler, allowed_methods, read_traceparent, s
 from router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
 from router.types import Request
 
-from ..serving.generation import policy_label
-from ..serving.request_context import Records, RequestContext
+from ..serving.generation import Records, RequestContext, policy_label
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 from .request_reader import Endpoint, RequestReader

@@ -27,7 +27,7 @@ from router.types import AUTO, Route
 
 from ..clock import Clock
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from ..serving.request_context import Status
+from ..serving.generation import Status
 from ..serving.service import Service
 from ..storage.decisions import MAX_QUERY_LIMIT, DecisionQuery, DecisionStore
 from ..storage.policies import PolicyReport, PolicyStore

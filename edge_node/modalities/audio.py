@@ -53,7 +53,7 @@ from router.types import (
 )
 
 from ..serving.admission import Admission
-from ..serving.request_context import Records, Status
+from ..serving.generation import Records, Status
 from ..signals.collector import SignalCollector
 from .sound import NO_SPEECH, PCM_HZ, SpokenText
 from .speaker import NothingToSpeak, Speaker

@@ -1,8 +1,8 @@
 """One request from admission to outcome. Read in this order:
 
-`service` (the table of hops), `request_context` (one client's request), `generation` (the making of one answer, and its
-sharing between identical requests), `attempts` (the targets, one after the other), `admission` (rate limit and bounded
-concurrency). `costly_signals` is part of some decisions only; `part_encoders` and `projectors` read the sounds and
+`service` (the table of hops), `generation` (one client's request, the making of one answer, and its sharing between
+identical requests), `attempts` (the targets, one after the other), `admission` (rate limit and bounded concurrency).
+`costly_signals` is part of some decisions only; `part_encoders` and `projectors` read the sounds and
 pictures of a request, `shadow` and `shadow_question` ask the other side after an answer, `semantic_checks` compares
 some semantic answers with new ones.
 """

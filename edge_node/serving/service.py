@@ -6,7 +6,7 @@
                          that means the same; `generation`: identical requests in progress share one answer
     Request → Decision   `router.decision.decide`: pure; `costly_signals`: what it reads, where the policy names it
     Decision → Chunks    `attempts`: run targets in order; after the first byte no other target may answer
-    Chunks → Outcome     `request_context`: exactly one per request: metrics, trace, decision record
+    Chunks → Outcome     `generation`: exactly one per request: metrics, trace, decision record
 
 A cache hit needs no permit: it does not queue behind the work that it saves. The files that one streamed answer of the
 device passes, in order, are listed in router/README.md.
@@ -49,8 +49,15 @@ from ..storage.cache import AnswerCache, CacheHit, StoredAnswer
 from .admission import Admission
 from .attempts import AttemptRunner
 from .costly_signals import CostlySignals
-from .generation import Generation, SemanticCheck, SharedGeneration, SharedGenerations, Subscriber
-from .request_context import Records, RequestContext
+from .generation import (
+    Generation,
+    Records,
+    RequestContext,
+    SemanticCheck,
+    SharedGeneration,
+    SharedGenerations,
+    Subscriber,
+)
 
 if TYPE_CHECKING:
     from .shadow import Shadows

@@ -26,7 +26,7 @@ from ..http.api import new_decision_id
 from ..http.request_reader import RequestReader, routing_hints
 from ..modalities.entry import AudioEntry
 from ..modalities.sound import NO_SPEECH
-from ..serving.request_context import RequestContext
+from ..serving.generation import RequestContext
 from ..serving.service import Service
 from ..storage.policies import PolicyStore
 

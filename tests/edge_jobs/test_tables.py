@@ -21,8 +21,7 @@ from edge_node.jobs.tables.acceptance import OutboxAcceptance
 from edge_node.jobs.tables.rows import OutboxRows
 from edge_node.jobs.tables.runs import READ_BYTES, OutboxRuns
 from edge_node.jobs.tables.schema import QUERIES, SCHEMA
-from edge_node.serving.generation import Generation
-from edge_node.serving.request_context import RequestContext
+from edge_node.serving.generation import Generation, RequestContext
 from edge_node.serving.service import Service
 from router.errors import CloudFailed, NotFound
 from router.jobs.states import JobEvent

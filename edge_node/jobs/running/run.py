@@ -30,7 +30,7 @@ from ...backends.backend import JobTerms
 from ...box_time import BoxTime
 from ...clock import Clock
 from ...config.schema import OutboxConfig
-from ...serving.request_context import RequestContext
+from ...serving.generation import RequestContext
 from ...serving.service import Service
 from ..feed import RunningText
 from ..record import JobAnswer, Lane
