@@ -22,6 +22,7 @@ import msgspec
 from anyio.abc import TaskGroup
 
 from router.errors import Draining
+from router.serving.reply import GenerationRestarted
 from router.tool_calls.ids import with_own_ids
 from router.types import Chunk
 
@@ -36,7 +37,6 @@ from .single_flight.resume import EmittedPrefix, ResumeFilter
 from .single_flight.shared_generation import (
     CoalescedGeneration,
     CoalescedSubscriber,
-    GenerationRestarted,
     SharingFailed,
 )
 from .store import FollowLimitReached, GenerationKey, LeaderLease, RedisUnavailable, RemoteLeader

@@ -5,14 +5,10 @@ the request ends, `finish` turns them into the one Outcome.
 
 A shared generation runs in a task of its own, which belongs to no request: every subscriber, the one that started it
 included, reads the pieces as they arrive, and the task is cancelled when the last subscriber leaves.
-
-The buffer keeps all pieces for subscribers that join late. Past `buffer_bytes` no request can join, pieces that every
-subscriber has read are dropped, and the producer waits for the slowest subscriber: memory stays bounded.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +26,6 @@ from router.errors import (
     ClientGone,
     CloudFailed,
     CloudRefused,
-    DeadlineExceeded,
     Draining,
     InvalidRequest,
 )
@@ -38,7 +33,7 @@ from router.openai import CachedAnswer
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY, concerned
 from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Piece, ReplayingReply
+from router.serving.reply import AnswerHead, AnswerReader, Piece, ReplayingReply, SharedAnswer
 from router.tool_calls.ids import with_own_ids
 from router.types import (
     AttemptRecord,
@@ -78,8 +73,6 @@ log = logging.getLogger(__name__)
 
 Status = Literal["ok", "error", "cancelled", "rejected"]
 BUFFER_BYTES = 1 << 20
-_PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
-_FLOAT_BYTES = 32
 _CHARACTERS_PER_TOKEN = 4  # of English text, where no model has counted
 _FALLBACK = "fallback"
 _HANDOFF = "handoff"
@@ -504,16 +497,15 @@ class RequestContext:
 # --- single-flight ---------------------------------------------------------------------------------------------------
 
 
-class Subscriber:
+class Subscriber(AnswerReader):
     """One reader's position in a shared generation."""
 
-    def __init__(self, shared: SharedGeneration, *, joined: bool) -> None:
+    def __init__(self, shared: SharedGeneration) -> None:
+        super().__init__(joined=shared.was_joined)
         self.shared = shared
-        self.joined = joined  # another request has started the generation
-        self.position = 0  # of the next piece, counted from the first
 
     async def next(self, deadline: float) -> Piece | None:
-        """The next piece, None after the last.
+        """Return the next piece, None after the last.
 
         Raises:
             CausewayError: the generation failed; DeadlineExceeded may also be this subscriber's own deadline
@@ -522,115 +514,30 @@ class Subscriber:
         return await self.shared.read(self, deadline)
 
 
-class SharedGeneration:
+class SharedGeneration(SharedAnswer[Piece, Subscriber]):
     """A generation with its buffered answer: the `Reply` of the attempts, and the source of all subscribers."""
 
     def __init__(self, generation: Generation, buffer_bytes: int = BUFFER_BYTES) -> None:
+        super().__init__(buffer_bytes)
         self.generation = generation
         self.head: AnswerHead | None = None
-        self.error: CausewayError | None = None
-        self.finished = False
-        self.abandoned = False
         self.scope = anyio.CancelScope()
-        self._pieces: list[Piece] = []
-        self._dropped = 0  # pieces before the first one in the buffer
-        self._bytes = 0
-        self._buffer_bytes = buffer_bytes
-        self._subscribers: set[Subscriber] = set()
-        self._started = False  # its first subscriber is there
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    @property
-    def subscribers(self) -> int:
-        return len(self._subscribers)
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Approximate."""
-        return self._bytes
-
-    @property
-    def complete(self) -> bool:
-        """Whether the buffer still holds every piece so far; otherwise the answer can be neither joined nor cached."""
-        return self._dropped == 0 and self._bytes <= self._buffer_bytes
 
     @property
     def joinable(self) -> bool:
-        return self.complete and not self.finished and not self.abandoned
-
-    @property
-    def pieces(self) -> tuple[Piece, ...]:
-        return tuple(self._pieces)
+        return self.whole and not self.finished and not self.abandoned
 
     async def commit(self, head: AnswerHead) -> None:
         self.head = head
 
-    async def send(self, piece: Piece) -> None:
-        self._pieces.append(piece)
-        self._bytes += _size_bytes(piece)
-        self._wake()
-        while self._bytes > self._buffer_bytes and not self._trim():
-            await self._change(None)
-
-    def finish(self, error: CausewayError | None) -> None:
-        """End the answer: complete when `error` is None."""
-        self.error = error
-        self.finished = True
-        self._wake()
-
-    def _trim(self) -> bool:
-        """Drop the pieces that every subscriber has read. Returns False when the buffer is still too full."""
-        slowest = min((subscriber.position for subscriber in self._subscribers), default=self._dropped)
-        count = slowest - self._dropped
-        read, self._pieces = self._pieces[:count], self._pieces[count:]
-        self._dropped = slowest
-        self._bytes -= sum(map(_size_bytes, read))
-        return self._bytes <= self._buffer_bytes
-
     def join(self) -> Subscriber:
-        subscriber = Subscriber(self, joined=self._started)
-        self._started = True
-        self._subscribers.add(subscriber)
-        return subscriber
+        return self.add(Subscriber(self))
 
     def leave(self, subscriber: Subscriber) -> None:
-        self._subscribers.discard(subscriber)
-        if not self._subscribers:
+        super().leave(subscriber)
+        if not self.subscribers:
             self.abandoned = True
             self.scope.cancel()
-        self._wake()
-
-    async def read(self, subscriber: Subscriber, deadline: float) -> Piece | None:
-        while True:
-            at = subscriber.position - self._dropped
-            if at < len(self._pieces):
-                subscriber.position += 1
-                if self._bytes > self._buffer_bytes:
-                    self._wake()  # the producer may be waiting for this subscriber
-                return self._pieces[at]
-            if self.finished:
-                if self.error is not None:
-                    raise self.error
-                return None
-            await self._change(deadline, joined=subscriber.joined)
-
-    async def _change(self, deadline: float | None, *, joined: bool = False) -> None:
-        loop = asyncio.get_running_loop()
-        change: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(change)
-        timer = None if deadline is None else loop.call_at(deadline, _expire, change, joined)
-        try:
-            await change
-        finally:
-            self._waiting.discard(change)
-            if timer is not None:
-                timer.cancel()
-
-    def _wake(self) -> None:
-        for change in self._waiting:
-            if not change.done():
-                change.set_result(None)
-        self._waiting.clear()
 
 
 Produce = Callable[[SharedGeneration], Awaitable[None]]
@@ -649,7 +556,7 @@ class SharedGenerations:
     @property
     def subscribers(self) -> int:
         """Of all generations together."""
-        return sum(shared.subscribers for shared in self._by_key.values())
+        return sum(len(shared.subscribers) for shared in self._by_key.values())
 
     def start(self, tasks: anyio.abc.TaskGroup) -> None:
         """Run generations as children of `tasks`."""
@@ -697,16 +604,3 @@ async def _outcome(shared: SharedGeneration, produce: Produce) -> CausewayError 
         log.error("a generation failed unexpectedly: %s", redacted(error))
         return CausewayError("internal error")
     return None
-
-
-def _expire(change: asyncio.Future[None], joined: bool) -> None:
-    if not change.done():
-        what = "while an identical request was being answered" if joined else "before the answer was complete"
-        change.set_exception(DeadlineExceeded(f"the deadline passed {what}"))
-
-
-def _size_bytes(piece: Piece) -> int:
-    if isinstance(piece, Chunk):
-        arguments = sum(len(call.arguments) for call in piece.tool_calls)
-        return _PIECE_BYTES + len(piece.text) + len(piece.reasoning) + arguments + _PIECE_BYTES * len(piece.logprobs)
-    return sum(_FLOAT_BYTES * len(vector) for vector in piece.vectors)

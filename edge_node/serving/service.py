@@ -389,7 +389,7 @@ class Service:
 
     async def _generate_shared(self, shared: SharedGeneration) -> None:
         await self._generate(shared.generation, shared)
-        if shared.complete:
+        if shared.whole:
             self._store(shared)
 
     async def _generate(self, generation: Generation, reply: Reply[AnswerHead]) -> None:
@@ -434,7 +434,7 @@ class Service:
 
     def _store(self, shared: SharedGeneration) -> None:
         """Cache the answer, unless a hit would differ from what the policy's first choice answers."""
-        generation, pieces = shared.generation, shared.pieces
+        generation, pieces = shared.generation, shared.pieces()
         target, decision = generation.target, generation.decision
         assert target is not None
         assert decision is not None

@@ -2,7 +2,8 @@
 
     bytes → handler    listener        sockets, connections, limits, drain
                        request         path, method, headers, a bounded body; upload: multipart forms
-    reply → bytes      reply           what takes an answer; responses: the answer over HTTP, whole or streamed
+    reply → bytes      reply           what takes an answer, for one request or for several (single flight)
+                       responses       the answer over HTTP, whole or streamed
     other ways         live            sessions over WebSocket
                        webhooks        notices of jobs, until their receivers take them
                        console         what the pages of device and fleet share

@@ -1,17 +1,25 @@
-"""The interface between serving and what takes an answer: a client, or the buffer of a shared generation."""
+"""What takes an answer: the interface of a reply to a client, and the buffer of an answer for several requests.
+
+The buffer (single flight) keeps all pieces for requests that join late. Past `buffer_bytes` no request can join, pieces
+that every subscriber has read are dropped, and the producer waits for the slowest subscriber: memory stays bounded.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from ..errors import DeadlineExceeded
 from ..openai import CachedAnswer
 from ..types import CacheStatus, Chunk, Embeddings, Route
 
 Piece = Chunk | Embeddings
 Head = TypeVar("Head", contravariant=True)
+_PIECE_BYTES = 160  # a Chunk without its text; about as much per logprob
+_FLOAT_BYTES = 32
 
 
 class AnswerHead(msgspec.Struct, frozen=True):
@@ -61,3 +69,154 @@ class ReplayingReply(ClientReply[AnswerHead], Protocol):
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
         """Take a complete answer from the cache, instead of `commit` and `send`."""
         ...
+
+
+class GenerationRestarted(Exception):
+    """The answer restarts from its beginning."""
+
+
+class AnswerReader:
+    """One request's position in a shared answer. `interruption`: its next read raises it, once."""
+
+    def __init__(self, *, joined: bool) -> None:
+        self.joined = joined  # another request has started the generation
+        self.position = 0  # of the next piece, counted from the first
+        self.interruption: Exception | None = None
+
+
+P = TypeVar("P", bound=Piece)
+R = TypeVar("R", bound=AnswerReader)
+
+
+class SharedAnswer(Generic[P, R]):
+    """The buffered pieces of an answer, between its producer and its subscribers."""
+
+    def __init__(self, buffer_bytes: int) -> None:
+        self.subscribers: list[R] = []  # the one that has waited longest first
+        self.was_joined = False  # its first subscriber is, or was, there
+        self.finished = False
+        self.abandoned = False
+        self.fault: Exception | None = None
+        self._pieces: list[P] = []
+        self._dropped = 0  # pieces before the first one in the buffer
+        self._bytes = 0
+        self._buffer_bytes = buffer_bytes
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the buffer still holds every piece so far; otherwise the answer can be neither joined nor stored."""
+        return self._dropped == 0 and self._bytes <= self._buffer_bytes
+
+    @property
+    def length(self) -> int:
+        """The number of pieces so far, dropped ones included."""
+        return self._dropped + len(self._pieces)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Approximate size of the buffered pieces."""
+        return self._bytes
+
+    def pieces(self, after: int = 0) -> tuple[P, ...]:
+        """Return the pieces from number `after` on; only of an answer that is `whole`."""
+        return tuple(self._pieces[after:])
+
+    # --- the producer's side -----------------------------------------------------------------------------------------
+
+    async def send(self, piece: P) -> None:
+        """Append a piece; return when the buffer has room for another one."""
+        self._pieces.append(piece)
+        self._bytes += _size_bytes(piece)
+        self._wake()
+        while self._bytes > self._buffer_bytes and not self._trim():
+            await self._change(None)
+
+    def restart(self) -> None:
+        """Drop the pieces so far: the answer starts over."""
+        self._pieces, self._dropped, self._bytes = [], 0, 0
+        for subscriber in self.subscribers:
+            subscriber.position, subscriber.interruption = 0, GenerationRestarted()
+        self._wake()
+
+    def finish(self, fault: Exception | None = None) -> None:
+        """End the answer; without a fault it is complete."""
+        self.fault, self.finished = fault, True
+        self._wake()
+
+    def _trim(self) -> bool:
+        """Drop the pieces that every subscriber has read. Returns False when the buffer is still too full."""
+        slowest = min((subscriber.position for subscriber in self.subscribers), default=self.length)
+        count = max(0, slowest - self._dropped)
+        read, self._pieces = self._pieces[:count], self._pieces[count:]
+        self._dropped += count
+        self._bytes -= sum(map(_size_bytes, read))
+        return self._bytes <= self._buffer_bytes
+
+    # --- the subscribers' side ---------------------------------------------------------------------------------------
+
+    def add(self, subscriber: R) -> R:
+        """Return the new subscriber."""
+        self.subscribers.append(subscriber)
+        self.was_joined = True
+        return subscriber
+
+    def leave(self, subscriber: R) -> None:
+        """Remove a subscriber, if it is still there."""
+        if subscriber in self.subscribers:
+            self.subscribers.remove(subscriber)
+        self._wake()
+
+    async def read(self, subscriber: R, deadline: float) -> P | None:
+        """Return the subscriber's next piece, None after the last.
+
+        Raises:
+            Exception: its interruption, or the answer's fault.
+            DeadlineExceeded: the deadline (monotonic, s) passed.
+        """
+        while True:
+            if subscriber.interruption is not None:
+                interruption, subscriber.interruption = subscriber.interruption, None
+                raise interruption
+            at = subscriber.position - self._dropped
+            if at < len(self._pieces):
+                subscriber.position += 1
+                if self._bytes > self._buffer_bytes:
+                    self._wake()  # the producer may be waiting for this subscriber
+                return self._pieces[at]
+            if self.finished:
+                if self.fault is not None:
+                    raise self.fault
+                return None
+            await self._change(deadline, joined=subscriber.joined)
+
+    async def _change(self, deadline: float | None, *, joined: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        change: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(change)
+        timer = None if deadline is None else loop.call_at(deadline, _expire, change, joined)
+        try:
+            await change
+        finally:
+            self._waiting.discard(change)
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        for change in self._waiting:
+            if not change.done():
+                change.set_result(None)
+        self._waiting.clear()
+
+
+def _expire(change: asyncio.Future[None], joined: bool) -> None:
+    if not change.done():
+        what = "while an identical request was being answered" if joined else "before the answer was complete"
+        change.set_exception(DeadlineExceeded(f"the deadline passed {what}"))
+
+
+def _size_bytes(piece: Piece) -> int:
+    if isinstance(piece, Chunk):
+        arguments = sum(len(call.arguments) for call in piece.tool_calls)
+        return _PIECE_BYTES + len(piece.text) + len(piece.reasoning) + arguments + _PIECE_BYTES * len(piece.logprobs)
+    return sum(_FLOAT_BYTES * len(vector) for vector in piece.vectors)

@@ -198,7 +198,7 @@ async def test_a_large_answer_waits_for_the_slowest_subscriber_in_bounded_memory
         rest = asyncio.ensure_future(read_all(fast))
         assert len(await read_all(slow)) == 40 * size
         assert len(await rest) == 34 * size
-        assert not fast.shared.complete
+        assert not fast.shared.whole
         assert fast.shared.buffered_bytes <= BUFFER_BYTES + 2 * size
 
 

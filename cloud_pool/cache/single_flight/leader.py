@@ -135,7 +135,7 @@ class GenerationLeader:
 
     async def _store_answer(self, lease: LeaderLease, request: Request) -> str:
         """Return the outcome for the trace. Raises RedisUnavailable."""
-        head, chunks = self._generation.head or AnswerHead(), self._generation.chunks()
+        head, chunks = self._generation.head or AnswerHead(), self._generation.pieces()
         value = self._codec.pack(lease.key.cache_key, head, request, chunks) if head.keep else None
         if value is None:
             self._metrics.fault("not_stored")
@@ -206,7 +206,7 @@ class GenerationLeader:
     def _unpublished(self) -> bytes:
         """The chunks that may not have arrived: a call that timed out may have arrived all the same."""
         first = self._published
-        return pack_batch(first, None if first else self._generation.head, self._generation.chunks(first))
+        return pack_batch(first, None if first else self._generation.head, self._generation.pieces(first))
 
 
 async def _ignore_unavailable(call: Awaitable[None]) -> None:
