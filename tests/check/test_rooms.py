@@ -21,6 +21,9 @@ MORE_PARAMETERS = {
 """Constructors that take more today. An entry may shrink or go; none is added."""
 IN_BOTH = {"App", "Config", "Metrics", "Permit", "Readiness", "RequestContext", "ServerConfig", "Service"}
 """Classes with the same part in device and gateway. An entry may go; none is added."""
+LONG_BODY = 4  # statements
+IN_TWO_PACKAGES = {"edge_node: _decode", "models: decode_answer"}
+"""Functions of one body in two packages. An entry may go; none is added."""
 SMALL_BYTES = 200  # markers, and packages without a docstring of their own
 VAGUE = {"utils", "common", "manager", "base", "helpers", "misc"}
 # Words of an older vocabulary, spelled backwards so that this file is no hit itself.
@@ -156,6 +159,37 @@ def test_no_file_stands_twice() -> None:
             if path.is_file() and path.stat().st_size > SMALL_BYTES and not {"sdk", "__pycache__"} & set(parts):
                 places[sha256(path.read_bytes()).digest()].append("/".join(parts))
     assert [files for files in places.values() if len(files) > 1] == []
+
+
+def long_bodies(tree: ast.Module) -> dict[str, str]:
+    """Return the bodies of functions with at least LONG_BODY statements, docstrings apart, with their names."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            statements = [part for one in body for part in ast.walk(one) if isinstance(part, ast.stmt)]
+            if len(statements) >= LONG_BODY:
+                found["\n".join(map(ast.unparse, body)).replace("self._", "self.")] = node.name
+    return found
+
+
+def test_no_body_stands_in_two_packages() -> None:
+    """What two packages need is one function in `router`."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for package in PACKAGES:
+        bodies: dict[str, str] = {}
+        for path in python_files(package):
+            if "sdk" not in path.relative_to(ROOT).parts:
+                bodies |= {body: f"{package}: {name}" for body, name in long_bodies(parse(path)).items()}
+        for body, name in bodies.items():
+            places[body].append(name)
+    assert [names for names in places.values() if len(names) > 1 and set(names) != IN_TWO_PACKAGES] == []
+
+
+def test_a_body_is_seen_without_its_docstring() -> None:
+    plain = "def a(self):\n    b = self.c\n    for d in b:\n        if d:\n            print(d)\n    return b"
+    told = plain.replace("def a(self):", 'async def e(self):\n    """Print."""').replace("self.c", "self._c")
+    assert long_bodies(ast.parse(plain)).keys() == long_bodies(ast.parse(told)).keys() != set()
 
 
 def test_few_class_names_stand_in_both_edge_and_gateway() -> None:
