@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 
 import anyio
 import msgspec
-from aiohttp import hdrs
 from anyio import to_thread
 from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry
@@ -31,7 +30,7 @@ from router.serving.listener import Listener
 from router.serving.live.live_session import Detect
 from router.serving.live.sessions import Sessions
 from router.serving.process import tune_garbage_collector
-from router.serving.request import Handler
+from router.serving.request import Handler, read_authorization
 from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.accounts import Accounts
@@ -769,7 +768,7 @@ def build_jobs(
         settings,
         tiers,
         JobCallers(
-            lambda http: accounts.authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, "")),
+            lambda http: accounts.authenticator.principal(read_authorization(http)),
             accounts.ledger.limits,
             accounts.accounting.check_cost,
             accounts.ledger.admit_submission,

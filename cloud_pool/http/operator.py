@@ -22,7 +22,7 @@ from aiohttp import hdrs, web
 
 from router.errors import CausewayError, ConfigError, InvalidRequest, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
-from router.serving.request import Handler, allowed_methods, served_method
+from router.serving.request import Handler, allowed_methods, read_authorization, served_method
 from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
@@ -102,7 +102,7 @@ class OperatorRoutes:
         sent = served_method(http.method, http.headers)
         if handler is not None and (sent, http.path) in self._free:
             return handler
-        caller = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+        caller = self._authenticator.principal(read_authorization(http))
         caller.require("admin")
         if handler is None and (found := self._more(http)) is not None:
             if sent != hdrs.METH_GET:

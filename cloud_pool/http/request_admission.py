@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from router.errors import BodyTooLarge, Draining
 from router.parts.reading import text_bytes
 from router.parts.uploads import FILE_MARK
+from router.serving.request import read_authorization
 from router.types import Request, RoutingHints
 
 from ..accounts.identity.authenticator import Authenticator
@@ -67,7 +68,7 @@ class RequestAdmission:
 
     def principal(self, http: web.BaseRequest) -> Principal:
         """Raises AuthenticationFailed, IdentityUnavailable or QueueFull."""
-        principal = self._authenticator.principal(http.headers.get(hdrs.AUTHORIZATION, ""))
+        principal = self._authenticator.principal(read_authorization(http))
         self._bodies.enter(http, principal.caller)
         return principal
 
@@ -121,7 +122,7 @@ class RequestAdmission:
 
     async def admit(self, http: web.BaseRequest, parse: Parse, arrived_at: float, entry: LedgerEntry) -> RequestContext:
         """Authenticate, parse and admit a request that arrived at `arrived_at` (monotonic, s). Raises CausewayError."""
-        principal = self.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
+        principal = self.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self.with_files(await self.read(http, principal), principal, http)
         parsed = parse(body, RoutingHints(client=principal.device, deadline_ms=inbound.deadline_ms, tags=inbound.tags))

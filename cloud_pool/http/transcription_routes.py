@@ -21,6 +21,7 @@ from router.openai.audio import (
 )
 from router.openai.audio.form import parse_form
 from router.serving.logs import REQUEST
+from router.serving.request import read_authorization
 from router.serving.responses import JSON, STREAMED, EventStream, header_lines
 from router.types import Chunk, RoutingHints, Usage
 
@@ -77,7 +78,7 @@ class TranscriptionRoutes:
         self, http: web.BaseRequest, arrived_at: float, entry: LedgerEntry
     ) -> tuple[RequestContext, TranscriptionRequest]:
         """Raises CausewayError."""
-        principal = self._admission.caller(http.headers.get(hdrs.AUTHORIZATION, ""), entry, http)
+        principal = self._admission.caller(read_authorization(http), entry, http)
         inbound = read_headers(http.headers.items(), entry.id)
         body = await self._admission.read(http, principal, form=True)
         request = parse_transcription(parse_form(body, http.headers[hdrs.CONTENT_TYPE]))

@@ -38,7 +38,7 @@ from router.serving.request import (
     TAGS,
     arrived_body,
     combined,
-    one_value,
+    read_authorization,
     read_choice,
     read_deadline_ms,
     read_tags,
@@ -150,7 +150,7 @@ class RequestReader:
 
     def caller(self, request: web.BaseRequest) -> Caller:
         """Raises AuthenticationFailed, or InvalidRequest for two keys."""
-        return self.identify(one_value("authorization", request.headers.getall(hdrs.AUTHORIZATION, ())), request)
+        return self.identify(read_authorization(request), request)
 
     def identify(self, authorization: str | None, request: web.BaseRequest) -> Caller:
         """The client that sends this value of `Authorization`. Raises AuthenticationFailed."""

@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from router.errors import AuthenticationFailed, ConfigError, PermissionDenied
-from router.serving.request import one_value
+from router.serving.request import one_value, read_authorization
 
 from ..store.database import Store
 from ..store.operators import PREFIX, end_session, find_session, new_session
@@ -66,7 +66,7 @@ class SignIn:
 
     async def operator(self, http: web.Request) -> Operator:
         """Return the operator of a request. Raises as `require`."""
-        kind, _, secret = http.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
+        kind, _, secret = read_authorization(http).partition(" ")
         if kind.lower() == "bearer" and secret:
             return self._tokens.get(_hash(secret.strip())) or await self._session(secret.strip())
         cookie = http.cookies.get(COOKIE, "")

@@ -95,6 +95,11 @@ def one_value(name: str, values: Sequence[str]) -> str:
     return values[0] if values else ""
 
 
+def read_authorization(http: web.BaseRequest) -> str:
+    """Return the header `Authorization`; "" if there is none. Raises InvalidRequest: there are two that differ."""
+    return one_value("authorization", http.headers.getall(hdrs.AUTHORIZATION, ()))
+
+
 def members(lines: Iterable[str]) -> list[str]:
     """Return the members of a list header, of all its lines. Empty ones are left out, as RFC 9110 asks."""
     return [text for line in lines for member in line.split(",") if (text := member.strip(" \t"))]

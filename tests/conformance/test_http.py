@@ -191,6 +191,15 @@ def test_a_client_that_waits_for_100_continue_gets_it(surface: Surface) -> None:
     assert received.split(b"\r\n\r\n")[-1].endswith(b"}")
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/jobs", "/v1/files", "/v1/jobs/job_1"])
+def test_two_credentials_that_differ_are_400_and_twice_the_same_is_one(surface: Surface, path: str) -> None:
+    for second, refused in (("another", True), (surface.api_key, False)):
+        head = [f"GET {path} HTTP/1.1", f"Host: {surface.host}", "Connection: close"]
+        head += [f"Authorization: Bearer {key}" for key in (surface.api_key, second)]
+        received = surface.raw("\r\n".join([*head, "", ""]).encode())
+        assert (received.split()[1] == b"400") is refused, received
+
+
 def test_a_connection_stays_open_after_an_answer_a_stream_and_an_error(surface: Surface) -> None:
     whole, stream, bad = _body(surface), _body(surface, stream=True), b"{"
     request = b"".join(_head(surface, body) + body for body in (whole, stream, bad, stream))

@@ -28,7 +28,7 @@ from ...realtime import CloseCode, RealtimeSession
 from ...trackers.fair_share import FairShare
 from ..config import SessionConfig
 from ..gauges import Gauge
-from ..request import members, one_value
+from ..request import members, read_authorization
 from .live_session import Client, LiveSession, SessionRequests
 from .socket import RealtimeSocket
 
@@ -272,7 +272,7 @@ class Sessions(Generic[Client]):
 
 def _authorization(http: web.BaseRequest) -> str:
     """The header `Authorization`, or what a browser sends instead: the key as a subprotocol. Raises InvalidRequest."""
-    sent = one_value("authorization", http.headers.getall(hdrs.AUTHORIZATION, ()))
+    sent = read_authorization(http)
     offered = members(http.headers.getall(hdrs.SEC_WEBSOCKET_PROTOCOL, ()))
     keys = [name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)]
     return f"Bearer {keys[0]}" if keys and not sent else sent
