@@ -146,6 +146,8 @@ async def ask_all(sides: list[Side], answers: int, at_once: int, unbounded: bool
             print(f"{side.name}: {verdict}", flush=True)
         if verdict == "cut":
             cut[json.dumps(schema)[:100]] += 1
+        if (done := 1 + sum(each.total() for each in found.values())) % 50 == 0:
+            print(f"{done} of {answers} answers", file=sys.stderr, flush=True)
         found[f"{side.name}, {'call' if called else 'format'}"][verdict.partition(":")[0]] += 1
 
     headers = {"authorization": f"Bearer {TOKEN}"}
