@@ -34,6 +34,7 @@ def run_tool(main: Callable[[], object], grace_s: float = GRACE_S) -> int:
         signal.raise_signal(signal.SIGINT)  # as Ctrl-C, which asyncio turns into a cancellation
 
     signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
     try:
         status = main()
     except KeyboardInterrupt:

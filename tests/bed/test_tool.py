@@ -47,12 +47,18 @@ sys.exit(run_tool(lambda: asyncio.run(work(sys.argv[1])), grace_s=0.5))
 
 
 @pytest.mark.parametrize(
-    ("how", "number", "status"),
-    [("wait", signal.SIGTERM, 143), ("wait", signal.SIGINT, 130), ("fault", None, 1), ("end", None, 3)],
+    ("start", "how", "number", "status"),
+    [
+        ("", "wait", signal.SIGTERM, 143),
+        ("", "wait", signal.SIGINT, 130),
+        ("import signal; signal.signal(2, signal.SIG_IGN)", "wait", signal.SIGTERM, 143),  # in a shell's background
+        ("", "fault", None, 1),
+        ("", "end", None, 3),
+    ],
 )
-def test_nothing_that_a_tool_started_outlives_it(how: str, number: int | None, status: int) -> None:
+def test_nothing_that_a_tool_started_outlives_it(start: str, how: str, number: int | None, status: int) -> None:
     """Also a process whose parent is gone, and one that ignores SIGTERM; and the tool's own clean-up runs."""
-    tool = subprocess.Popen([sys.executable, "-c", TOOL, how], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    tool = subprocess.Popen([sys.executable, "-c", start + TOOL, how], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert tool.stdout is not None
     pids = [int(pid) for pid in tool.stdout.readline().split()[1:]]
     assert len(pids) == 3
