@@ -266,7 +266,7 @@ def test_each_error_has_a_status() -> None:
     assert by_code["deadline_exceeded"] == StatusCode.DEADLINE_EXCEEDED
     assert by_code["stream_broken"] == by_code["draining"] == StatusCode.UNAVAILABLE
     assert {code for code, status in by_code.items() if status is StatusCode.INTERNAL} == {
-        "internal_error", "invalid_config", "invalid_policy"
+        "internal_error", "invalid_config", "invalid_policy", "record_unreadable"
     }  # fmt: skip
 
 
