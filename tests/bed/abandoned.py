@@ -66,7 +66,8 @@ class Gateway:
     @property
     def records(self) -> list[dict[str, object]]:
         """The audit records so far."""
-        return [msgspec.json.decode(line) for line in self._audit.read_bytes().splitlines()]
+        written = self._audit.read_bytes() if self._audit.exists() else b""  # the first one makes the file
+        return [msgspec.json.decode(line) for line in written.splitlines()]
 
     async def leave(self, requests: int, seed: int) -> Figures:
         """Send requests and leave each at a random moment; return what they cost and what was generated."""
