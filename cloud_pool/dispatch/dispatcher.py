@@ -33,7 +33,7 @@ _log = logging.getLogger("causeway.cloud.dispatch")
 
 
 class Dispatcher:
-    """One tier's dispatcher. Owns its retry budget and its first-token latencies."""
+    """Sends the requests of one tier to its endpoints. Owns its retry budget and its first-token latencies."""
 
     def __init__(
         self,

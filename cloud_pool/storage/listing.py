@@ -1,4 +1,4 @@
-"""One page of an owner's jobs or batches, in as many round trips as the page has gaps."""
+"""Reads a page of an owner's jobs or batches: two round trips, and three more where records have expired."""
 
 from __future__ import annotations
 

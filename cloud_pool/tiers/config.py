@@ -70,7 +70,7 @@ class TierConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def admission_settings(self) -> AdmissionSettings:
-        """Those of a gateway that starts, before it knows how many endpoints take requests."""
+        """The settings with which a gateway starts, before it knows how many endpoints take requests."""
         return AdmissionSettings(
             permits=self.concurrency * len(self.endpoint_addresses),
             # What an encoder takes says nothing about how many wait inside: it depends on the part.

@@ -46,7 +46,7 @@ class ProcessExit(msgspec.Struct, frozen=True):
 
 
 class ServerCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server is started, and how it is recognised."""
+    """The command that starts a server, and the marks by which its processes are found."""
 
     argv: list[str]
     environ: Mapping[str, str]

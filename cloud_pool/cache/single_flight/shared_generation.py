@@ -52,7 +52,7 @@ class GenerationUsage:
 
 
 class CoalescedSubscriber(AnswerReader):
-    """One request at a generation. `usage`: what is billed to it, if anything."""
+    """A request that reads a shared generation. `usage`: what is billed to it, if anything."""
 
     def __init__(self, generation: CoalescedGeneration, context: RequestContext) -> None:
         super().__init__(joined=generation.was_joined)

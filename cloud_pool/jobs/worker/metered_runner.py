@@ -113,7 +113,7 @@ class MeteredRunner:
         return await self._backend.ready(tier)
 
     def read_late(self, job_run: JobRun, by: float) -> LateReading | None:
-        """As `JobRunner.read_late`."""
+        """Return the late parts' reading, or None; see `JobRunner.read_late`."""
         return self._backend.read_late(job_run, by)
 
     def record_expired(self, job: ExpiredJob) -> None:

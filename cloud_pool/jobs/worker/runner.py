@@ -115,7 +115,7 @@ class JobBackend(Protocol):
     async def ready(self, tier: str) -> bool: ...
 
     def read_late(self, job_run: JobRun, by: float, /) -> LateReading | None:
-        """As `JobRunner.read_late`."""
+        """Return the late parts' reading, or None; see `JobRunner.read_late`."""
 
 
 class ServiceBackend:
