@@ -1,6 +1,6 @@
 """What the requests in progress hold at once: their connections, and the memory of their bodies and sounds of sessions.
 
-Each is a pool with a share for each caller (`router.trackers.fair_share`). A body counts until its request ends, since
+Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends, since
 the parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds these,
 and a flood of large bodies does not keep small requests out. A chunked body, whose size is unknown, counts as
 FREE_BYTES at least.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Gauge
 
 from router.errors import ConfigError, QueueFull, RateLimited, Shed
-from router.trackers.fair_share import FairShare
+from router.trackers import FairShare
 
 FREE_BYTES = 64 * 1024
 DEFAULT_MAX_BYTES = 256 * 1024 * 1024

@@ -10,8 +10,7 @@ from typing import Protocol
 import msgspec
 
 from router.errors import BackendError, CausewayError, CloudRejected
-from router.trackers.breaker import Breaker
-from router.trackers.latency import Ewma
+from router.trackers import Breaker, Ewma
 
 from ..admission import RANK, Priority
 from .config import DegradationConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.trackers.latency import Window
+from router.trackers import Window
 
 _WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over
 _MIN_SAMPLES = 8

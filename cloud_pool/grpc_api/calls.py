@@ -22,7 +22,7 @@ from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import read_request_id
 from router.serving.responses import STALLED_S
-from router.trackers.fair_share import FairShare
+from router.trackers import FairShare
 from router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import cast
 
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers import FairShare, network_of
 
 _BACKLOG = 512
 

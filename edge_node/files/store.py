@@ -23,7 +23,7 @@ from router.api.files import FileView
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, NotFound, QueueFull, UnsupportedFeature
 from router.parts.upload_terms import UploadTerms
 from router.parts.uploads import PREFIX
-from router.trackers.fair_share import FairShare, network_of, stored_share
+from router.trackers import FairShare, network_of, stored_share
 from router.types import RoutingHints
 
 from ..box_time import BoxTime

@@ -44,7 +44,7 @@ from router.serving.request import (
     read_tags,
     receive_body,
 )
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers import FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig

@@ -19,7 +19,7 @@ from router.numbers import read_page
 from router.openai import check_media_type, error_event
 from router.serving.request import PRIORITY, one_value, read_choice
 from router.serving.responses import STREAMED, EventStream, body_response, header_lines, json_response
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers import FairShare, network_of
 
 from ..http.request_reader import RequestReader, routing_hints
 from ..serving.service import Service

@@ -18,7 +18,7 @@ import anyio
 import msgspec
 
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
-from router.trackers.fair_share import MAX_CLIENTS, network_of
+from router.trackers import MAX_CLIENTS, network_of
 
 _SMOOTHING = 0.2  # weight of the newest duration in the moving average
 _MAX_RETRY_S = 60.0

@@ -17,7 +17,7 @@ from router.serving.live.live_session import Detect, LiveSession, SessionClient,
 from router.serving.live.session_reply import SessionReply
 from router.serving.reply import AnswerHead
 from router.serving.request import read_traceparent
-from router.trackers.fair_share import network_of
+from router.trackers import network_of
 from router.types import AUTO
 
 from ..clock import Clock

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from router.errors import QueueFull
-from router.trackers.fair_share import FairShare, network_of
+from router.trackers import FairShare, network_of
 from router.types import DecisionRecord
 
 from ..box_time import BoxTime, ClockMark

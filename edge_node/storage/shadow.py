@@ -15,7 +15,7 @@ import msgspec
 from models.calibrate import SHADOW_FILE as FILE
 from models.calibrate.shadow import NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
 from models.semantic.findings import Findings
-from router.trackers.spend import SpendState, SpendTracker
+from router.trackers import SpendState, SpendTracker
 
 from ..clock import Clock
 from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from router.trackers.spend import SpendState, SpendTracker
+from router.trackers import SpendState, SpendTracker
 from router.types import SpendSignals
 
 from ..clock import Clock

@@ -36,7 +36,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from ..errors import CausewayError, ConfigError, Draining, InvalidRequest, QueueFull
 from ..openai import encode_error
-from ..trackers.fair_share import FairShare, network_of
+from ..trackers import FairShare, network_of
 from ..web_origins import WebOrigins
 from .logs import redacted
 from .request import Handler, plain_path, read_request_id

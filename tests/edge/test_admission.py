@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edge_node.serving.admission import Admission, AdmissionLimits
 from router.errors import DeadlineExceeded, Draining, QueueFull, RateLimited
-from router.trackers.fair_share import MAX_CLIENTS
+from router.trackers import MAX_CLIENTS
 from tests.waiting import until
 
 

@@ -37,7 +37,7 @@ from router.errors import (
     InvalidRequest,
     StreamBroken,
 )
-from router.trackers.breaker import Breaker
+from router.trackers import Breaker
 from router.types import Chunk, Message, Request, Target
 from tests.waiting import until
 

@@ -32,7 +32,7 @@ from router.parts.uploads import FILE_MARK
 from router.serving.logs import REQUEST
 from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import body_response, json_response
-from router.trackers.fair_share import FairShare
+from router.trackers import FairShare
 
 from ...accounts.tenants.config import TenantLimits
 from ...cache.single_flight.reply import STATUS_HEADER

@@ -31,7 +31,7 @@ from router.errors import (
     InvalidRequest,
 )
 from router.openai import decode_answer, decode_embeddings, encode_request
-from router.trackers.breaker import Breaker
+from router.trackers import Breaker
 from router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig

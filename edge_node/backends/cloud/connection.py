@@ -20,7 +20,7 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from router.trackers.latency import Ewma
+from router.trackers import Ewma
 from router.types import Kind, Request
 
 from ...config.schema import CloudConfig

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import aiohttp
 from yarl import URL
 
-from router.trackers.breaker import Breaker
+from router.trackers import Breaker
 
 from ...observability.faults import Fault
 

@@ -20,7 +20,7 @@ from router.errors import IdempotencyConflict
 from router.jobs.states import JobEvent
 from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
-from router.trackers.fair_share import network_of, stored_share
+from router.trackers import network_of, stored_share
 
 from ...config.schema import OutboxConfig
 from ..errors import JobDropped, OutboxFull

@@ -15,7 +15,7 @@ import msgspec
 from router.errors import NotFound
 from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
-from router.trackers.fair_share import network_of
+from router.trackers import network_of
 
 from ...box_time import BoxTime
 from ..record import EdgeJob

@@ -25,7 +25,7 @@ from aiohttp import hdrs, web
 
 from ...errors import CausewayError, Draining, InvalidRequest, NotFound, QueueFull
 from ...realtime import CloseCode, RealtimeSession
-from ...trackers.fair_share import FairShare
+from ...trackers import FairShare
 from ..config import SessionConfig
 from ..gauges import Gauge
 from ..request import members, read_authorization

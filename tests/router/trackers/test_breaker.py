@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.trackers.breaker import Breaker
+from router.trackers import Breaker
 
 
 def opened(at: float = 0.0) -> Breaker:

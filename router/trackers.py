@@ -1,0 +1,338 @@
+"""What a process remembers of its callers, its targets and its costs: fair shares, latency, breaker, spending.
+
+Each tracker has one owner. Time is an argument, and memory is bounded.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections import deque
+from collections.abc import Hashable
+from datetime import UTC, date, datetime, tzinfo
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from .types import SpendSignals
+
+MAX_CLIENTS = 4096
+BreakerState = Literal["closed", "open", "half_open"]
+_UNKNOWN_WEIGHT = 1 / 64  # below it, six half-lives after one sample, the mean counts as unknown
+_WINDOW_CALLS = 256  # outcomes that a breaker keeps, the newest
+_DAYS = 62  # two months: the current one is always complete
+_HOUR_MINUTES = 60
+
+
+class FairShare:
+    """The shares of a bounded pool: connections, sessions, streams, calls, bytes in memory. No caller takes all of it.
+
+    A caller that holds nothing gets what it asks for where that is free, up to half of the pool. One that holds
+    something gets more while it then holds no more than it leaves free: the dynamic threshold of Choudhury and Hahne
+    ("Dynamic queue length thresholds for shared-memory packet switches", 1998). One caller has half of the pool at
+    most, two have a third each, n have 1/(n+1), so that a caller that comes new finds room, however many flood.
+    Each operation costs a few look-ups, whatever the number of callers.
+
+    Args:
+        capacity: Size of the pool, in places or bytes.
+    """
+
+    __slots__ = ("_by_caller", "_by_holder", "capacity", "held")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held = 0
+        self._by_caller: dict[str, int] = {}
+        self._by_holder: dict[Hashable, tuple[str, int]] = {}
+
+    @property
+    def most(self) -> int:
+        """The most that one caller may hold."""
+        return max(1, self.capacity // 2)
+
+    def held_by(self, caller: str) -> int:
+        return self._by_caller.get(caller, 0)
+
+    def holds(self, holder: Hashable) -> bool:
+        return holder in self._by_holder
+
+    def hold(self, holder: Hashable, caller: str, amount: int = 1) -> bool:
+        """Let `holder`, such as the id of a request, hold `amount` for its caller, in place of what it held.
+
+        Returns False, and changes nothing, where the caller's share of the pool is less.
+        """
+        before = self._by_holder.get(holder, ("", 0))[1]
+        others = self._by_caller.get(caller, 0) - before
+        free = self.capacity - self.held + before - amount
+        if free < 0 or others + amount > self.most or (others and amount > before and others + amount > free + amount):
+            return False
+        self._set(holder, caller, amount - before, amount)
+        return True
+
+    def count(self, holder: Hashable, caller: str) -> None:
+        """Count a place that is bounded elsewhere, such as a connection that others make room for."""
+        self._set(holder, caller, 1 - self._by_holder.get(holder, ("", 0))[1], 1)
+
+    def release(self, holder: Hashable) -> None:
+        """End what a holder holds; nothing if it holds nothing."""
+        caller, amount = self._by_holder.pop(holder, ("", 0))
+        if amount:
+            self.held -= amount
+            left = self._by_caller[caller] - amount
+            if left:
+                self._by_caller[caller] = left
+            else:
+                del self._by_caller[caller]
+
+    def crowds(self, caller: str) -> bool:
+        """Whether a caller holds at least as much as the mean of all callers: it gives way first."""
+        return self._by_caller.get(caller, 0) * len(self._by_caller) >= self.held
+
+    def _set(self, holder: Hashable, caller: str, change: int, amount: int) -> None:
+        self.held += change
+        self._by_caller[caller] = self._by_caller.get(caller, 0) + change
+        self._by_holder[holder] = caller, amount
+
+
+def stored_share(capacity: int, others: bool) -> int:
+    """Return the most that one caller may keep in a pool whose contents stay, such as uploaded files.
+
+    It is half while others keep something there, else all but an eighth, which a caller that comes new finds.
+    """
+    return max(1, capacity // 2) if others else capacity - capacity // 8
+
+
+@lru_cache(MAX_CLIENTS)
+def network_of(client: str) -> str:
+    """Return the caller that an address stands for: the /64 of an IPv6 address (one customer, RFC 6177), the IPv4
+    address of a mapped one, otherwise the client's name.
+    """
+    try:
+        address = ipaddress.IPv6Address(client)
+    except ValueError:
+        return client
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
+class Ewma:
+    """An exponentially weighted mean: the weight of a sample halves every `half_life_s`. Unit: that of the samples.
+
+    Weights decay with time, not with the number of samples: ten samples at once weigh ten times as much as one, and
+    without new samples the mean expires. Source: exponential decay by age, section 3 of
+    https://dimacs.rutgers.edu/~graham/pubs/papers/fwddecay.pdf.
+    """
+
+    def __init__(self, half_life_s: float) -> None:
+        self._half_life_s = half_life_s
+        self._sum = 0.0
+        self._weight = 0.0
+        self._at = 0.0
+
+    def add(self, value: float, now: float) -> None:
+        decay = self._decay(now)
+        self._sum = self._sum * decay + value
+        self._weight = self._weight * decay + 1.0
+        self._at = max(self._at, now)
+
+    def value(self, now: float) -> float | None:
+        """Return the mean; None without recent samples."""
+        if self._weight * self._decay(now) < _UNKNOWN_WEIGHT:
+            return None
+        return self._sum / self._weight
+
+    def _decay(self, now: float) -> float:
+        if self._weight == 0.0:
+            return 0.0
+        return float(0.5 ** (max(0.0, now - self._at) / self._half_life_s))
+
+
+class Window:
+    """The newest `size` samples of the last `window_s` seconds. Reading a quantile sorts them: O(size log size)."""
+
+    def __init__(self, window_s: float, size: int = 512) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, float]] = deque(maxlen=size)  # (when, value)
+
+    def add(self, value: float, now: float) -> None:
+        self._samples.append((now, value))
+
+    def count(self, now: float) -> int:
+        return len(self._recent(now))
+
+    def quantile(self, q: float, now: float) -> float | None:
+        """Return the smallest sample that a share `q` (0..1) of the samples does not exceed; None without samples."""
+        if not 0.0 <= q <= 1.0:
+            raise ValueError(f"not a share: {q!r}")
+        values = sorted(self._recent(now))
+        if not values:
+            return None
+        rank = math.ceil(q * len(values) - 1e-9)  # 0.07 * 100 is slightly above 7 in floating point
+        return values[max(0, rank - 1)]
+
+    def _recent(self, now: float) -> list[float]:
+        while self._samples and self._samples[0][0] <= now - self._window_s:
+            self._samples.popleft()
+        return [value for _, value in self._samples]
+
+
+class Breaker:
+    """A circuit breaker: stops requests to a target that fails, and probes it until it is back.
+
+    Call `allow` before a request, and exactly one of `success`, `failure` or `cancelled` after it. It opens on
+    `failures` in a row, or on a share of failures among the calls of the last `window_s`. After `open_s` one call at a
+    time may probe; each failed probe doubles the pause.
+    """
+
+    def __init__(
+        self,
+        *,
+        failures: int = 5,
+        rate: float = 0.5,
+        window_s: float = 30.0,
+        min_calls: int = 10,
+        open_s: float = 5.0,
+        max_open_s: float = 60.0,
+        probe_s: float = 60.0,
+    ) -> None:
+        """Configure the breaker. Times are in seconds.
+
+        Args:
+            failures: failures in a row that open it.
+            rate: share of failures in `window_s` that opens it, once there are `min_calls`.
+            open_s: the first pause; each failed probe doubles it, up to `max_open_s`.
+            probe_s: after this time without a result, another call may probe.
+        """
+        self._failures = failures
+        self._rate = rate
+        self._window_s = window_s
+        self._min_calls = min_calls
+        self._open_s = open_s
+        self._max_open_s = max_open_s
+        self._probe_s = probe_s
+        self._consecutive = 0
+        self._calls: deque[tuple[float, bool]] = deque(maxlen=_WINDOW_CALLS)  # (when, failed)
+        self._opened: float | None = None  # None: closed
+        self._pause = open_s
+        self._probe: float | None = None  # when the current probe started
+
+    @property
+    def recorded_calls(self) -> int:
+        """The number of outcomes that the share of failures is computed from, at most 256."""
+        return len(self._calls)
+
+    def state(self, now: float) -> BreakerState:
+        if self._opened is None:
+            return "closed"
+        return "half_open" if now >= self._opened + self._pause else "open"
+
+    def allow(self, now: float) -> bool:
+        """Return whether a call may be made. In half-open the first call is the probe; it must report its result."""
+        state = self.state(now)
+        if state != "half_open":
+            return state == "closed"
+        if self._probe is not None and now < self._probe + self._probe_s:
+            return False
+        self._probe = now
+        return True
+
+    def success(self, now: float) -> None:
+        """Record an answer. While open it belongs to an earlier call, which does not prove that the target is back."""
+        if self.state(now) == "open":
+            return
+        if self._opened is not None:
+            self._close()
+        self._consecutive = 0
+        self._calls.append((now, False))
+
+    def failure(self, now: float) -> None:
+        state = self.state(now)
+        if state == "open" or (state == "half_open" and self._probe is None):
+            return  # an earlier call; the target's failure is already known
+        if state == "half_open":
+            self._open(now, min(self._pause * 2.0, self._max_open_s))
+            return
+        self._consecutive += 1
+        self._calls.append((now, True))
+        if self._consecutive >= self._failures or self._rate_exceeded(now):
+            self._open(now, self._open_s)
+
+    def cancelled(self, now: float) -> None:
+        """Record a call that says nothing about the target. In half-open, another call may probe."""
+        if self.state(now) == "half_open":
+            self._probe = None
+
+    def retry_after_s(self, now: float) -> float:
+        """Return the seconds until a call may be tried; 0 if it may be tried now."""
+        return 0.0 if self._opened is None else max(0.0, self._opened + self._pause - now)
+
+    def _rate_exceeded(self, now: float) -> bool:
+        recent = [failed for when, failed in self._calls if when > now - self._window_s]
+        return len(recent) >= self._min_calls and sum(recent) >= self._rate * len(recent)
+
+    def _open(self, now: float, pause_s: float) -> None:
+        self._opened = now
+        self._pause = pause_s
+        self._probe = None
+        self._consecutive = 0
+        self._calls.clear()
+
+    def _close(self) -> None:
+        self._opened = None
+        self._pause = self._open_s
+        self._probe = None
+        self._calls.clear()
+
+
+class SpendState(msgspec.Struct, frozen=True):
+    """The state to restore after a restart. Dates are local, ISO 8601."""
+
+    days: tuple[tuple[str, float], ...] = ()  # (date, USD), oldest first
+    minutes: tuple[tuple[int, float], ...] = ()  # (Unix minute, USD)
+
+
+class SpendTracker:
+    """Spending in USD in the last hour, the local day and the local month. `zone` None is the system's time zone.
+
+    Amounts are kept by date, so that a clock that jumps forth and back loses no spending.
+    """
+
+    def __init__(self, zone: tzinfo | None = None, restored: SpendState | None = None) -> None:
+        state = restored or SpendState()
+        self._zone = zone
+        self._days = dict(state.days)
+        self._minutes = dict(state.minutes)
+
+    def add(self, usd: float, now_unix: float) -> None:
+        """Add an amount. Raises ValueError if it is negative or not finite."""
+        if not 0.0 <= usd < float("inf"):
+            raise ValueError(f"not an amount of money: {usd!r}")
+        if usd == 0.0:
+            return
+        day, minute = self._day(now_unix), int(now_unix // 60)
+        self._days[day] = self._days.get(day, 0.0) + usd
+        self._minutes[minute] = self._minutes.get(minute, 0.0) + usd
+        self._drop_distant(minute, day)
+
+    def signals(self, now_unix: float) -> SpendSignals:
+        minute, day = int(now_unix // 60), self._day(now_unix)
+        month = day[:7]
+        return SpendSignals(
+            usd_hour=sum(usd for when, usd in self._minutes.items() if abs(when - minute) < _HOUR_MINUTES),
+            usd_today=self._days.get(day, 0.0),
+            usd_month=sum(usd for known, usd in self._days.items() if known[:7] == month),
+        )
+
+    def state(self) -> SpendState:
+        return SpendState(days=tuple(sorted(self._days.items())), minutes=tuple(sorted(self._minutes.items())))
+
+    def _day(self, now_unix: float) -> str:
+        return datetime.fromtimestamp(now_unix, UTC).astimezone(self._zone).date().isoformat()
+
+    def _drop_distant(self, minute: int, day: str) -> None:
+        # By distance, not by age: entries from a clock far in the future must not push out the days that count.
+        self._minutes = {when: usd for when, usd in self._minutes.items() if abs(when - minute) < _HOUR_MINUTES}
+        if len(self._days) > _DAYS:
+            today = date.fromisoformat(day)
+            nearest = sorted(self._days, key=lambda known: abs(date.fromisoformat(known) - today))[:_DAYS]
+            self._days = {known: self._days[known] for known in nearest}
