@@ -496,7 +496,7 @@ class Estimates(msgspec.Struct, frozen=True):
 class AttemptRecord(msgspec.Struct, frozen=True):
     target: str
     at: Location
-    state: str  # the last AttemptState (router/decision/attempt_states.py)
+    state: str  # the last AttemptState (router/decision/attempts.py)
     started_ms: float  # since the request arrived
     ttft_ms: float | None = None  # since the attempt started
     duration_ms: float | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from router.decision.no_route import no_route
+from router.decision.abilities import no_route
 from router.errors import InvalidRequest, NotFound, UnsupportedFeature
 from router.jobs.submission import Endpoint, JobFields, Priority, body_digest, parse_job_request, split_body
 from router.jobs.webhooks.address import allowed_networks, check_webhook_url

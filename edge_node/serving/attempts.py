@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from router.decision.attempt_states import AttemptState
-from router.decision.attempts import Attempt
-from router.decision.failure import final_error
-from router.decision.no_route import no_route
+from router.decision.abilities import no_route
+from router.decision.attempts import Attempt, AttemptState, final_error
 from router.errors import (
     BackendError,
     BreakerOpen,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from router.decision.semantic_question import question_of
+from router.decision.features import question_of
 from router.openai import CachedAnswer
 from router.policy.compiled import Policy
 from router.policy.signals import wants_tools

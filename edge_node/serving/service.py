@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from router.decision.attempts import AttemptSequence
-from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass
-from router.decision.job_decision import until_first_cloud, without_down
+from router.decision.decide import CachePlanner, RequestMemo, decide, early_bypass, until_first_cloud, without_down
 from router.errors import (
     AllAttemptsFailed,
     BackendError,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from models.catalog.artifact import ArtifactError
-from router.decision.shadow import other_target
+from router.decision.decide import other_target
 from router.errors import BackendError, CausewayError
 from router.policy.compiled import Policy
 from router.serving.gauges import Gauge

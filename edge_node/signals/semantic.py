@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.catalog.artifact import ArtifactError
-from router.decision.semantic_question import question_of
+from router.decision.features import question_of
 from router.policy.compiled import Policy
 from router.types import Request
 

@@ -1,7 +1,7 @@
-"""The attempts of one decision: each one a state machine (`attempt_states.TABLE`), and their order (`AttemptSequence`).
+"""The attempts of one decision: each one a state machine (`TABLE`), and their order (`AttemptSequence`).
 
 The caller feeds events and does the I/O. Everything else is decided here: holding back first tokens, releasing them,
-and whether the next target may take over. `failure.final_error` makes the client's error in the end.
+and whether the next target may take over. `final_error` makes the client's error in the end.
 
     sequence = AttemptSequence(decision, stream=request.stream, choices=request.n, arrived=now)
     while (attempt := sequence.next_attempt()) is not None:
@@ -23,22 +23,131 @@ and whether the next target may take over. `failure.final_error` makes the clien
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Final, Literal
 
 from ..errors import (
+    AllAttemptsFailed,
     CausewayError,
     ClientGone,
+    CloudRefused,
+    CloudRejected,
+    CloudSaturated,
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidGrammar,
     InvalidRequest,
     LowConfidence,
+    QueueFull,
     StreamBroken,
+    TargetNotConfigured,
+    TargetsFailed,
     UnsupportedFeature,
 )
-from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision
-from .attempt_states import TABLE, AttemptEvent, AttemptState, IllegalTransition
+from ..types import AttemptPlan, AttemptRecord, Chunk, Confidence, Decision, Target
 from .handoff import HandoffGate
+
+PARAM: Final = "causeway.continue"
+"""The path of the continue token in the request's body: with it a client asks for the rest of a shortened answer."""
+_SEPARATOR: Final = "~"  # not allowed in a target's name
+
+
+def join_token(target: str, token: str) -> str:
+    """Return the edge's form of a target's continue token: ``large~<token>``.
+
+    A target's token is valid for that target only. The client repeats the same request with the token, and the target
+    that made the start makes the rest.
+    """
+    return f"{target}{_SEPARATOR}{token}"
+
+
+def split_token(resume: str) -> tuple[str, str]:
+    """Return the target's name and the target's token; both are "" for a token that no edge has made."""
+    target, _, token = resume.partition(_SEPARATOR)
+    return (target, token) if token else ("", "")
+
+
+def continuing_target(resume: str, targets: tuple[Target, ...]) -> Target:
+    """Return the target that cut the answer short: no other target has its start.
+
+    Raises:
+        InvalidRequest: the token belongs to none of the targets.
+    """
+    name, _ = split_token(resume)
+    for target in targets:
+        if target.name == name and target.at == "cloud":
+            return target
+    raise InvalidRequest(
+        f"`{PARAM}` belongs to no target of the active policy, or to another model. Send the question without it.",
+        param=PARAM,
+    )
+
+
+class AttemptState(StrEnum):
+    PENDING = "pending"  # planned; no request was sent to the target
+    WAITING = "waiting"  # request sent; no chunk has arrived
+    HOLDING = "holding"  # first tokens are held back until their confidence is known
+    COLLECTING = "collecting"  # confident enough, but the client does not stream: nothing was sent yet
+    COMMITTED = "committed"  # the first byte was released to the client
+    DONE = "done"
+    FAILED = "failed"
+    HANDED_OFF = "handed_off"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+
+
+class AttemptEvent(StrEnum):
+    START = "start"  # the request goes to the target
+    HOLD = "hold"  # the first chunk arrived, and the plan has a handoff
+    COLLECT = "collect"  # a chunk arrived that may be kept, and the client does not stream
+    COMMIT = "commit"  # chunks are released to the client
+    LOW_CONFIDENCE = "low_confidence"  # the confidence of the held tokens is below the handoff's threshold
+    LAST_CHUNK = "last_chunk"  # the end of the answer is released to the client
+    ERROR = "error"
+    CANCEL = "cancel"  # the client disconnected, or the daemon stops
+    DEADLINE = "deadline"
+
+
+# An error, a client that disconnects, and the deadline can come at any moment before the end.
+_INTERRUPTS: Mapping[AttemptEvent, AttemptState] = {
+    AttemptEvent.ERROR: AttemptState.FAILED,
+    AttemptEvent.CANCEL: AttemptState.CANCELLED,
+    AttemptEvent.DEADLINE: AttemptState.TIMED_OUT,
+}
+
+# A missing key is an illegal transition: a bug of the caller, never of the target.
+TABLE: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = {
+    # ERROR before START: the breaker is open, or there is no engine.
+    AttemptState.PENDING: {AttemptEvent.START: AttemptState.WAITING, **_INTERRUPTS},
+    # Three ways on: hold back for confidence, collect for a client that does not stream, or straight to the client.
+    AttemptState.WAITING: {
+        AttemptEvent.HOLD: AttemptState.HOLDING,
+        AttemptEvent.COLLECT: AttemptState.COLLECTING,
+        AttemptEvent.COMMIT: AttemptState.COMMITTED,
+        **_INTERRUPTS,
+    },
+    # The only state that may hand off: nothing has reached the client, and another target can answer.
+    AttemptState.HOLDING: {
+        AttemptEvent.LOW_CONFIDENCE: AttemptState.HANDED_OFF,
+        AttemptEvent.COLLECT: AttemptState.COLLECTING,
+        AttemptEvent.COMMIT: AttemptState.COMMITTED,
+        **_INTERRUPTS,
+    },
+    # If an answer breaks while it is collected, the next target may still answer.
+    AttemptState.COLLECTING: {AttemptEvent.COMMIT: AttemptState.COMMITTED, **_INTERRUPTS},
+    # Bytes have reached the client: an error ends the answer, it never switches target. No LOW_CONFIDENCE here.
+    AttemptState.COMMITTED: {AttemptEvent.LAST_CHUNK: AttemptState.DONE, **_INTERRUPTS},
+    AttemptState.DONE: {},
+    AttemptState.FAILED: {},
+    AttemptState.HANDED_OFF: {},
+    AttemptState.CANCELLED: {},
+    AttemptState.TIMED_OUT: {},
+}
+
+
+class IllegalTransition(RuntimeError):
+    """The caller fed an event that `TABLE` does not allow in this state."""
 
 
 class Attempt:
@@ -283,3 +392,43 @@ class AttemptSequence:
 
 def _milliseconds(seconds: float) -> float:
     return round(seconds * 1000.0, 3)
+
+
+def final_error(attempts: Sequence[Attempt], error: CausewayError) -> CausewayError:
+    """Return the client's error after `error` ended the attempts of a decision.
+
+    1. The request is invalid, late or abandoned, or the client has bytes and no status can change: `error` itself.
+    2. Every target that this box has refused the request or this box's credentials: the last refusal, with its status;
+       of prompts that are too long, all.
+    3. Every target is saturated: 429 with the shortest Retry-After.
+    4. Every target was reached and failed: 502 with the reason of every attempt.
+    5. Anything else: 503 with the reason of every attempt.
+    """
+    last = attempts[-1] if attempts else None
+    if last is None or last.committed or next_step(error, committed=False, remaining=1) == "raise":  # (1)
+        return error
+    errors = [a.error for a in attempts if a.error is not None and not isinstance(a.error, LowConfidence)]
+    refusals = [e for e in errors if not isinstance(e, TargetNotConfigured)]
+    if refusals and all(isinstance(e, InvalidRequest | CloudRefused | CloudRejected) for e in refusals):  # (2)
+        return _too_long(attempts) if all(isinstance(e, ContextLengthExceeded) for e in refusals) else refusals[-1]
+    reasons = "; ".join(f"{a.plan.target.name}: {_failure_reason(a)}" for a in attempts)
+    waits = [e.retry_after_s for e in errors if e.retry_after_s is not None]
+    retry_after_s = min(waits) if waits else None
+    if errors and all(isinstance(e, QueueFull | CloudSaturated) for e in errors):  # (3)
+        return QueueFull(f"every target is saturated: {reasons}", retry_after_s=retry_after_s or 1.0)
+    reached = bool(errors) and all(e.status == TargetsFailed.status for e in errors)
+    kind = TargetsFailed if reached else AllAttemptsFailed
+    return kind(f"every attempt failed: {reasons}", retry_after_s=retry_after_s)  # (4), (5)
+
+
+def _too_long(attempts: Sequence[Attempt]) -> ContextLengthExceeded:
+    """Join the refusals of all targets: each has its own context."""
+    refused = [(a.plan.target.name, a.error) for a in attempts if isinstance(a.error, ContextLengthExceeded)]
+    if len(refused) == 1:
+        return refused[0][1]
+    message = " ".join(f"{name}: {error.message}" for name, error in refused)
+    return ContextLengthExceeded(message, param=refused[-1][1].param)
+
+
+def _failure_reason(attempt: Attempt) -> str:
+    return attempt.state.value if attempt.error is None else f"{attempt.error.code} ({attempt.error.message})"

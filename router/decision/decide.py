@@ -10,7 +10,7 @@
    of a target. Each exclusion is a reason.
 4. Order: the client's preference moves targets forward within what the route lists; targets that are down go last.
 5. Plans: with the handoff where a later target can take over, and never for a request that stays on the device. Parts
-   that a target cannot take reach it as text or as soft tokens (`part_forms`).
+   that a target cannot take reach it as text or as soft tokens (`abilities.part_forms`).
 
 `plan_cache` applies the policy's cache rules, `fingerprint` is a request's cache key, `CachePlanner` joins the two.
 """
@@ -47,15 +47,14 @@ from ..types import (
     Reason,
     Request,
     RequestFeatures,
+    Shadow,
     Snapshot,
     Target,
 )
-from .continue_token import continuing_target, split_token
+from .abilities import PartForms, part_forms, unmet_abilities
+from .attempts import continuing_target, split_token
+from .features import without_question
 from .handoff import plan_handoff
-from .no_route import unmet_abilities
-from .part_forms import PartForms, part_forms
-from .semantic_question import without_question
-from .shadow import plan_shadow
 
 _ONLY: Final[dict[Prefer | None, Location]] = {"only_on_device": "edge", "only_cloud": "cloud"}
 _FIRST: Final[dict[Prefer | None, Location]] = {"prefer_on_device": "edge", "prefer_cloud": "cloud"}
@@ -437,3 +436,44 @@ def _name(value: str) -> str:
 def _text(value: str) -> str:
     # Header bytes can decode to lone surrogates, which no encoder accepts; signals replace them in the same way.
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def plan_shadow(shadow: Shadow, request: Request, attempts: tuple[AttemptPlan, ...]) -> Shadow | None:
+    """Return `shadow` if both sides can answer and their answers can be compared, else None.
+
+    After an answer the other side is then asked the same, to learn when the device is good enough. Which of these
+    requests are sent (a share, within a budget) is the daemon's choice.
+
+    1. The policy lets the device and the cloud answer this request.
+    2. The answer is one text: no embedding, no tool calls, one choice, not the rest of another answer.
+    3. The prompt is one text, because the signals are estimated from it.
+    4. The device answers with its model alone: the signals say nothing about one with an adapter.
+    """
+    sides = {plan.target.at for plan in attempts}
+    one_text = (
+        request.kind != "embedding" and request.sequences == 1 and not wants_tools(request) and not request.resume
+    )
+    adapted = any(plan.target.adapter for plan in attempts)
+    return shadow if len(sides) == 2 and one_text and not adapted and modalities(request) == ["text"] else None
+
+
+def other_target(attempts: tuple[AttemptPlan, ...], answered: Target) -> Target | None:
+    """Return the first target on the other side than the one that answered."""
+    return next((plan.target for plan in attempts if plan.target.at != answered.at), None)
+
+
+def without_down(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot in which no target is down. A job has time: it waits for the target that comes first."""
+    return msgspec.structs.replace(snapshot, down=frozenset()) if snapshot.down else snapshot
+
+
+def until_first_cloud(decision: Decision) -> Decision:
+    """Return the decision of a job: its attempts up to the first one in the cloud.
+
+    No lesser target answers in its place, and the request is sent to one target of the cloud alone, so that it has one
+    effect there.
+    """
+    for number, plan in enumerate(decision.attempts, start=1):
+        if plan.target.at == "cloud":
+            return msgspec.structs.replace(decision, attempts=decision.attempts[:number])
+    return decision

@@ -1,4 +1,4 @@
-"""A request rebuilt from its recorded features (`decide.features_of`), to decide it anew.
+"""Requests made from others: a request rebuilt from its recorded features (`decide.features_of`), and its question.
 
 `decide`, `plan_cache` and every `request.*` signal give the same result for a request and for the one that `request_of`
 rebuilds from its features. A test compares them for any request.
@@ -7,6 +7,8 @@ rebuilds from its features. A test compares them for any request.
 from __future__ import annotations
 
 from typing import Final
+
+import msgspec
 
 from ..types import (
     AudioPart,
@@ -25,7 +27,7 @@ from ..types import (
     Tool,
     ToolChoice,
 )
-from .continue_token import join_token
+from .attempts import join_token
 
 _PARTS: Final[dict[Modality, Part]] = {
     "text": TextPart(""),
@@ -61,3 +63,28 @@ def request_of(features: RequestFeatures) -> Request:
         ),
         resume="" if features.continues is None else join_token(features.continues, "token"),
     )
+
+
+def question_of(request: Request) -> str | None:
+    """Return the text that the semantic cache compares: the last message, of the user, or the only prompt.
+
+    Its answer may be given to another question that means the same.
+
+    None: nothing is compared, because the question is not text alone, or because the answer repeats it.
+    """
+    if request.kind == "chat" and request.messages:
+        last = request.messages[-1]
+        plain = last.role == "user" and not last.tool_calls
+        return last.content if plain and isinstance(last.content, str) else None
+    if request.kind == "completion" and len(request.prompts) == 1 and not request.echo and request.suffix is None:
+        prompt = request.prompts[0]
+        return prompt if isinstance(prompt, str) else None
+    return None
+
+
+def without_question(request: Request) -> Request:
+    """Return the request with an empty text where `question_of` finds the question."""
+    if request.kind == "chat":
+        last = msgspec.structs.replace(request.messages[-1], content="")
+        return msgspec.structs.replace(request, messages=(*request.messages[:-1], last))
+    return msgspec.structs.replace(request, prompts=("",))

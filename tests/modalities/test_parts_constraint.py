@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from router.decision.abilities import no_route
 from router.decision.decide import decide
-from router.decision.no_route import no_route
 from router.errors import NoRoute
 from router.policy.compiled import parse_policy
 from router.types import (

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.decision.continue_token import join_token, split_token
+from router.decision.attempts import join_token, split_token
 from router.errors import (
     BreakerOpen,
     CausewayError,

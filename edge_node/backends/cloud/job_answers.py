@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from router.decision.continue_token import split_token
+from router.decision.attempts import split_token
 from router.errors import ClientGone, CloudSaturated, CloudUnreadable, ModelNotFound
 from router.jobs.states import JobEvent
 from router.openai import encode_request

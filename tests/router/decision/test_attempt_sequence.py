@@ -5,11 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from router.decision.attempt_states import AttemptState
-from router.decision.attempts import AttemptSequence, next_step
+from router.decision.abilities import no_route
+from router.decision.attempts import AttemptSequence, AttemptState, final_error, next_step
 from router.decision.decide import decide
-from router.decision.failure import final_error
-from router.decision.no_route import no_route
 from router.errors import (
     AllAttemptsFailed,
     BackendError,
