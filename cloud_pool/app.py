@@ -65,10 +65,9 @@ from .degradation.fallback import TierFallback, TierSignals
 from .degradation.metrics import DegradationMetrics
 from .degradation.tier_attempt import TierRuntime
 from .degradation.warm_up import TierWarmer
-from .dispatch.balancing.metrics import EndpointMetrics
-from .dispatch.balancing.pools import Pools, TritonClients
 from .dispatch.dispatcher import build_dispatcher
-from .dispatch.metrics import DispatchMetrics
+from .dispatch.metrics import DispatchMetrics, EndpointMetrics
+from .dispatch.pool import Pools, TritonClients
 from .http.generation_routes import GenerationRoutes
 from .http.info_routes import InfoRoutes
 from .http.listener import allowed_connections, gateway_listener

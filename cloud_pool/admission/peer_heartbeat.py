@@ -27,7 +27,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from ..dispatch.balancing.capacity import PoolCapacity
+from ..dispatch.endpoint_selection import PoolCapacity
 from ..redis.faults import client_fault
 from ..redis.scripts import load_script
 from .config import TierCapacity

@@ -19,7 +19,7 @@ from router.addresses import is_loopback
 from router.documents import strict_yaml
 from router.errors import ConfigError
 
-from ..dispatch.balancing.discovery import parse_endpoint_address
+from ..dispatch.discovery import parse_endpoint_address
 from ..http.config import MAX_PORT, OperatorConfig
 from ..redis.config import parse_redis, with_url
 from ..tiers.config import DEFAULT_TRITON, TierConfig

@@ -18,7 +18,7 @@ from ..accounts.identity.config import IdentityConfig
 from ..accounts.tenants.config import TenantsConfig
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
-from ..dispatch.balancing.config import LoadBalancingConfig
+from ..dispatch.config import LoadBalancingConfig
 from ..grpc_api.config import GrpcConfig
 from ..http.config import OperatorConfig, ServerConfig
 from ..parts.config import PartsConfig

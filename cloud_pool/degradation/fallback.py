@@ -24,7 +24,7 @@ _HALF_LIFE_S = 0.5  # short: an overload that is over must be forgotten within s
 
 
 class EndpointAvailability(Protocol):
-    """A tier's endpoints: `dispatch.balancing.pool.Pool`."""
+    """A tier's endpoints: `dispatch.pool.Pool`."""
 
     @property
     def healthy(self) -> int: ...

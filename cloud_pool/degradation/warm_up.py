@@ -20,7 +20,7 @@ _PAUSE_S = 1.0  # after a warm-up that failed
 
 
 class EndpointCheck(Protocol):
-    """A tier's endpoints: `dispatch.balancing.pool.Pool`."""
+    """A tier's endpoints: `dispatch.pool.Pool`."""
 
     async def check(self) -> Mapping[str, str]:
         """Send each endpoint a tiny request; return its error code by address, "" where it answered."""

@@ -1,4 +1,4 @@
-"""From an inference request to the deltas of exactly one endpoint of its tier: deadlines and retries.
+"""From an inference request to the deltas of exactly one endpoint of its tier: load balancing, deadlines and retries.
 
 Before the first delta everything may be retried, after it nothing: the caller may already have shown it. Every attempt
 carries what is left of the request's time, because each is made from the same monotonic deadline. Retries stay within
@@ -12,5 +12,9 @@ Reading order:
     retry_budget          how many extra attempts there may be
     first_token_latency   whether an attempt can still be in time
     protocols             what dispatch needs of a pool and of its counters
-    config, metrics       the tier's keys; Prometheus
+    pool                  a tier's endpoints: leases and probes; the pools of all tiers
+    endpoint_selection    the state of a tier's endpoints, how slow each is, and which gets the next request; pure
+    health                which endpoints get no request for now; pure
+    discovery             addresses and DNS names
+    config, metrics       the configuration's keys; Prometheus
 """

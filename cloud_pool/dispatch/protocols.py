@@ -1,4 +1,4 @@
-"""What dispatch needs of a pool and of its counters. `balancing.pool.Pool` and `metrics` provide these shapes."""
+"""What dispatch needs of a pool and of its counters. `pool.Pool` and `metrics` provide these shapes."""
 
 from __future__ import annotations
 

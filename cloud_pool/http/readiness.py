@@ -14,7 +14,7 @@ import msgspec
 
 from router.errors import EngineUnavailable
 
-from ..dispatch.balancing.pool import Pool
+from ..dispatch.pool import Pool
 
 
 class TierReadiness(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ from ..degradation.fallback_plan import FallbackRequest, FallbackStep
 from ..degradation.metrics import DegradationMetrics, Kind
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from ..degradation.tier_health import Stress, caller_position
-from ..dispatch.balancing.prefix_affinity import prefix_key
+from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
 from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
 from ..upstreams.triton.tensors import InferenceRequest

@@ -12,9 +12,8 @@ from router.serving.config import Count, Positive, Seconds
 from router.types import Modality, Request
 
 from ..admission.config import AdmissionConfig, AdmissionSettings
-from ..dispatch.balancing.config import LoadBalancing
-from ..dispatch.balancing.discovery import EndpointAddress, parse_endpoint_address
-from ..dispatch.config import DispatchSettings, RetryBudgetConfig
+from ..dispatch.config import DispatchSettings, LoadBalancing, RetryBudgetConfig
+from ..dispatch.discovery import EndpointAddress, parse_endpoint_address
 from ..upstreams.triton.sampling_parameters import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]

@@ -16,7 +16,7 @@ from router.tool_calls.formats import tool_format
 from router.tool_calls.schema import copy_source_of
 from router.types import Modality, Request
 
-from ..dispatch.balancing.discovery import TierEndpoints
+from ..dispatch.discovery import TierEndpoints
 from .chat_format import ChatFormat, escape_special_tokens, read_chat_format
 from .config import PARTS, TierAbility, TierConfig, too_many_sequences
 

@@ -14,7 +14,7 @@ import redis.asyncio
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.division import PeerKind, PeerState
 from cloud_pool.admission.peer_heartbeat import ALIVE_S, PeerHeartbeat, SharedTier
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity
+from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from tests.redis_server import RedisServer, unreachable_redis
 
 ENDPOINTS = ("10.0.0.1:8001",)

@@ -8,9 +8,9 @@ from typing import cast
 
 import anyio
 
-from cloud_pool.dispatch.balancing.config import LoadBalancing, LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.config import LoadBalancing, LoadBalancingConfig
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from router.errors import CausewayError, DeadlineExceeded
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity, capacity_of
-from cloud_pool.dispatch.balancing.state import Endpoint, PoolState
+from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolCapacity, PoolState, capacity_of
 from router.errors import CloudUnreachable
 
 from .scripted import Bed

@@ -8,7 +8,7 @@ import pytest
 
 import cloud_pool
 from cloud_pool.config.loader import Flags, load_config
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.tiers.config import TierConfig
 from router.errors import ConfigError
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from tests.waiting import until
 

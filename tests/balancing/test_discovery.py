@@ -13,9 +13,9 @@ import pytest
 
 from cloud_pool.app import reload_endpoints
 from cloud_pool.config.schema import Config
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
-from cloud_pool.dispatch.balancing.pools import Pools, TritonClients
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
+from cloud_pool.dispatch.pool import Pools, TritonClients
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig

@@ -11,10 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.endpoint_selection import choose, draw_two
-from cloud_pool.dispatch.balancing.prefix_affinity import prefix_key
-from cloud_pool.dispatch.balancing.state import Endpoint, PoolState
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState, choose, draw_two, prefix_key
 from router.types import Message, Request
 
 DRAWS = st.floats(0.0, 1.0, exclude_max=True)

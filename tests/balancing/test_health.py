@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.balancing import health
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.state import Endpoint, PoolState
+from cloud_pool.dispatch import health
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.endpoint_selection import Endpoint, PoolState
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from router.errors import (
     CausewayError,

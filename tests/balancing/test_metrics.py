@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.dispatch.balancing.metrics import EndpointMetrics
+from cloud_pool.dispatch.metrics import EndpointMetrics
 from router.errors import CloudUnreachable
 
 from .scripted import Bed

@@ -10,7 +10,7 @@ from functools import partial
 import anyio
 import pytest
 
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
+from cloud_pool.dispatch.config import LoadBalancingConfig
 from router.errors import (
     CausewayError,
     CloudFailed,

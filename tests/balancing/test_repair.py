@@ -11,9 +11,9 @@ import anyio
 import grpc
 import pytest
 
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from cloud_pool.upstreams.triton.tensors import Delta

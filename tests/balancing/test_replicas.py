@@ -15,11 +15,10 @@ import anyio
 import psutil
 import pytest
 
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
-from cloud_pool.dispatch.balancing.pools import TritonClients
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.pool import Pool, TritonClients
 from cloud_pool.upstreams.triton.model_control import default_key_file
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest

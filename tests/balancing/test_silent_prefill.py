@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable, EngineUnavailable, StreamBroken

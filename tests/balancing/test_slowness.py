@@ -10,11 +10,22 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.dispatch.balancing import health, slowness
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.endpoint_selection import choose
-from cloud_pool.dispatch.balancing.slowness import LATE_LIMIT, SLOW
-from cloud_pool.dispatch.balancing.state import Endpoint, PoolState
+from cloud_pool.dispatch import health
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.endpoint_selection import (
+    LATE_LIMIT,
+    SLOW,
+    Endpoint,
+    PoolState,
+    choose,
+    first_token_measured,
+    is_slow,
+    late_after_s,
+    median_ttft_s,
+    probe_measured,
+    slowness,
+    wait_abandoned,
+)
 
 CONFIG = LoadBalancingConfig()
 NOW = 1000.0
@@ -47,7 +58,7 @@ def changed(state: PoolState, address: str = "t0", **changes: object) -> PoolSta
 def slowed(state: PoolState, *, now: float = NOW) -> PoolState:
     """`t0` after as many answers of two seconds as it takes."""
     for _ in range(LATE_LIMIT):
-        state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
+        state = first_token_measured(state, "t0", 2.0, now, CONFIG)
     return state
 
 
@@ -69,17 +80,17 @@ def probed(state: PoolState, seconds: float, now: float) -> PoolState:
 
 
 def test_the_late_threshold_follows_the_spread() -> None:
-    assert slowness.late_after_s(healthy(), NOW) < 2.0 * USUAL_S
-    assert slowness.late_after_s(pool(USUAL_S, USUAL_S, spread_s=0.2), NOW) >= USUAL_S + 4 * 0.2
-    assert slowness.late_after_s(pool(0.0, 0.0), NOW) == math.inf
+    assert late_after_s(healthy(), NOW) < 2.0 * USUAL_S
+    assert late_after_s(pool(USUAL_S, USUAL_S, spread_s=0.2), NOW) >= USUAL_S + 4 * 0.2
+    assert late_after_s(pool(0.0, 0.0), NOW) == math.inf
 
 
 def test_one_stalling_endpoint_does_not_raise_the_late_threshold() -> None:
-    assert slowness.late_after_s(changed(healthy(), spread_s=9.0), NOW) == slowness.late_after_s(healthy(), NOW)
+    assert late_after_s(changed(healthy(), spread_s=9.0), NOW) == late_after_s(healthy(), NOW)
 
 
 def test_an_endpoint_is_avoided_once_a_first_token_is_late() -> None:
-    late_s = slowness.late_after_s(healthy(), NOW)
+    late_s = late_after_s(healthy(), NOW)
     for waited, avoided in ((0.9 * late_s, False), (1.1 * late_s, True)):
         stuck = changed(healthy(), open_since=(NOW - waited,), waiting_since=(NOW - waited,))
         stuck = changed(changed(stuck, "t1", open_since=(NOW,) * 2), "t2", open_since=(NOW,) * 2)
@@ -89,9 +100,9 @@ def test_an_endpoint_is_avoided_once_a_first_token_is_late() -> None:
 def test_an_abandoned_late_call_counts_as_slow() -> None:
     state = healthy()
     for _ in range(2):
-        state = slowness.wait_abandoned(state, "t0", 0.5, NOW, CONFIG)
+        state = wait_abandoned(state, "t0", 0.5, NOW, CONFIG)
     assert "t0" not in chosen(state)
-    assert slowness.wait_abandoned(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "an early end says nothing"
+    assert wait_abandoned(healthy(), "t0", 0.1, NOW, CONFIG) == healthy(), "an early end says nothing"
 
 
 # --- slow ------------------------------------------------------------------------------------------------------------
@@ -101,7 +112,7 @@ def test_late_first_tokens_in_a_row_make_an_endpoint_slow() -> None:
     state = healthy()
     for _ in range(4):
         for seconds in (2.0, 2.0, USUAL_S):
-            state = slowness.first_token_measured(state, "t0", seconds, NOW, CONFIG)
+            state = first_token_measured(state, "t0", seconds, NOW, CONFIG)
     assert not of(state).slow
     assert of(slowed(state)).slow
 
@@ -110,14 +121,14 @@ def test_late_first_tokens_in_a_row_make_an_endpoint_slow() -> None:
 def test_mixed_prompts_never_leave_a_pool_without_a_trusted_endpoint(lengths: list[float], seed: int) -> None:
     state, chance = healthy(), random.Random(seed)
     for seconds in lengths:
-        state = slowness.first_token_measured(state, f"t{chance.randrange(3)}", seconds, NOW, CONFIG)
+        state = first_token_measured(state, f"t{chance.randrange(3)}", seconds, NOW, CONFIG)
     assert choose(state, CONFIG, now=NOW, draw=0.5) is not None
-    assert not all(slowness.is_slow(state, one, NOW, CONFIG) for one in state.endpoints)
+    assert not all(is_slow(state, one, NOW, CONFIG) for one in state.endpoints)
 
 
 def test_a_slow_endpoint_gets_probes_only_and_does_not_fade() -> None:
     assert "t0" not in chosen(slowed(healthy()), now=NOW + 600.0)
-    assert "t0" in chosen(slowness.first_token_measured(healthy(), "t0", 2.0, NOW, CONFIG), now=NOW + 600.0)
+    assert "t0" in chosen(first_token_measured(healthy(), "t0", 2.0, NOW, CONFIG), now=NOW + 600.0)
 
 
 def test_a_slow_endpoint_helps_when_the_others_are_overloaded() -> None:
@@ -139,12 +150,12 @@ def test_a_slow_endpoint_is_probed_until_it_is_as_fast_as_its_peers() -> None:
         now = of(state).not_before
         assert due_probes(state, now) == ("t0",)
     assert pauses == [1.0, 2.0, 2.0, 2.0]
-    state = slowness.first_token_measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
+    state = first_token_measured(probed(state, USUAL_S, now), "t0", USUAL_S, now, CONFIG)
     assert not of(state).slow
 
 
 def test_an_endpoint_marked_slow_by_mistake_gets_its_share_back_at_once() -> None:
-    state = slowness.first_token_measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
+    state = first_token_measured(probed(slowed(healthy()), USUAL_S, NOW), "t0", USUAL_S, NOW, CONFIG)
     assert not of(state).slow
     assert "t0" in chosen(state)
 
@@ -157,9 +168,9 @@ def test_after_a_fast_probe_exactly_one_trial_request_goes_there() -> None:
     again = choose(state, CONFIG, now=NOW, draw=0.0, excluding=["t1"])
     assert again is not None
     assert again.address == "t2", "a second try wants an answer"
-    assert "t0" not in chosen(slowness.first_token_measured(state, "t0", 2.0, NOW, CONFIG))
-    assert "t0" not in chosen(slowness.wait_abandoned(state, "t0", 2.0, NOW, CONFIG))
-    left = slowness.wait_abandoned(state, "t0", USUAL_S / 2, NOW, CONFIG)
+    assert "t0" not in chosen(first_token_measured(state, "t0", 2.0, NOW, CONFIG))
+    assert "t0" not in chosen(wait_abandoned(state, "t0", 2.0, NOW, CONFIG))
+    left = wait_abandoned(state, "t0", USUAL_S / 2, NOW, CONFIG)
     assert chosen(left) == {"t0"}, "its caller left too soon to tell"
 
 
@@ -175,9 +186,9 @@ def test_each_slow_relapse_doubles_the_pause() -> None:
         assert due_probes(state, now) == ("t0",)
         state = probed(state, USUAL_S, now)
         assert of(state).trust == "on_trial"
-        state = slowness.first_token_measured(state, "t0", 2.0, now, CONFIG)
+        state = first_token_measured(state, "t0", 2.0, now, CONFIG)
     assert pauses == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0]
-    state = slowness.first_token_measured(
+    state = first_token_measured(
         probed(state, USUAL_S, of(state).not_before), "t0", USUAL_S, of(state).not_before, CONFIG
     )
     later = of(state).not_before + CONFIG.max_ejection_s
@@ -185,17 +196,17 @@ def test_each_slow_relapse_doubles_the_pause() -> None:
 
 
 def test_a_fast_answer_alone_does_not_restore_trust() -> None:
-    state = slowness.first_token_measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
+    state = first_token_measured(slowed(healthy()), "t0", USUAL_S, NOW, CONFIG)
     assert of(state).trust == "slow"
     assert due_probes(state, NOW) == ("t0",)
 
 
 def test_an_ejected_endpoint_with_a_slow_probe_returns_as_slow() -> None:
     away = changed(healthy(), phase="ejected", not_before=NOW, last_error="deadline_exceeded")
-    for seconds, is_slow in ((1.2, True), (USUAL_S, False)):
+    for seconds, remains in ((1.2, True), (USUAL_S, False)):
         state = probed(away, seconds, NOW)
         assert of(state).phase == "active"
-        assert (slowness.is_slow(state, of(state), NOW + 60.0, CONFIG), of(state).slow) == (is_slow, is_slow)
+        assert (is_slow(state, of(state), NOW + 60.0, CONFIG), of(state).slow) == (remains, remains)
     assert of(probed(changed(pool(0.0), phase="ejected"), 5.0, NOW)).slow is False, "there is no peer to compare with"
 
 
@@ -211,13 +222,13 @@ def test_slowness_is_bounded(events: Sequence[tuple[str, int, float]]) -> None:
     for at, (what, which, seconds) in enumerate(events):
         now, address = NOW + at, f"t{which}"
         if what == "first":
-            state = slowness.first_token_measured(state, address, seconds, now, CONFIG)
+            state = first_token_measured(state, address, seconds, now, CONFIG)
         elif what == "abandoned":
-            state = slowness.wait_abandoned(state, address, seconds, now, CONFIG)
+            state = wait_abandoned(state, address, seconds, now, CONFIG)
         else:
-            state = slowness.probe_measured(state, address, seconds, now, CONFIG)
-        median_s, late_s = slowness.median_ttft_s(state, now), slowness.late_after_s(state, now)
+            state = probe_measured(state, address, seconds, now, CONFIG)
+        median_s, late_s = median_ttft_s(state, now), late_after_s(state, now)
         for one in state.endpoints:
-            times = slowness.slowness(one, median_s, late_s, now, CONFIG)
+            times = slowness(one, median_s, late_s, now, CONFIG)
             assert (SLOW if one.slow else 1.0) <= times <= 7.0
         assert choose(state, CONFIG, now=now, draw=0.3) is not None

@@ -43,10 +43,10 @@ from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.degradation.warm_up import TierWarmer
-from cloud_pool.dispatch.balancing.config import LoadBalancingConfig
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.config import LoadBalancingConfig
+from cloud_pool.dispatch.discovery import TierEndpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.serving.service import Service

@@ -19,7 +19,7 @@ from cloud_pool.admission.permits import PermitAllocator
 from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share
-from cloud_pool.dispatch.balancing import slowness
+from cloud_pool.dispatch import endpoint_selection
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from tests.tool import run_tool
 
@@ -40,7 +40,7 @@ CONFIG: dict[str, Off] = {
 
 def _without_trust() -> None:
     """Late first tokens count in the measured slowness only; no endpoint becomes `slow` or goes on trial."""
-    vars(slowness)["LATE_LIMIT"] = 1_000_000_000
+    vars(endpoint_selection)["LATE_LIMIT"] = 1_000_000_000
 
 
 def _without_credits() -> None:

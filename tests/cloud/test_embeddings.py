@@ -22,9 +22,9 @@ from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool as Endpoints
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.pool import Pool as Endpoints
 from cloud_pool.serving.service import Service
 from cloud_pool.tiers.config import TierAbility, TierConfig
 from cloud_pool.tiers.tier import Tier, load_tiers

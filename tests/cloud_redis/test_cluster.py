@@ -21,7 +21,7 @@ from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity
+from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
 from cloud_pool.erasure.subject import ErasureSubject
 from cloud_pool.jobs.http.job_api import JobCallers

@@ -31,7 +31,7 @@ from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.dispatch.balancing.capacity import PoolCapacity
+from cloud_pool.dispatch.endpoint_selection import PoolCapacity
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots

@@ -21,9 +21,9 @@ from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.fallback_plan import FallbackRequest
 from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
-from cloud_pool.dispatch.balancing.discovery import TierEndpoints, parse_endpoint_address
-from cloud_pool.dispatch.balancing.pool import Pool
+from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.pool import Pool
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters

@@ -17,7 +17,7 @@ from ...admission import Priority
 from ...cache.caching_service import CachingService
 from ...cache.single_flight.reply import Reply
 from ...core.request_context import AnswerHead, Piece, RequestContext
-from ...dispatch.balancing.pool import Pool
+from ...dispatch.pool import Pool
 from ...observability.tracing import Trace
 from ...storage.jobs.replies import ExpiredJob
 from ...storage.record import RunBill

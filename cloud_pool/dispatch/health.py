@@ -1,5 +1,16 @@
 """When an endpoint gets no more requests, and when it gets them again. Pure transitions of a PoolState.
 
+    phase              event                                          next phase
+    active             failures in a row, refused, or hung            ejected, up to a share of the pool; else probed
+    active             a probe fails (proof: no bound)                ejected
+    active             no longer listed                               draining: running calls end, no new ones start
+    ejected            its time is over                               stays ejected; a probe is sent
+    ejected            the probe succeeds                             active
+    ejected            the probe fails                                ejected; probed again soon
+    ejected            no longer listed                               draining
+    draining           listed again                                   ejected until a probe succeeds; probed at once
+    draining           its last call ended                            removed
+
 Suspicion (failures in a row, refused connections, silence until a call's deadline or of a probe) ejects only a share of
 the pool, so never its only endpoint: one bad request, a long prompt, or overload may look the same on every endpoint.
 Proof has no such bound: a probe with a real request that is refused or fails, or probes that get nothing for
@@ -29,9 +40,17 @@ from router.errors import (
     StreamBroken,
 )
 
-from . import slowness
 from .config import LoadBalancingConfig, ejection_s, probe_pause_s
-from .state import Endpoint, PoolState, state_of
+from .endpoint_selection import (
+    LATE_LIMIT,
+    Endpoint,
+    PoolState,
+    expected_prefill_s,
+    is_as_fast_as_peers,
+    probe_measured,
+    slow_endpoints_due,
+    state_of,
+)
 
 FaultKind = Literal["none", "failure", "broken", "unavailable", "timeout"]
 ProbeResult = Literal["healthy", "dead", "silent", "busy"]
@@ -74,7 +93,7 @@ def call_failed(
     one, kind = state.get(address), fault_kind_of(error)
     if one is None or kind == "none":
         return state, ()
-    expected_s = slowness.expected_prefill_s(state, one, settings)
+    expected_s = expected_prefill_s(state, one, settings)
     if kind == "timeout" and silent_s < settings.silent_before_probe_s + expected_s:
         return call_abandoned(state, address, settings, silent_s=silent_s)
     one = _replace(one, failures=one.failures + 1, last_error=error.code)
@@ -127,9 +146,9 @@ def probe_finished(
         return state.replace(_ejected(_replace(one, last_error=code), now, settings))
     if one.phase == "active":
         cleared = {"failures": 0, "last_error": ""} if result == "healthy" else {}
-        return slowness.probe_measured(state.replace(_replace(one, **cleared)), address, took_s, now, settings)
+        return probe_measured(state.replace(_replace(one, **cleared)), address, took_s, now, settings)
     if one.phase == "ejected" and result == "healthy":
-        slow_s = 0.0 if slowness.is_as_fast_as_peers(state, took_s, now) else took_s
+        slow_s = 0.0 if is_as_fast_as_peers(state, took_s, now) else took_s
         return state.replace(_readmitted(one, now, settings, slow_s=slow_s))
     if one.phase == "ejected":
         failed_probes = one.failed_probes + 1
@@ -162,7 +181,7 @@ def due_probes(
     state: PoolState, now: float, settings: LoadBalancingConfig, last_received_at: Callable[[str], float]
 ) -> Changed:
     """Find the endpoints to probe: ejected or slow ones whose time is over, and silent ones with open calls."""
-    found = list(slowness.due_probes(state, now, settings))
+    found = list(slow_endpoints_due(state, now, settings))
     for one in state.endpoints:
         if one.phase == "ejected":
             is_due = now >= _not_before(state, one, settings)
@@ -204,7 +223,7 @@ def _silent_ejected(
     return tuple(
         one.address
         for one in with_calls
-        if _silence_s(one, now, last_received_at) >= for_s + slowness.expected_prefill_s(state, one, settings)
+        if _silence_s(one, now, last_received_at) >= for_s + expected_prefill_s(state, one, settings)
     )
 
 
@@ -254,7 +273,7 @@ def _suspect(state: PoolState, one: Endpoint, now: float, settings: LoadBalancin
 
 def _silent(state: PoolState, one: Endpoint, now: float, settings: LoadBalancingConfig) -> PoolState:
     """Judge an active endpoint whose probe got nothing: it reads prompts, is suspicious, or hangs."""
-    beyond_s = now - one.silent_since - slowness.expected_prefill_s(state, one, settings)
+    beyond_s = now - one.silent_since - expected_prefill_s(state, one, settings)
     if beyond_s >= settings.hung_after_s or (beyond_s >= 0.0 and _may_eject(state, settings)):
         one = _ejected(one, now, settings)
     return state.replace(one)
@@ -288,7 +307,7 @@ def _readmitted(one: Endpoint, now: float, settings: LoadBalancingConfig, *, slo
     )
     if not slow_s:
         return one
-    return _replace(one, trust="slow", late_count=slowness.LATE_LIMIT, not_before=now + settings.base_ejection_s)
+    return _replace(one, trust="slow", late_count=LATE_LIMIT, not_before=now + settings.base_ejection_s)
 
 
 def _not_before(state: PoolState, one: Endpoint, settings: LoadBalancingConfig) -> float:

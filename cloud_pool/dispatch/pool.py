@@ -1,11 +1,19 @@
-"""One tier's endpoints and the leases on them. Owns the tier's PoolState; the decisions about it are pure functions."""
+"""The pools of all tiers: each owns the state of its endpoints and the leases on them, and they share Triton clients.
+
+Decide, then act: `endpoint_selection` and `health` are pure functions of a PoolState. Each returns what is to be done
+(endpoints to probe), and `Pool`, the only owner of the state, does it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 import anyio
 import msgspec
@@ -20,20 +28,93 @@ from router.errors import (
     StreamBroken,
 )
 
-from ...upstreams.triton.client import TritonClient
-from . import health, slowness
-from .capacity import PoolCapacity, capacity_of
+from ..upstreams.triton.client import TritonClient
+from . import health
 from .config import LoadBalancingConfig, ejection_s
-from .discovery import TierEndpoints
-from .endpoint_selection import choose
-from .lease import Lease
-from .state import Endpoint, Phase, PoolState, without
+from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
+from .endpoint_selection import (
+    Endpoint,
+    Phase,
+    PoolCapacity,
+    PoolState,
+    capacity_of,
+    choose,
+    first_token_measured,
+    prefill_measured,
+    wait_abandoned,
+    without,
+)
 
 RETRY_S = 1.0
 _MAX_RETRY_S = 5.0
 _TICK_S = 0.1
 _UNREACHED = (CloudUnreachable.code, DeadlineExceeded.code, CloudTimeout.code)
 _log = logging.getLogger("causeway.cloud.balancing")
+_PREPARE_S = 3.0
+
+
+class LeaseListener(Protocol):
+    """Learns what becomes of a lease: `pool.Pool`."""
+
+    def on_first_token(self, lease: Lease, seconds: float) -> None: ...
+
+    def on_success(self, lease: Lease) -> None: ...
+
+    def on_error(self, lease: Lease, error: CausewayError) -> None: ...
+
+    def on_close(self, lease: Lease) -> None: ...
+
+
+class Lease:
+    """The right to one call on one endpoint, outstanding until it is closed: use it as a context manager.
+
+    Report `first_token` when it comes, and then at most one of `succeeded` and `failed`. A caller that leaves reports
+    neither. Later reports of the same kind are ignored.
+    """
+
+    def __init__(
+        self, listener: LeaseListener, endpoint: str, triton: TritonClient, now: float, tokens: int = 0
+    ) -> None:
+        """`tokens`: of the prompt, estimated."""
+        self.endpoint = endpoint
+        self.triton = triton
+        self.began_at = now
+        self.tokens = tokens
+        self.has_first_token = False
+        self.has_outcome = False
+        self._listener = listener
+        self._closed = False
+
+    def first_token(self, seconds: float) -> None:
+        """Report the first token, `seconds` after the call started on this endpoint."""
+        if not (self.has_first_token or self._closed):
+            self.has_first_token = True
+            self._listener.on_first_token(self, seconds)
+
+    def succeeded(self) -> None:
+        """Report that the whole answer came."""
+        if not (self.has_outcome or self._closed):
+            self.has_outcome = True
+            self._listener.on_success(self)
+
+    def failed(self, error: CausewayError) -> None:
+        """Report any error of the call; the pool decides whether it counts against the endpoint."""
+        if not (self.has_outcome or self._closed):
+            self.has_outcome = True
+            self._listener.on_error(self, error)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._listener.on_close(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class EndpointView(msgspec.Struct, frozen=True):
@@ -146,9 +227,9 @@ class Pool:
         one = self._state.get(lease.endpoint)
         if one is not None:
             state = self._state.replace(_waits_no_more(one, lease))
-            state = slowness.prefill_measured(state, lease.endpoint, lease.tokens, seconds)
+            state = prefill_measured(state, lease.endpoint, lease.tokens, seconds)
             now = self._clock()
-            self._state = slowness.first_token_measured(state, lease.endpoint, seconds, now, self._settings)
+            self._state = first_token_measured(state, lease.endpoint, seconds, now, self._settings)
 
     def on_success(self, lease: Lease) -> None:
         self._state = health.call_succeeded(self._state, lease.endpoint)
@@ -175,7 +256,7 @@ class Pool:
         if not lease.has_first_token:
             now = self._clock()
             waited_s = now - lease.began_at
-            self._state = slowness.wait_abandoned(self._state, lease.endpoint, waited_s, now, self._settings)
+            self._state = wait_abandoned(self._state, lease.endpoint, waited_s, now, self._settings)
 
     def _silent_s(self, lease: Lease) -> float:
         """How long the lease's endpoint has sent nothing to any call; at most the lease's age."""
@@ -301,3 +382,105 @@ def _waits_no_more(one: Endpoint, lease: Lease) -> Endpoint:
 
 def _view(one: Endpoint) -> EndpointView:
     return EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s, one.slow, one.last_error)
+
+
+class TritonClients:
+    """Owns the clients: one for each address, for as long as a pool lists it or a call runs there."""
+
+    def __init__(self, tasks: TaskGroup, reloaded: Callable[[str], None], *, key_file: Path | None = None) -> None:
+        self._tasks = tasks
+        self._reloaded = reloaded
+        self._key_file = key_file
+        self._clients: dict[str, TritonClient] = {}
+
+    def get(self, address: str) -> TritonClient:
+        """Return the client of this address, created on first use."""
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = TritonClient(
+                address, self._tasks, reloaded=self._reloaded, key_file=self._key_file
+            )
+            self._tasks.start_soon(client.check_model_control)
+        return client
+
+    async def retain(self, addresses: Iterable[str]) -> None:
+        """Close the clients of all other addresses."""
+        unused = self._clients.keys() - set(addresses)
+        for client in [self._clients.pop(address) for address in unused]:
+            await client.close()
+
+    async def close(self) -> None:
+        await self.retain(())
+
+
+class Pools:
+    """Call `prepare`, then run `watch` for as long as the pools are used, then `close`."""
+
+    def __init__(
+        self,
+        tiers: Iterable[TierEndpoints],
+        clients: TritonClients,
+        settings: LoadBalancingConfig,
+        *,
+        zone: str = "",
+        resolve: Resolver = resolve_dns,
+        ejected: Callable[[str, str], None] = lambda tier, code: None,
+    ) -> None:
+        self._clients = clients
+        self._updated = asyncio.Event()
+        self._dns_refresh_s = settings.dns_refresh_s
+        self._discoveries: dict[str, EndpointDiscovery] = {}
+        self._pools: dict[str, Pool] = {}
+        for tier in tiers:
+            self._discoveries[tier.tier] = EndpointDiscovery(tier.addresses, resolve)
+            self._pools[tier.tier] = Pool(tier, clients.get, settings=settings, zone=zone, ejected=ejected)
+
+    @property
+    def by_tier(self) -> Mapping[str, Pool]:
+        return self._pools
+
+    def configured(self, tier: str) -> tuple[EndpointAddress, ...]:
+        """Return the tier's addresses as they are configured now, with names unresolved."""
+        return self._discoveries[tier].configured
+
+    async def prepare(self) -> None:
+        """Resolve all DNS names before the first request; an unreachable resolver delays this by 3 s at most."""
+        with anyio.move_on_after(_PREPARE_S):
+            await self._refresh_all()
+
+    async def watch(self) -> None:
+        """Watch all pools and refresh DNS names, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            for pool in self._pools.values():
+                tasks.start_soon(pool.watch)
+            while True:
+                with anyio.move_on_after(self._dns_refresh_s):
+                    await self._updated.wait()
+                self._updated.clear()
+                await self._refresh_all()
+                await self._clients.retain(self._used_addresses())
+
+    def update_endpoints(self, addresses: Mapping[str, tuple[EndpointAddress, ...]]) -> None:
+        """Take other addresses, by tier; `watch` applies them at its next turn."""
+        for tier, found in addresses.items():
+            if tier in self._discoveries:
+                self._discoveries[tier].replace(found)
+        self._updated.set()
+
+    async def close(self) -> None:
+        await self._clients.close()
+
+    async def _refresh_all(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for tier, discovery in self._discoveries.items():
+                tasks.start_soon(_refresh, discovery, self._pools[tier])
+
+    def _used_addresses(self) -> set[str]:
+        return {one.address for pool in self._pools.values() for one in pool.endpoints}
+
+
+async def _refresh(discovery: EndpointDiscovery, pool: Pool) -> None:
+    await discovery.refresh()
+    # Before the first name is resolved the pool keeps what it has.
+    if zones := discovery.zones():
+        pool.set_endpoints(zones)

@@ -1,0 +1,426 @@
+"""The state of one tier's endpoints, how slow each of them is, and which one gets the next request. Pure.
+
+The state is frozen; time (monotonic seconds) and randomness are arguments. `choose` selects:
+
+(1) Candidates are active endpoints that are not excluded; without any, the result is None.
+(2) Endpoints in the gateway's own zone, as long as one of them has room; else all.
+(3) A slow endpoint on trial gets one request at a time. Retries skip this step: they have no time for it.
+(4) Slow endpoints are left out, unless every other endpoint has more load.
+(5) With a prefix key: the endpoint that has the prefix warm, within its load bound.
+(6) Else the less loaded of two random endpoints (Mitzenmacher, "The Power of Two Choices", 2001).
+
+Load counts in requests of a typical endpoint of the pool:
+
+    load = (outstanding + 1) × slowness²
+
+`slowness` is squared, because sharing work by speed alone would still give some callers a first token that takes ten
+times as long. An endpoint that is new or returns gets its share at once: if it is cold, its slowness shows it. It is
+found from times to first token (TTFT):
+
+usual      the median of the endpoints' moving means
+late       a TTFT that no usual answer needs: the usual one and four mean deviations more, as in TCP's retransmission
+           timeout (RFC 6298). Where all prompts are alike that is soon, where they differ it is not.
+slowness   the moving mean over 1.5 times the usual TTFT, at least 1. A call that has waited until it is late is
+           expected to wait as long again (Lindy's law), so the endpoint counts as slow from then on, before anything
+           was measured; so does one where such a call was abandoned. A measurement that is not renewed fades.
+
+Beyond that an endpoint has a trust level, which does not fade:
+
+    trust      event                                     next trust
+    trusted    LATE_LIMIT late first tokens in a row     slow       probed; requests only if all others are busy
+    slow       a probe as fast as its peers              on_trial   the next request goes there, and no other
+    on_trial   that request is in time                   trusted
+    on_trial   that request is late                      slow       it is fast for probes only; twice as long as before
+
+Conversations stay where their prefix is warm, by consistent hashing with bounded loads: a key's endpoint is the next
+one clockwise on a ring of hashes; an endpoint that has its full share of the load passes the key on to the next
+(Mirrokni, Thorup, Zadimoghaddam, "Consistent Hashing with Bounded Loads", SODA 2018). With c the load factor, m the
+load including the new request and n endpoints, no endpoint gets more than ⌈c·m/n⌉. An endpoint that is away moves only
+its own keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import msgspec
+
+from router.types import Request
+
+from .config import LoadBalancingConfig, ejection_s, probe_pause_s
+
+Phase = Literal["active", "ejected", "draining"]
+Trust = Literal["trusted", "slow", "on_trial"]
+SLOW = 2.0  # slowness from which on an endpoint is left alone while others have room
+LATE_LIMIT = 3  # late first tokens in a row
+_USUAL = 1.5  # times the median: TTFTs vary by as much with the prompts alone
+_MAX_SLOWNESS = 7.0
+_MIN_MEDIAN_S = 0.005  # medians below it say nothing about slowness
+_UP, _DOWN = 0.5, 0.3  # weights of a new sample: two slow answers are enough, recovery takes a few more
+_DEVIATION_WEIGHT = 0.25  # the same for the mean deviation
+_DEVIATIONS = 4.0
+_MIN_LATE = 1.5  # times the usual TTFT
+_MIN_PREFILL_TOKENS = 64
+_PREFILL_MARGIN = 2.0  # times the measured time
+_AS_PEERS = 2.0  # times the usual TTFT: a probe must be faster
+_replace = msgspec.structs.replace
+_POINTS = 100  # of each endpoint on the ring: shares differ by about a tenth
+_HEAD_CHARACTERS = 1024
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    address: str
+    zone: str = ""
+    phase: Phase = "active"
+    phase_since: float = -math.inf
+    open_since: tuple[float, ...] = ()  # start of each open lease, the oldest first
+    waiting_since: tuple[float, ...] = ()  # of those, the ones without a first token
+    waiting_tokens: int = 0  # of their prompts, estimated
+    prefill_s: float = 0.0  # moving mean of the time to first token, by token of the prompt; 0: not measured
+    ttft_s: float = 0.0  # moving mean of the time to first token; 0: not measured
+    ttft_at: float = 0.0
+    spread_s: float = 0.0  # moving mean deviation of single times from ttft_s
+    late_count: int = 0  # late first tokens in a row
+    trust: Trust = "trusted"  # trusted to be as fast as its peers
+    failures: int = 0  # in a row
+    last_error: str = ""  # error code, "" after a success
+    ejections: int = 0  # in a row
+    failed_probes: int = 0  # in a row
+    not_before: float = 0.0  # while ejected or slow: no probe before this time
+    probing: bool = False  # a probe is in progress
+    silent_since: float = math.inf  # when the first of the last probes in a row began to which nothing came
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.open_since)
+
+    @property
+    def slow(self) -> bool:
+        """Several times slower than its peers, as far as is known: it gets probes, then one trial request."""
+        return self.trust != "trusted"
+
+
+class PoolState(msgspec.Struct, frozen=True):
+    endpoints: tuple[Endpoint, ...] = ()
+
+    def get(self, address: str) -> Endpoint | None:
+        return next((one for one in self.endpoints if one.address == address), None)
+
+    def replace(self, changed: Endpoint) -> PoolState:
+        """Return the state with `changed` in place of the endpoint of that address, if it is still there."""
+        return PoolState(tuple(changed if one.address == changed.address else one for one in self.endpoints))
+
+    @property
+    def members(self) -> tuple[Endpoint, ...]:
+        """The listed endpoints, which excludes those that drain."""
+        return tuple(one for one in self.endpoints if one.phase != "draining")
+
+    @property
+    def healthy(self) -> int:
+        return sum(one.phase == "active" for one in self.endpoints)
+
+
+def without(times: tuple[float, ...], time: float) -> tuple[float, ...]:
+    """Return `times` less one item that equals `time`."""
+    if time not in times:
+        return times
+    at = times.index(time)
+    return times[:at] + times[at + 1 :]
+
+
+def state_of(endpoints: Iterable[Endpoint]) -> PoolState:
+    return PoolState(tuple(endpoints))
+
+
+class PoolCapacity(msgspec.Struct, frozen=True):
+    """How much work a tier's endpoints take. `endpoints`: as many as are active and not slow, at least 1.
+
+    `away`: open calls of this process at the others, which hold no permit that another endpoint could use.
+    """
+
+    endpoints: int
+    away: int = 0
+
+
+def capacity_of(state: PoolState) -> PoolCapacity:
+    """Return the capacity.
+
+    Without any endpoint it is that of one: requests must not wait for a tier that is down, but fail.
+    """
+    serving = [one for one in state.endpoints if _serves(one)]
+    if not serving:
+        return PoolCapacity(1)
+    away = sum(one.outstanding for one in state.endpoints if not _serves(one))
+    return PoolCapacity(len(serving), away)
+
+
+def _serves(endpoint: Endpoint) -> bool:
+    return endpoint.phase == "active" and not endpoint.slow
+
+
+def median_ttft_s(state: PoolState, now: float) -> float:
+    """Return the lower median of the active endpoints' TTFTs; 0 while nothing was measured."""
+    seen = sorted(_ttft_s(one, now) for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    return max(_MIN_MEDIAN_S, seen[(len(seen) - 1) // 2]) if seen else 0.0
+
+
+def late_after_s(state: PoolState, now: float) -> float:
+    """Return the TTFT from which on a first token is late; infinity while nothing was measured."""
+    median_s = median_ttft_s(state, now)
+    if median_s <= 0.0:
+        return math.inf
+    spreads = sorted(one.spread_s for one in state.endpoints if one.phase == "active" and one.ttft_s > 0.0)
+    return max(_MIN_LATE * median_s, median_s + _DEVIATIONS * spreads[(len(spreads) - 1) // 2])
+
+
+def slowness(endpoint: Endpoint, median_s: float, late_s: float, now: float, settings: LoadBalancingConfig) -> float:
+    """Return the endpoint's slowness, 1 to 7; from SLOW on it is left alone while others have room."""
+    if median_s <= 0.0:
+        return 1.0
+    measured_s = endpoint.ttft_s
+    if measured_s > median_s and not (endpoint.waiting_since or endpoint.slow):
+        decay = math.exp((endpoint.ttft_at - now) / settings.slowness_decay_s)
+        measured_s = median_s + (measured_s - median_s) * decay
+    waited_s = _waited_s(endpoint, now)
+    times = max(
+        1.0,
+        measured_s / (_USUAL * median_s),
+        SLOW * waited_s / late_s if waited_s >= late_s else 0.0,
+        SLOW if endpoint.slow else 0.0,
+    )
+    return min(times, _MAX_SLOWNESS)
+
+
+def prefill_measured(state: PoolState, address: str, tokens: int, seconds: float) -> PoolState:
+    """Record the time to first token of a prompt of so many tokens. Short prompts say nothing about reading."""
+    one = state.get(address)
+    if one is None or tokens < _MIN_PREFILL_TOKENS:
+        return state
+    sample_s = seconds / tokens
+    weight = (_UP if sample_s > one.prefill_s else _DOWN) if one.prefill_s else 1.0
+    return state.replace(_replace(one, prefill_s=one.prefill_s + weight * (sample_s - one.prefill_s)))
+
+
+def expected_prefill_s(state: PoolState, one: Endpoint, settings: LoadBalancingConfig) -> float:
+    """Return how long an endpoint may be silent because it reads the prompts that wait there for a first token.
+
+    What is not measured counts as nothing where others can take the requests. The last active endpoint has the benefit
+    of the doubt: cached beginnings of prompts make the measured speed look higher than that of a new prompt.
+    """
+    token_s = _PREFILL_MARGIN * one.prefill_s
+    if not any(other.phase == "active" and other.address != one.address for other in state.endpoints):
+        token_s = max(token_s, 1.0 / settings.prefill_tokens_per_s)
+    return one.waiting_tokens * token_s
+
+
+def is_slow(state: PoolState, endpoint: Endpoint, now: float, settings: LoadBalancingConfig) -> bool:
+    return slowness(endpoint, median_ttft_s(state, now), late_after_s(state, now), now, settings) >= SLOW
+
+
+def first_token_measured(
+    state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record one more time to first token."""
+    one = state.get(address)
+    if one is None:
+        return state
+    if seconds >= late_after_s(state, now):
+        return _with_late(state, _with_sample(one, seconds, now), one.late_count + 1, now, settings)
+    if one.trust == "on_trial":
+        return state.replace(_trusted_again(one, median_ttft_s(state, now), now))
+    one = _with_sample(one, seconds, now)
+    return state.replace(one if one.slow else _replace(one, late_count=0))
+
+
+def wait_abandoned(
+    state: PoolState, address: str, waited_s: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record a call that ended after `waited_s` without a first token, which says nothing before it was late."""
+    one = state.get(address)
+    if one is None or waited_s < late_after_s(state, now):
+        return state
+    sampled = _with_sample(one, max(one.ttft_s, 2.0 * waited_s), now)
+    return _with_late(state, sampled, one.late_count + 1, now, settings)
+
+
+def slow_endpoints_due(state: PoolState, now: float, settings: LoadBalancingConfig) -> tuple[str, ...]:
+    """Find the endpoints to probe: slow ones whose pause is over, and those one late answer away from slow."""
+    untried = [one for one in state.endpoints if one.phase == "active" and one.trust != "on_trial"]
+    doubtful = [one for one in untried if (one.slow or one.late_count >= LATE_LIMIT - 1) and now >= one.not_before]
+    return tuple(one.address for one in doubtful if is_slow(state, one, now, settings))
+
+
+def probe_measured(
+    state: PoolState, address: str, seconds: float, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    """Record that an active endpoint answered a probe after `seconds`; it changes only slow or doubtful ones."""
+    one = state.get(address)
+    median_s = median_ttft_s(state, now)
+    if one is None or not median_s or one.trust == "on_trial" or not is_slow(state, one, now, settings):
+        return state
+    if not is_as_fast_as_peers(state, seconds, now):
+        not_before = max(one.not_before, now + probe_pause_s(one.late_count + 1 - LATE_LIMIT, settings))
+        sampled = _with_sample(_replace(one, not_before=not_before), seconds, now)
+        return _with_late(state, sampled, one.late_count + 1, now, settings)
+    if now < one.not_before:
+        return state  # It was probed for another reason, and is to stay out for longer.
+    if not one.slow:
+        return state.replace(_replace(_with_sample(one, seconds, now), not_before=now + settings.base_ejection_s))
+    return state.replace(_replace(one, trust="on_trial", not_before=now))
+
+
+def is_as_fast_as_peers(state: PoolState, seconds: float, now: float) -> bool:
+    """Tell whether a probe of this duration was as fast as the other endpoints' answers are."""
+    median_s = median_ttft_s(state, now)
+    return not median_s or seconds < _AS_PEERS * median_s
+
+
+def _with_sample(one: Endpoint, seconds: float, now: float) -> Endpoint:
+    if one.ttft_s <= 0.0:
+        return _replace(one, ttft_s=seconds, spread_s=seconds / 2.0, ttft_at=now)
+    off_s = seconds - one.ttft_s
+    return _replace(
+        one,
+        ttft_s=one.ttft_s + (_UP if off_s > 0.0 else _DOWN) * off_s,
+        spread_s=one.spread_s + _DEVIATION_WEIGHT * (abs(off_s) - one.spread_s),
+        ttft_at=now,
+    )
+
+
+def _with_late(
+    state: PoolState, one: Endpoint, late_count: int, now: float, settings: LoadBalancingConfig
+) -> PoolState:
+    is_new = one.trust == "trusted" and one.phase == "active" and late_count >= LATE_LIMIT
+    one = _replace(one, late_count=late_count)
+    if one.trust == "on_trial" or (is_new and one.ttft_s >= SLOW * _USUAL * median_ttft_s(state, now)):
+        times = 0 if now - one.not_before >= settings.max_ejection_s else one.ejections
+        not_before = now + ejection_s(times - 1, settings) if times else now
+        one = _replace(one, trust="slow", ejections=times + 1, not_before=max(one.not_before, not_before))
+    return state.replace(one)
+
+
+def _trusted_again(one: Endpoint, usual_s: float, now: float) -> Endpoint:
+    return _replace(one, trust="trusted", late_count=0, ttft_s=usual_s, ttft_at=now)
+
+
+def _ttft_s(endpoint: Endpoint, now: float) -> float:
+    return max(endpoint.ttft_s, _waited_s(endpoint, now))
+
+
+def _waited_s(endpoint: Endpoint, now: float) -> float:
+    return now - endpoint.waiting_since[0] if endpoint.waiting_since else 0.0
+
+
+def prefix_key(request: Request) -> bytes:
+    """Return the prefix key of a request.
+
+    For a chat it covers the tools and all messages up to and including the first user turn, so that further turns do
+    not change it; for a plain prompt its first 1024 characters.
+    """
+    if request.kind != "chat":
+        return _digest(b"".join(str(prompt)[:_HEAD_CHARACTERS].encode() for prompt in request.prompts[:1]))
+    first = next((at for at, message in enumerate(request.messages) if message.role == "user"), 0)
+    return _digest(msgspec.msgpack.encode((request.tools, request.messages[: first + 1])))
+
+
+def load_bound(loads: Mapping[str, int], factor: float) -> int:
+    """Return the most requests that an endpoint may have once one more request comes."""
+    return math.ceil(factor * (1 + sum(loads.values())) / len(loads))
+
+
+def preferred_endpoint(addresses: Iterable[str], loads: Mapping[str, int], key: bytes, factor: float) -> str | None:
+    """Return the key's endpoint among `loads`, None if all are at their bound.
+
+    `addresses` are all endpoints of the pool, so that keys stay where they are when some are away.
+    """
+    points, owners = _ring(tuple(sorted(addresses)))
+    start = bisect(points, _point(key))
+    seen = set()
+    for step in range(len(points)):
+        address = owners[(start + step) % len(points)]
+        if address in seen:
+            continue
+        seen.add(address)
+        if address in loads and loads[address] < load_bound(loads, factor):
+            return address
+    return None
+
+
+@lru_cache(maxsize=64)
+def _ring(addresses: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the points in order, and the owner of each."""
+    both = sorted((_point(f"{one}#{at}".encode()), one) for one in addresses for at in range(_POINTS))
+    return tuple(point for point, _ in both), tuple(one for _, one in both)
+
+
+def _point(text: bytes) -> int:
+    return int.from_bytes(_digest(text), "big")
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=8).digest()
+
+
+def choose(
+    state: PoolState,
+    settings: LoadBalancingConfig,
+    *,
+    now: float,
+    draw: float,
+    key: bytes = b"",
+    excluding: Collection[str] = (),
+    zone: str = "",
+) -> Endpoint | None:
+    """Select an endpoint by the numbered steps of this module.
+
+    Args:
+        draw: A random number in [0, 1).
+        key: Prefix key of the request, b"" where prefixes do not count.
+        excluding: Addresses that must not be selected.
+        zone: The gateway's zone, "" where it has none.
+
+    Returns:
+        The endpoint, or None when no active endpoint remains.
+    """
+    candidates = [one for one in state.endpoints if one.phase == "active" and one.address not in excluding]
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None  # (1)
+    median_s, late_s = median_ttft_s(state, now), late_after_s(state, now)
+    slow = {one.address: slowness(one, median_s, late_s, now, settings) for one in candidates}
+    loads = {one.address: (one.outstanding + 1) * slow[one.address] ** 2 for one in candidates}
+    if zone:
+        near = [one for one in candidates if one.zone == zone and loads[one.address] <= settings.zone_spill_requests]
+        candidates = near or candidates  # (2)
+    on_trial = next((one for one in candidates if one.trust == "on_trial" and not one.waiting_since), None)
+    if on_trial is not None and not excluding:
+        return on_trial  # (3)
+    usual = [one for one in candidates if slow[one.address] < SLOW]
+    least = min((loads[one.address] for one in usual), default=math.inf)
+    candidates = [one for one in candidates if slow[one.address] < SLOW or loads[one.address] < least]  # (4)
+    if key:
+        # A warm prefix saves less than an endpoint loses that is several times slower than the others.
+        warm = _warm(state, usual or candidates, key, settings.load_factor)
+        if warm is not None:
+            return warm  # (5)
+    if len(candidates) < 2:
+        return candidates[0]
+    first, second = draw_two(candidates, draw)
+    return first if loads[first.address] <= loads[second.address] else second  # (6)
+
+
+def draw_two(among: Sequence[Endpoint], draw: float) -> tuple[Endpoint, Endpoint]:
+    """Return two different endpoints; each ordered pair is equally likely."""
+    others = len(among) - 1
+    at, second = divmod(int(draw * len(among) * others), others)
+    return among[at], among[second + (second >= at)]
+
+
+def _warm(state: PoolState, among: Sequence[Endpoint], key: bytes, factor: float) -> Endpoint | None:
+    loads = {one.address: one.outstanding for one in among}
+    address = preferred_endpoint((one.address for one in state.members), loads, key, factor)
+    return next((one for one in among if one.address == address), None)
