@@ -6,15 +6,11 @@ the retry budget, so at most one request in five becomes two.
 
 Reading order:
 
-    dispatcher            the loop: lease, attempt, and again elsewhere while that may help
-    endpoint_attempt      one attempt: a lease and a call
-    retry_rules           which errors may be retried elsewhere, one line for each class
-    retry_budget          how many extra attempts there may be
-    first_token_latency   whether an attempt can still be in time
-    protocols             what dispatch needs of a pool and of its counters
-    pool                  a tier's endpoints: leases and probes; the pools of all tiers
-    endpoint_selection    the state of a tier's endpoints, how slow each is, and which gets the next request; pure
-    health                which endpoints get no request for now; pure
-    discovery             addresses and DNS names
-    config, metrics       the configuration's keys; Prometheus
+    dispatcher           the loop: lease, attempt, and again elsewhere while that may help
+    retries              which errors may be retried, how many times, and whether in time; pure
+    pool                 a tier's endpoints: leases and probes; the pools of all tiers
+    endpoint_selection   the state of a tier's endpoints, how slow each is, and which gets the next request; pure
+    health               which endpoints get no request for now; pure
+    discovery            addresses and DNS names
+    config, metrics      the configuration's keys; Prometheus
 """

@@ -10,8 +10,7 @@ from typing import Protocol
 import anyio
 
 from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
-from cloud_pool.dispatch.dispatcher import Dispatcher
-from cloud_pool.dispatch.protocols import InferenceBackend
+from cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable

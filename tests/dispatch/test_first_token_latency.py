@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_pool.dispatch.first_token_latency import FirstTokenLatency
+from cloud_pool.dispatch.retries import FirstTokenLatency
 
 
 def test_too_few_samples_exclude_nothing() -> None:

@@ -19,9 +19,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.dispatch.config import DispatchSettings
 from cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
-from cloud_pool.dispatch.dispatcher import Dispatcher
+from cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource
 from cloud_pool.dispatch.pool import Pool as RealPool
-from cloud_pool.dispatch.protocols import EndpointLease, EndpointSource
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters

@@ -1,0 +1,183 @@
+"""Whether a request that failed before its first delta may be sent again: rules, budget and time. Pure.
+
+Without a bound, retries make an outage worse: with every replica slow, each request becomes three. So `RetryState`
+tells what an error allows, `RetryBudget` how many extra attempts the tier may make, and `FirstTokenLatency` whether an
+attempt can still be in time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+from router.errors import (
+    BreakerOpen,
+    CausewayError,
+    CloudDisconnected,
+    CloudFailed,
+    CloudSaturated,
+    CloudUnreachable,
+    Draining,
+    EngineCrashed,
+    EngineOutOfMemory,
+    EngineUnavailable,
+    QueueFull,
+    StreamBroken,
+)
+from router.trackers import Window
+
+RetryRule = Literal["again", "once", "never"]
+
+_RULES: Mapping[type[CausewayError], RetryRule] = {
+    # The endpoint's own state, which the next endpoint does not share. StubProcessDied is an EngineUnavailable.
+    EngineUnavailable: "again",
+    EngineOutOfMemory: "again",
+    QueueFull: "again",
+    CloudSaturated: "again",
+    Draining: "again",
+    BreakerOpen: "again",
+    CloudUnreachable: "again",
+    # The endpoint broke while it worked on this very request. The request may be the cause, and must not go round the
+    # whole pool.
+    EngineCrashed: "once",
+    StreamBroken: "once",
+    CloudFailed: "once",
+    CloudDisconnected: "once",
+    # All others are never retried, above all InvalidRequest and CloudRejected (wrong everywhere), DeadlineExceeded,
+    # EngineTimeout and CloudTimeout (no time is left), RateLimited and other errors about the caller.
+}
+_BUCKETS = 10
+_ROUNDING = 1e-9  # five times 0.2 may be a little less than 1
+_WINDOW_S = 5.0  # short: an estimate from a rush must not reject requests once it is over
+_MIN_SAMPLES = 8
+_QUANTILE = 0.05
+_CACHED_S = 0.25  # a quantile sorts its window
+
+
+def retry_rule(error: CausewayError) -> RetryRule:
+    """Return the rule of the nearest listed ancestor; an unlisted class is never retried."""
+    if isinstance(error, CloudUnreachable) and error.phase != "connect":
+        return "once"  # Not refused, but lost: this request may have killed the server.
+    for ancestor in type(error).__mro__:
+        if ancestor in _RULES:
+            return _RULES[ancestor]
+    return "never"
+
+
+class RetryState:
+    """The attempts of one request so far. Decides whether another one may follow, and which endpoints to avoid."""
+
+    def __init__(self, max_attempts: int) -> None:
+        self.attempts = 0
+        self.tried: set[str] = set()
+        self._max_attempts = max_attempts
+        self._suspicions = 0  # errors that the request itself may have caused
+
+    def begin_attempt(self, endpoint: str) -> None:
+        self.attempts += 1
+        self.tried.add(endpoint)
+
+    def may_retry(self, error: CausewayError) -> bool:
+        """Tell whether another attempt may follow one that ended with this error."""
+        rule = retry_rule(error)
+        self._suspicions += rule == "once"
+        return rule != "never" and self._suspicions <= 1 and self.attempts < self._max_attempts
+
+
+class RetryBudget:
+    """Allow `share` of the requests of the last `window_s`, or `min_retries_per_s` where that is more.
+
+    As in Finagle's RetryBudget and Envoy's retry_budget; the minimum lets a quiet gateway retry at all. It is not added
+    to the share, so it never lifts a busy tier above it. Time is monotonic, memory bounded.
+    """
+
+    def __init__(self, share: float = 0.2, min_retries_per_s: float = 0.5, window_s: float = 10.0) -> None:
+        self._share = share
+        self._min_retries = min_retries_per_s * window_s
+        self._bucket_s = window_s / _BUCKETS
+        self._buckets: deque[_Bucket] = deque()  # oldest first; only those in which something happened
+        self._requests = 0
+        self._extras = 0
+
+    def count_request(self, now: float) -> None:
+        """Count a request, whatever its outcome."""
+        self._bucket(now).requests += 1
+        self._requests += 1
+
+    def try_spend(self, now: float) -> bool:
+        """Tell whether one more attempt may be made, and count it if so."""
+        if self.left(now) < 1.0 - _ROUNDING:
+            return False
+        self._bucket(now).extras += 1
+        self._extras += 1
+        return True
+
+    def left(self, now: float) -> float:
+        """Return how many extra attempts may be made now; negative after the requests that paid for some expired."""
+        self._expire(now)
+        return max(self._share * self._requests, self._min_retries) - self._extras
+
+    def _bucket(self, now: float) -> _Bucket:
+        number = int(now // self._bucket_s)
+        if not self._buckets or self._buckets[-1].number < number:
+            self._expire(now)
+            self._buckets.append(_Bucket(number))
+        return self._buckets[-1]
+
+    def _expire(self, now: float) -> None:
+        oldest = int(now // self._bucket_s) - _BUCKETS + 1
+        while self._buckets and self._buckets[0].number < oldest:
+            bucket = self._buckets.popleft()
+            self._requests -= bucket.requests
+            self._extras -= bucket.extras
+
+
+class _Bucket:
+    __slots__ = ("extras", "number", "requests")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.requests = 0
+        self.extras = 0
+
+
+class FirstTokenLatency:
+    """Estimates, for each endpoint, the time below which it gives no first token."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, _EndpointLatency] = {}
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """The endpoints that are remembered."""
+        return tuple(self._endpoints)
+
+    def first_token(self, endpoint: str, seconds: float, now: float) -> None:
+        """Record a first token, `seconds` after its attempt began.
+
+        Endpoints come and go with DNS: when a new one comes, those without a recent sample are dropped.
+        """
+        if endpoint not in self._endpoints:
+            self._endpoints = {address: one for address, one in self._endpoints.items() if one.window.count(now)}
+            self._endpoints[endpoint] = _EndpointLatency()
+        self._endpoints[endpoint].window.add(seconds, now)
+
+    def fastest_s(self, endpoint: str, now: float) -> float:
+        """Return the time below which `endpoint` plausibly gives no first token; 0: too few samples."""
+        known = self._endpoints.get(endpoint)
+        return 0.0 if known is None else known.fastest_s(now)
+
+
+class _EndpointLatency:
+    def __init__(self) -> None:
+        self.window = Window(_WINDOW_S)
+        self._fastest_s = 0.0
+        self._computed_at = float("-inf")
+
+    def fastest_s(self, now: float) -> float:
+        if now - self._computed_at >= _CACHED_S:
+            self._computed_at = now
+            is_enough = self.window.count(now) >= _MIN_SAMPLES
+            self._fastest_s = (self.window.quantile(_QUANTILE, now) or 0.0) if is_enough else 0.0
+        return self._fastest_s
