@@ -47,8 +47,7 @@ from .files.store import FileFolderUnavailable, StorageFull
 from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
 from .jobs.api import EdgeJobList
-from .jobs.errors import JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
-from .jobs.record import EdgeJobView
+from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .serving.generation import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT

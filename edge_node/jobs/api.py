@@ -26,10 +26,9 @@ from ..serving.service import Service
 from . import PATH
 from .events import OutboxEventReader, Position, read_last_id
 from .intake import JobIntake, JobKey
-from .record import EdgeJob, EdgeJobView, edge_job_view
+from .record import Accepted, EdgeJob, EdgeJobView, edge_job_view
 from .running.runner import OutboxRunner
 from .store import JobOutbox
-from .tables.values import Accepted
 
 _MOST_FOLLOWERS = 64
 _POLL_S = 1.0

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from .api import OutboxApi
     from .intake import JobIntake
+    from .record import OutboxStats, OutboxWebhook
     from .running.cancelling import CloudCanceller
     from .running.runner import OutboxRunner
     from .running.webhooks import ReceiverQueue
     from .store import JobOutbox
-    from .tables.values import OutboxStats, OutboxWebhook
 
 SECRET_PATH = "/v1/webhooks/secret"
 _ENDPOINTS: Mapping[str, Endpoint] = {

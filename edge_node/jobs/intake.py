@@ -18,10 +18,9 @@ from router.types import RoutingHints
 
 from ..config.schema import OutboxConfig
 from ..serving.service import Service
-from .record import EdgeJob
+from .record import Accepted, EdgeJob, ReplyTo
 from .running.runner import OutboxRunner
 from .store import JobOutbox
-from .tables.values import Accepted, ReplyTo
 
 WithFiles = Callable[[bytes, str], Awaitable[bytes]]
 """A body and its client → the body with the client's uploaded files. Raises NotFound for one that is gone."""

@@ -1,4 +1,6 @@
-"""A job of this device: as submitted, as stored, and as the API shows it."""
+"""A job of this device: as submitted, as stored, and as the API shows it; what the transactions of the outbox take and
+return; and the errors that only jobs of a device have, leaves of the tree in `router.errors`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,12 @@ from typing import Literal
 
 import msgspec
 
-from router.jobs.revisions import LateParts
+from router.errors import CausewayError, InvalidRequest, QueueFull
+from router.jobs.revisions import LateParts, RevisionOutcome
 from router.jobs.states import FINAL_STATES, JobState
 from router.jobs.submission import Endpoint, Priority
 from router.jobs.view import JobView
+from router.serving.webhooks import DueWebhook
 from router.types import PartRecord, Prefer
 
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
@@ -114,3 +118,109 @@ def edge_job_view(job: EdgeJob, now: float, unix: float, result: bytes = b"") ->
         late_parts=() if job.late is None else job.late.kinds,
         late_error=msgspec.Raw(job.late_error or b"null"),
     )
+
+
+class OutboxFull(QueueFull):
+    """The device holds as many jobs, or as many bytes of them, as it may."""
+
+    code = "outbox_full"
+
+
+class JobNotDead(InvalidRequest):
+    """Only a dead letter can be retried."""
+
+    status = 409
+    code = "job_not_dead"
+
+
+class JobNotEnded(InvalidRequest):
+    """A job that has not ended is cancelled, not purged."""
+
+    status = 409
+    code = "job_not_ended"
+
+
+class JobDropped(CausewayError):
+    """A bulk job that waited gave way to a newer job, because the outbox was full."""
+
+    status = 503
+    code = "job_dropped"
+
+
+class JobLost(CausewayError):
+    """The daemon ended during each of many runs of the job."""
+
+    code = "daemon_lost"
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """`known`: the same request came before, with the same key."""
+
+    job: EdgeJob
+    known: bool = False
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    job: EdgeJob
+    body: bytes
+
+
+class ReplyTo(msgspec.Struct, frozen=True):
+    """Where the answer of a job is sent, for a sender that does not fetch it.
+
+    `address`: the sender's matter. `is_new`: an earlier job with the same key was another one, and loses the key.
+    """
+
+    address: bytes
+    is_new: bool = False
+
+
+class DueReply(msgspec.Struct, frozen=True):
+    """A job that has ended, whose answer is to be sent. `due`: the box's own time, s."""
+
+    job: EdgeJob
+    result: bytes
+    address: bytes
+    due: float
+
+
+class OutboxWebhook(DueWebhook, frozen=True, kw_only=True):
+    """A webhook that is to be sent. `attempts`: made before, and answered."""
+
+    number: int
+
+
+class ClientStats(msgspec.Struct, frozen=True):
+    """What the outbox holds of one client, as `OutboxStats` has it of all."""
+
+    unfinished: int = 0
+    bulk: int = 0
+    bytes: int = 0
+    bulk_bytes: int = 0
+
+
+class OutboxStats(msgspec.Struct):
+    """Counted in the thread of the file, read anywhere. Totals are since the start of the daemon."""
+
+    unfinished: int = 0
+    bulk: int = 0  # of the unfinished
+    bytes: int = 0  # of requests and results
+    bulk_bytes: int = 0  # of unfinished bulk jobs
+    empty: int = 0  # jobs that have ended and hold neither request nor result
+    unreadable: int = 0  # jobs that are set aside, see `unreadable`
+    accepted: int = 0
+    dropped: int = 0
+    ended: dict[str, int] = {}  # by state
+    revisions: dict[RevisionOutcome, int] = {}  # of answers, made or not
+    replies_due: int = 0  # answers that are to be sent
+    replies_lost: int = 0  # answers that were deleted before they could be sent
+
+    cancellations_due: int = 0  # that the cloud is to be told of
+    webhooks_due: int = 0  # webhooks that are to be sent
+    webhooks: dict[str, int] = {}  # that were sent, or are not any more
+
+    def count_webhook(self, outcome: str, count: int = 1) -> None:
+        self.webhooks[outcome] = self.webhooks.get(outcome, 0) + count
+
+    def count_revision(self, outcome: RevisionOutcome) -> None:
+        self.revisions[outcome] = self.revisions.get(outcome, 0) + 1

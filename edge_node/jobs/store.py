@@ -19,14 +19,24 @@ from ..clock import Clock
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE
-from .record import EdgeJob, JobAnswer, Lane, WebhookStatus
+from .record import (
+    Accepted,
+    Claimed,
+    DueReply,
+    EdgeJob,
+    JobAnswer,
+    Lane,
+    OutboxStats,
+    OutboxWebhook,
+    ReplyTo,
+    WebhookStatus,
+)
 from .tables.acceptance import OutboxAcceptance
 from .tables.callers import OutboxCallers
 from .tables.revisions import OutboxRevisions
 from .tables.rows import PAGE_BYTES, Cancellation, OutboxRows
 from .tables.runs import OutboxRuns
 from .tables.schema import SCHEMA
-from .tables.values import Accepted, Claimed, DueReply, OutboxStats, OutboxWebhook, ReplyTo
 
 
 class JobOutbox:

@@ -11,8 +11,8 @@ from router.errors import CausewayError, JobStoreUnavailable, ResultTooLarge
 from router.serving.logs import redacted
 
 from ..jobs.feed import JobFeed
+from ..jobs.record import DueReply
 from ..jobs.store import JobOutbox
-from ..jobs.tables.values import DueReply
 from ..observability.faults import Fault
 from .connection import Connection
 from .envelope import AnswerTooLarge, BrokerError, PublishRefused

@@ -29,8 +29,7 @@ from router.types import RoutingHints
 from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
 from ..jobs.entry import JobParts
-from ..jobs.errors import OutboxFull
-from ..jobs.tables.values import ReplyTo
+from ..jobs.record import OutboxFull, ReplyTo
 from ..observability.faults import Fault
 from .connection import Connection
 from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused

@@ -23,8 +23,7 @@ from router.openai import encode_error
 
 from ..config.schema import MqttTopicConfig
 from ..jobs.intake import JobKey
-from ..jobs.record import EdgeJob
-from ..jobs.tables.values import DueReply
+from ..jobs.record import DueReply, EdgeJob
 from .envelope import JSON, TEXT, Message, OutgoingAnswer
 from .events import event_expires_s, event_headers, structured
 

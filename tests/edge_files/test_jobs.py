@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edge_node.jobs.intake import JobKey
-from edge_node.jobs.tables.values import ReplyTo
+from edge_node.jobs.record import ReplyTo
 from router.errors import UnsupportedFeature
 from router.types import RoutingHints
 

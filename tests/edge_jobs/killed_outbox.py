@@ -20,9 +20,8 @@ import msgspec
 
 from edge_node.clock import system_clock
 from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.record import EdgeJob, JobAnswer
+from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer
 from edge_node.jobs.store import JobOutbox
-from edge_node.jobs.tables.values import Claimed
 from router.errors import CloudFailed, JobStoreUnavailable
 from router.jobs.revisions import LateParts
 from router.jobs.states import JobEvent

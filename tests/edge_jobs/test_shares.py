@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from edge_node.config.schema import OutboxConfig
-from edge_node.jobs.errors import OutboxFull
-from edge_node.jobs.record import EdgeJob, JobAnswer
+from edge_node.jobs.record import EdgeJob, JobAnswer, OutboxFull
 from edge_node.jobs.store import JobOutbox
 
 from .killed_outbox import new_job

@@ -16,8 +16,8 @@ import pytest
 from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig
 from edge_node.jobs import FILE
+from edge_node.jobs.record import ReplyTo
 from edge_node.jobs.store import JobOutbox
-from edge_node.jobs.tables.values import ReplyTo
 from router.errors import CloudFailed, NotFound, RecordUnreadable
 from router.jobs.states import JobEvent
 

@@ -18,7 +18,7 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_node.config.schema import MqttConfig, MqttTopicConfig
-from edge_node.jobs.tables.values import OutboxStats
+from edge_node.jobs.record import OutboxStats
 from edge_node.mqtt.bridge import MqttBridge
 from edge_node.mqtt.envelope import Message
 

@@ -9,8 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from edge_node.jobs.record import EdgeJob
-from edge_node.jobs.tables.values import DueReply
+from edge_node.jobs.record import DueReply, EdgeJob
 from edge_node.mqtt.envelope import Message
 from edge_node.mqtt.events import in_binary_mode
 from edge_node.mqtt.messages import address_of, answer_of, read_message, refusal

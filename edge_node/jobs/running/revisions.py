@@ -33,9 +33,8 @@ from router.types import Modality, PartRecord, Request
 from ...backends.backend import JobTerms
 from ...clock import Clock
 from ..feed import JobFeed, RunningText
-from ..record import EdgeJob, JobAnswer, Lane
+from ..record import Claimed, EdgeJob, JobAnswer, Lane
 from ..store import JobOutbox
-from ..tables.values import Claimed
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunningJobs
 
 log = logging.getLogger(__name__)

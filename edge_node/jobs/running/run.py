@@ -33,8 +33,7 @@ from ...config.schema import OutboxConfig
 from ...serving.generation import RequestContext
 from ...serving.service import Service
 from ..feed import RunningText
-from ..record import JobAnswer, Lane
-from ..tables.values import Claimed
+from ..record import Claimed, JobAnswer, Lane
 
 # The cloud is away or full: its jobs wait, and this is no attempt.
 CLOUD_AWAY = (CloudUnreachable, CloudUnavailable, CloudSaturated, BreakerOpen)

@@ -30,9 +30,8 @@ from ...clock import Clock
 from ...config.schema import OutboxConfig
 from ...serving.service import Service
 from ..feed import JobFeed
-from ..record import EdgeJob, Lane
+from ..record import Claimed, EdgeJob, Lane
 from ..store import JobOutbox
-from ..tables.values import Claimed
 from .revisions import JobRevisions, LateReader
 from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunFailure, RunningJobs
 

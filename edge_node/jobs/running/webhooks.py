@@ -19,8 +19,8 @@ from router.serving.webhooks import DeliveryOutcome, WebhookQueue
 from ...clock import Clock
 from ...config.schema import OutboxWebhookConfig
 from ..feed import JobFeed
+from ..record import OutboxWebhook
 from ..store import JobOutbox
-from ..tables.values import OutboxWebhook
 from ..tables.webhooks import receiver_of
 
 _POLL_S = 1.0  # for jobs that end without a run

@@ -23,12 +23,10 @@ from router.jobs.view import encode_job_error
 from router.trackers import network_of, stored_share
 
 from ...config.schema import OutboxConfig
-from ..errors import JobDropped, OutboxFull
-from ..record import EdgeJob, Lane
+from ..record import Accepted, EdgeJob, JobDropped, Lane, OutboxFull, ReplyTo
 from .rows import OutboxRows
 from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job
 from .unreadable import read_row
-from .values import Accepted, ReplyTo
 
 
 class OutboxAcceptance:

@@ -11,8 +11,7 @@ from router.jobs.revisions import revision_id
 from router.jobs.states import JobEvent, JobState, next_state
 
 from ...config.schema import OutboxConfig
-from ..errors import JobNotDead, JobNotEnded
-from ..record import EdgeJob
+from ..record import EdgeJob, JobNotDead, JobNotEnded
 from .revisions import OutboxRevisions
 from .rows import OutboxRows, body_of
 from .schema import LISTED, decode_job

@@ -13,10 +13,9 @@ from router.jobs.states import JobEvent, next_state
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
-from ..record import EdgeJob
+from ..record import Claimed, EdgeJob
 from .rows import OutboxRows, body_of
 from .schema import REVISABLE, decode_job, stored_bytes
-from .values import Claimed
 
 
 class OutboxRevisions:

@@ -18,7 +18,7 @@ from router.jobs.submission import RANK
 from router.trackers import network_of
 
 from ...box_time import BoxTime
-from ..record import EdgeJob
+from ..record import ClientStats, DueReply, EdgeJob, OutboxStats, ReplyTo
 from .schema import (
     COUNTS,
     COUNTS_BY_OWNER,
@@ -32,7 +32,6 @@ from .schema import (
     updated,
 )
 from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
-from .values import ClientStats, DueReply, OutboxStats, ReplyTo
 from .webhooks import OutboxWebhooks
 
 PAGE_BYTES = 1024  # of the file; a body wastes half a page

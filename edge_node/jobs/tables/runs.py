@@ -12,11 +12,9 @@ from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.view import encode_job_error
 
 from ...config.schema import OutboxConfig
-from ..errors import JobLost
-from ..record import EdgeJob, Lane
+from ..record import Claimed, EdgeJob, JobLost, Lane
 from .rows import OutboxRows, body_of
 from .schema import DUE, LATE, OLD, OLD_BODIES, OLD_UNREADABLE, OLDEST_EMPTY, UNTOLD, WAITING, decode_job
-from .values import Claimed
 
 READ_BYTES = 16 * 1024 * 1024  # of requests that are read at once; one may be larger
 _MOST_LOST = 32  # runs that end with the daemon, before the job is taken for the cause

@@ -20,9 +20,8 @@ import msgspec
 from router.jobs.webhooks.payload import JobNotice
 
 from ...box_time import BoxTime
-from ..record import EdgeJob, WebhookStatus
+from ..record import EdgeJob, OutboxStats, OutboxWebhook, WebhookStatus
 from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
-from .values import OutboxStats, OutboxWebhook
 
 log = logging.getLogger(__name__)
 
