@@ -25,8 +25,7 @@ from router.trackers import network_of, stored_share
 from ...config.schema import OutboxConfig
 from ..record import Accepted, EdgeJob, JobDropped, Lane, OutboxFull, ReplyTo
 from .rows import OutboxRows
-from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job
-from .unreadable import read_row
+from .schema import BY_KEY, FREE_KEY, OLDEST_BULK, decode_job, read_row
 
 
 class OutboxAcceptance:

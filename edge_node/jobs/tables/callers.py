@@ -14,8 +14,7 @@ from ...config.schema import OutboxConfig
 from ..record import EdgeJob, JobNotDead, JobNotEnded
 from .revisions import OutboxRevisions
 from .rows import OutboxRows, body_of
-from .schema import LISTED, decode_job
-from .unreadable import unreadable_job
+from .schema import LISTED, decode_job, unreadable_job
 
 
 class OutboxCallers:

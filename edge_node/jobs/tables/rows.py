@@ -28,10 +28,14 @@ from .schema import (
     UPDATE,
     decode_job,
     inserted,
+    read_mark,
+    read_row,
+    set_aside,
     stored_bytes,
+    take_back,
+    unreadable_notices,
     updated,
 )
-from .unreadable import read_mark, read_row, set_aside, take_back, unreadable_notices
 from .webhooks import OutboxWebhooks
 
 PAGE_BYTES = 1024  # of the file; a body wastes half a page
