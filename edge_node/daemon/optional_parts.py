@@ -205,9 +205,8 @@ def make_jobs(
 
     from ..jobs.api import OutboxApi
     from ..jobs.intake import JobIntake
-    from ..jobs.running.cancelling import CloudCanceller
     from ..jobs.running.runner import OutboxRunner
-    from ..jobs.running.webhooks import ReceiverQueue, trusted_authorities
+    from ..jobs.running.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
     from ..jobs.store import JobOutbox
 
     cloud, service, clock = backends.cloud, serving.service, serving.records.clock

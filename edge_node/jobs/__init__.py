@@ -6,7 +6,6 @@ intake     acceptance of jobs, whichever way they come in
 store      the outbox: one SQLite file, committed before a job is acknowledged
 tables     its transactions
 running    runs jobs on the service
-feed       the text of answers while they are made
 events     a job's events as server-sent events
 """
 

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from .api import OutboxApi
     from .intake import JobIntake
     from .record import OutboxStats, OutboxWebhook
-    from .running.cancelling import CloudCanceller
     from .running.runner import OutboxRunner
-    from .running.webhooks import ReceiverQueue
+    from .running.webhooks import CloudCanceller, ReceiverQueue
     from .store import JobOutbox
 
 SECRET_PATH = "/v1/webhooks/secret"

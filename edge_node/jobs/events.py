@@ -19,8 +19,8 @@ from router.jobs.answer_text import answer_text
 from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import JobState
 
-from .feed import JobFeed
 from .record import EdgeJob
+from .running.run import JobFeed
 from .store import JobOutbox
 
 COMMENT: Final = b": still there\n\n"

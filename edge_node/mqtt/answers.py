@@ -10,8 +10,8 @@ import anyio
 from router.errors import CausewayError, JobStoreUnavailable, ResultTooLarge
 from router.serving.logs import redacted
 
-from ..jobs.feed import JobFeed
 from ..jobs.record import DueReply
+from ..jobs.running.run import JobFeed
 from ..jobs.store import JobOutbox
 from ..observability.faults import Fault
 from .connection import Connection

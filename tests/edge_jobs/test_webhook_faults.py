@@ -21,8 +21,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from edge_node.clock import Clock
 from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
 from edge_node.jobs import FILE
-from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import Claimed, EdgeJob, JobAnswer, JobNotDead
+from edge_node.jobs.running.run import JobFeed
 from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobOutbox
 from router.errors import CloudFailed, JobStoreUnavailable, NotFound

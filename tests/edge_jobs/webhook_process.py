@@ -14,8 +14,8 @@ import msgspec
 
 from edge_node.clock import system_clock
 from edge_node.config.schema import OutboxConfig, OutboxWebhookConfig
-from edge_node.jobs.feed import JobFeed
 from edge_node.jobs.record import JobAnswer
+from edge_node.jobs.running.run import JobFeed
 from edge_node.jobs.running.webhooks import ReceiverQueue
 from edge_node.jobs.store import JobOutbox
 from router.serving.webhooks import WebhookSender

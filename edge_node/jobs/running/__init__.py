@@ -1,8 +1,7 @@
 """Runs jobs on the service.
 
-runner      takes jobs of the outbox, and bounds what runs where and when the cloud is asked
-run         one run of a job, and its answer, collected
-revisions   answers that are made anew when a late part was read
-cancelling  tells the cloud of jobs that were cancelled here
-webhooks    tells receivers that jobs have ended
+runner     takes jobs of the outbox, and bounds what runs where and when the cloud is asked
+run        one run of a job, and its answer, collected and shown while it is made
+revisions  answers that are made anew when a late part was read
+webhooks   tells receivers that jobs have ended, and the cloud of jobs that were cancelled here
 """

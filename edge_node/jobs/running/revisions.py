@@ -32,10 +32,9 @@ from router.types import Modality, PartRecord, Request
 
 from ...backends.backend import JobTerms
 from ...clock import Clock
-from ..feed import JobFeed, RunningText
 from ..record import Claimed, EdgeJob, JobAnswer, Lane
 from ..store import JobOutbox
-from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunningJobs
+from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunningJobs, RunningText
 
 log = logging.getLogger(__name__)
 

@@ -29,11 +29,10 @@ from ...backends.cloud.backend import CloudBackend
 from ...clock import Clock
 from ...config.schema import OutboxConfig
 from ...serving.service import Service
-from ..feed import JobFeed
 from ..record import Claimed, EdgeJob, Lane
 from ..store import JobOutbox
 from .revisions import JobRevisions, LateReader
-from .run import CLOUD_AWAY, DEVICE_BUSY, JobRuns, RunFailure, RunningJobs
+from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunFailure, RunningJobs
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,6 @@
-"""The outbox's webhooks as the sender uses them: a receiver that is away holds up nothing but its own.
+"""What others are told of jobs: receivers of webhooks that they have ended, and the cloud that they were cancelled here.
+
+A receiver that is away holds up nothing but its own webhooks:
 
 1. A receiver without a connection is away, as the box may be offline for weeks: that is no attempt. It is tried again
    after a pause that doubles up to ten minutes, with the oldest webhook alone.
@@ -7,23 +9,28 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import ssl
 from collections import Counter
 from collections.abc import Collection
 from typing import NamedTuple
 
-from router.errors import ConfigError
+import anyio
+
+from router.errors import CausewayError, ConfigError
+from router.serving.logs import redacted
 from router.serving.webhooks import DeliveryOutcome, WebhookQueue
 
+from ...backends.cloud.backend import CloudBackend
 from ...clock import Clock
 from ...config.schema import OutboxWebhookConfig
-from ..feed import JobFeed
 from ..record import OutboxWebhook
 from ..store import JobOutbox
 from ..tables.webhooks import receiver_of
+from .run import JobFeed
 
-_POLL_S = 1.0  # for jobs that end without a run
+_POLL_S = 1.0  # for jobs that end without a run, and a cloud that is away
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _MOST_AWAY = 1000  # receivers whose pauses are remembered
 
@@ -103,3 +110,46 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{ca_file} cannot be read: {error}", where="jobs.webhooks.ca_file") from error
+
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 32
+
+
+class CloudCanceller:
+    """Tells the cloud of jobs that were cancelled here, one after the other, also later if it cannot be reached now.
+
+    Stopping a run closes its connection, but a job of the cloud goes on without one: it would be paid for, and its
+    content kept. `cloud` None: this box has none, and nothing was sent to it.
+    """
+
+    def __init__(self, store: JobOutbox, cloud: CloudBackend | None, feed: JobFeed) -> None:
+        self._store = store
+        self._cloud = cloud
+        self._feed = feed
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            if not (self._store.stats.cancellations_due and await self._send_due()):
+                await self._feed.change(_POLL_S)
+
+    async def _send_due(self) -> bool:
+        """Send what is due. Returns whether the cloud answered something."""
+        if self._cloud is None or self._cloud.health.reachable is False:
+            return False
+        try:
+            due = await self._store.due_cancellations(_AT_ONCE)
+            for one in due:
+                outcome = await self._cloud.cancel_job(one.key)
+                if outcome == "later":
+                    await anyio.sleep(_POLL_S)
+                    return False
+                await self._store.settle_cancellation(one, known=outcome == "settled")
+        except CausewayError:  # the store says so
+            return False
+        except Exception as error:
+            log.error("the cloud could not be told of a cancelled job: %s", redacted(error))
+            return False
+        return bool(due)
