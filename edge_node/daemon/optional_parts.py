@@ -203,8 +203,7 @@ def make_jobs(
     """Return the outbox of jobs in the state folder, with what runs them."""
     from router.serving.webhooks import WebhookSender
 
-    from ..jobs.api import OutboxApi
-    from ..jobs.intake import JobIntake
+    from ..jobs.api import JobIntake, OutboxApi
     from ..jobs.running.runner import OutboxRunner
     from ..jobs.running.webhooks import CloudCanceller, ReceiverQueue, trusted_authorities
     from ..jobs.store import JobOutbox

@@ -1,8 +1,7 @@
 """Jobs of this device: requests that are accepted now, also offline, and answered later.
 
 entry      the handlers of /v1/jobs; opens the rest with the first job, or if there is a file
-api        /v1/jobs over HTTP, in the gateway's shape
-intake     acceptance of jobs, whichever way they come in
+api        /v1/jobs over HTTP, in the gateway's shape, and acceptance of jobs, whichever way they come in
 store      the outbox: one SQLite file, committed before a job is acknowledged
 tables     its transactions
 running    runs jobs on the service

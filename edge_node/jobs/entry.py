@@ -23,8 +23,7 @@ from . import FILE, PATH
 if TYPE_CHECKING:
     from router.serving.webhooks import WebhookSender
 
-    from .api import OutboxApi
-    from .intake import JobIntake
+    from .api import JobIntake, OutboxApi
     from .record import OutboxStats, OutboxWebhook
     from .running.runner import OutboxRunner
     from .running.webhooks import CloudCanceller, ReceiverQueue

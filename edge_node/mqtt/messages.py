@@ -22,7 +22,7 @@ from router.jobs.view import encode_job_error
 from router.openai import encode_error
 
 from ..config.schema import MqttTopicConfig
-from ..jobs.intake import JobKey
+from ..jobs.api import JobKey
 from ..jobs.record import DueReply, EdgeJob
 from .envelope import JSON, TEXT, Message, OutgoingAnswer
 from .events import event_expires_s, event_headers, structured

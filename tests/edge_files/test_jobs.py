@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_node.jobs.intake import JobKey
+from edge_node.jobs.api import JobKey
 from edge_node.jobs.record import ReplyTo
 from router.errors import UnsupportedFeature
 from router.types import RoutingHints

@@ -10,7 +10,7 @@ import pytest
 
 from edge_node.config.schema import OutboxConfig, ServerConfig
 from edge_node.http.request_reader import RequestReader
-from edge_node.jobs.intake import JobIntake, JobKey
+from edge_node.jobs.api import JobIntake, JobKey
 from router.types import RoutingHints
 from tests.waiting import until
 

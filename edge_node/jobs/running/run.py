@@ -1,5 +1,6 @@
-"""One run of a job on the service: its request as it is now, its answer, the errors that say what to do next, and the text
-of answers while jobs run, for those who follow their events.
+"""One run of a job on the service: its request as it is now, its answer, and the errors that say what to do next.
+
+The text of an answer is shown while it is made, for those who follow the job's events (`JobFeed`).
 """
 
 from __future__ import annotations

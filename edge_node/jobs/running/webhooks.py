@@ -1,4 +1,4 @@
-"""What others are told of jobs: receivers of webhooks that they have ended, and the cloud that they were cancelled here.
+"""What others are told of jobs: receivers of webhooks that jobs ended, and the cloud that they were cancelled here.
 
 A receiver that is away holds up nothing but its own webhooks:
 
@@ -30,9 +30,12 @@ from ..store import JobOutbox
 from ..tables.webhooks import receiver_of
 from .run import JobFeed
 
+log = logging.getLogger(__name__)
+
 _POLL_S = 1.0  # for jobs that end without a run, and a cloud that is away
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _MOST_AWAY = 1000  # receivers whose pauses are remembered
+_AT_ONCE = 32  # cancellations
 
 
 class _Away(NamedTuple):
@@ -110,11 +113,6 @@ def trusted_authorities(ca_file: str) -> ssl.SSLContext | None:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"{ca_file} cannot be read: {error}", where="jobs.webhooks.ca_file") from error
-
-
-log = logging.getLogger(__name__)
-
-_AT_ONCE = 32
 
 
 class CloudCanceller:
