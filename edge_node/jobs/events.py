@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.answer_text import answer_text
 from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import JobState
+from router.jobs.submission import answer_text
 
 from .record import EdgeJob
 from .running.run import JobFeed

@@ -14,10 +14,10 @@ from typing import Literal
 import msgspec
 
 from router.errors import CausewayError, InvalidRequest, JobCancelled
-from router.jobs.answer_text import answer_text
 from router.jobs.cloud_event import EventFormat
 from router.jobs.revisions import REVISED, revision_id
 from router.jobs.states import JobState
+from router.jobs.submission import answer_text
 from router.jobs.view import encode_job_error
 from router.openai import encode_error
 

@@ -1,20 +1,34 @@
-"""A job's body: an OpenAI request with fields of ours beside it, which are removed so that a plain request is left."""
+"""A job's body and its answer's, for gateway and device.
+
+The body is an OpenAI request with fields of ours beside it, which are removed so that a plain request is left. The
+answer is what the endpoint answers that the request names.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
 
 from ..errors import InvalidRequest
-from ..openai import check_field_names, parse_chat, parse_completion, parse_embedding, parse_response
+from ..openai import (
+    AnswerEncoder,
+    ResponseEncoder,
+    check_field_names,
+    coalesce,
+    encode_embeddings,
+    parse_chat,
+    parse_completion,
+    parse_embedding,
+    parse_response,
+)
 from ..openai.request_body import BOM, load, validate
-from ..types import Request, RoutingHints
+from ..types import Chunk, Embeddings, Request, RoutingHints
 
 Priority = Literal["interactive", "standard", "bulk"]
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
@@ -29,6 +43,12 @@ _ADVICE: Final = {
     "window": "Use off_peak, or leave it out.",
     "not_before_ms": "Send the time to wait as a whole number of milliseconds, at least 0.",
     "revise_within_ms": "Send a whole number of milliseconds, at least 0.",
+}
+_PREFIXES: Final[Mapping[Endpoint, str]] = {
+    "/v1/chat/completions": "chatcmpl-",
+    "/v1/completions": "cmpl-",
+    "/v1/responses": "resp_",
+    "/v1/embeddings": "emb-",
 }
 
 
@@ -114,3 +134,69 @@ def key_digest(key: str) -> str:
     if not _KEY.fullmatch(key):
         raise InvalidRequest("`Idempotency-Key` is 1 to 255 visible ASCII characters")
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def answer_id(endpoint: Endpoint, job: str) -> str:
+    """Return the id of a job's answer."""
+    return _PREFIXES[endpoint] + job
+
+
+def answer_encoder(
+    endpoint: Endpoint, body: bytes, request: Request, job: str, model: str, created: int
+) -> AnswerEncoder | ResponseEncoder:
+    """Return the encoder of an answer in text.
+
+    Args:
+        endpoint: The job's.
+        body: As it was accepted: a response repeats fields of it.
+        request: As it ran.
+        job: The job's id, for the answer's.
+        model: The model that answered.
+        created: Unix time in seconds.
+    """
+    name = answer_id(endpoint, job)
+    if endpoint != "/v1/responses":
+        return AnswerEncoder(request, name, model, created)
+    _, echo = parse_response(body, RoutingHints())
+    return ResponseEncoder(request, echo, name, model, created)
+
+
+def encode_job_answer(
+    endpoint: Endpoint,
+    body: bytes,
+    request: Request,
+    job: str,
+    model: str,
+    created: int,
+    answer: Sequence[Chunk] | Embeddings,
+) -> bytes:
+    """Encode a whole answer. The arguments are those of `answer_encoder`. Raises CausewayError."""
+    if isinstance(answer, Embeddings):
+        return encode_embeddings(request, answer, model)
+    return answer_encoder(endpoint, body, request, job, model, created).whole(*coalesce(answer))
+
+
+class _AnswerMessage(msgspec.Struct):
+    content: str | None = None
+
+
+class _AnswerChoice(msgspec.Struct):
+    message: _AnswerMessage | None = None
+    text: str = ""
+
+
+class _StoredAnswer(msgspec.Struct):
+    choices: list[_AnswerChoice] = []
+
+
+def answer_text(result: bytes) -> str:
+    """Return the text of an answer's only choice; "" for an answer of several.
+
+    Args:
+        result: the body of a chat completion or completion; b"": there is none
+    """
+    choices = msgspec.json.decode(result, type=_StoredAnswer).choices if result else []
+    if len(choices) != 1:
+        return ""
+    first = choices[0]
+    return (first.message.content or "") if first.message is not None else first.text

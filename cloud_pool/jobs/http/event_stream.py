@@ -19,9 +19,9 @@ import anyio
 import msgspec
 
 from router.errors import InvalidRequest
-from router.jobs.answer_text import answer_text
 from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import FINAL_STATES, JobState
+from router.jobs.submission import answer_text
 
 from ...storage.errors import JobStoreRefused
 from ...storage.jobs.job_store import JobStore

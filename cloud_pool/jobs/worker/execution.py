@@ -12,8 +12,7 @@ import anyio
 import msgspec
 
 from router.errors import CausewayError, DeadlineExceeded, ResultTooLarge
-from router.jobs.answers import encode_job_answer
-from router.jobs.submission import parse_job_request
+from router.jobs.submission import encode_job_answer, parse_job_request
 from router.parts.reading import text_bytes
 from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints

@@ -24,8 +24,7 @@ from router.errors import (
     RateLimited,
     ResultTooLarge,
 )
-from router.jobs.answers import answer_encoder
-from router.jobs.submission import parse_job_request
+from router.jobs.submission import answer_encoder, parse_job_request
 from router.openai import CachedAnswer, coalesce, encode_embeddings
 from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request, RoutingHints
