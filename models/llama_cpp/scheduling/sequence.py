@@ -15,9 +15,8 @@ from ..protocol import Emission, Job
 from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
 from ..sampling.sampler import NO_TOKEN, TokenSampler
 from ..sampling.text_stream import TextStream
-from ..soft_tokens import NO_VECTORS, Vectors
+from ..soft_tokens import NO_VECTORS, Places, Vectors
 from .kv_cache import SequenceSlot
-from .places import Places
 from .speculation import PromptLookup
 
 
