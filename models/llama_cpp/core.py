@@ -15,12 +15,11 @@ from router.tool_calls.formats import tool_format
 from ..chat.template import thinking_of
 from .embedding import Embedder
 from .native import bindings, memory
-from .native.adapters import Adapters
 from .native.context import Context
 from .native.gpu import choose_layers
 from .native.threads import allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
-from .native.weights import Weights
+from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder
 from .protocol import Emission, EngineOptions, ModelInfo
 from .sampling.confidence import LogitsRow

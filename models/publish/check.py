@@ -206,9 +206,8 @@ def _try_load(file: Path, context: int) -> None:
 
 
 def _examine_adapter(file: Path, model: Path) -> None:
-    from ..llama_cpp.native.adapters import load_adapter
     from ..llama_cpp.native.context import Context
-    from ..llama_cpp.native.weights import Weights
+    from ..llama_cpp.native.weights import Weights, load_adapter
     from ..llama_cpp.protocol import AdapterFile
 
     architecture = adapted_architecture(file)

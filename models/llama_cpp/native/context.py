@@ -13,8 +13,7 @@ from router.errors import EngineUnavailable
 
 from ..protocol import KVType
 from . import bindings
-from .adapters import Adapter
-from .weights import Weights
+from .weights import Adapter, Weights
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
 _PARTS = 4  # of a position: llama.h has time, row, column and one that stays 0

@@ -6,7 +6,7 @@ beside steps of 35 ms), so a turn lasts for several steps.
 
 from __future__ import annotations
 
-from ..native.adapters import Adapter
+from ..native.weights import Adapter
 from .sequence import Sequence
 
 _TURN_S = 0.1  # a reader sees no gap, and a change of adapters costs a small share

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from router.types import Confidence, FinishReason, TokenLogprob
 
-from ..native.adapters import Adapter
 from ..native.vocabulary import Tokens, Vocabulary
+from ..native.weights import Adapter
 from ..protocol import Emission, Job
 from ..sampling.confidence import ConfidenceMeter, LogitsRow, token_logprob
 from ..sampling.sampler import NO_TOKEN, TokenSampler
