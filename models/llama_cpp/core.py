@@ -17,7 +17,7 @@ from .embedding import Embedder
 from .native import bindings, memory
 from .native.context import Context
 from .native.gpu import choose_layers
-from .native.threads import allowed_cores, choose_threads
+from .native.threads import TunersBySize, allowed_cores, choose_threads
 from .native.vocabulary import Vocabulary
 from .native.weights import Adapters, Weights
 from .prompts import PromptEncoder
@@ -32,7 +32,6 @@ from .scheduling.prompt_store import PromptStore
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
-from .scheduling.thread_tuner import TunersBySize
 from .scheduling.throughput import Throughput
 from .soft_tokens import SoftTokenIds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from models.llama_cpp.scheduling.thread_tuner import ThreadTuner, TunersBySize
+from models.llama_cpp.native.threads import ThreadTuner, TunersBySize
 
 Cost = Callable[[int], float]
 
