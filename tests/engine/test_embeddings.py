@@ -9,9 +9,9 @@ from typing import cast
 import numpy as np
 import pytest
 
+from models.llama_cpp.embedding import EmbeddingQueue
 from models.llama_cpp.native.vocabulary import Vocabulary
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.embedding_queue import EmbeddingQueue
 from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
 
 from .conftest import GREEDY, Rig
