@@ -25,8 +25,7 @@ from .protocol import Emission, EngineOptions, ModelInfo
 from .sampling.confidence import LogitsRow
 from .sampling.grammar import GrammarCompiler
 from .sampling.sampler import NO_TOKEN, CandidateDraw
-from .scheduling.kv_cache import KVCache
-from .scheduling.prefix_cache import PrefixCache
+from .scheduling.kv_cache import KVCache, PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes
 from .scheduling.prompt_store import PromptStore
 from .scheduling.scheduler import Scheduler

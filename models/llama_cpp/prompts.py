@@ -17,7 +17,7 @@ from router.types import Message
 from ..chat.template import DEFAULT_TEMPLATE, render
 from .native.vocabulary import Tokens, Vocabulary
 from .protocol import Prompt
-from .scheduling.prefix_cache import common_prefix
+from .scheduling.kv_cache import common_prefix
 from .soft_tokens import NO_VECTORS, SoftTokenIds, Vectors
 
 _CACHE_BYTES = 4 * 1024 * 1024

@@ -1,16 +1,31 @@
-"""Which sequences use which cells of the KV cache, and the prefixes that they share.
+"""Which sequences use which cells of the KV cache, the prefixes that they share, and those saved for later prompts.
 
 llama.cpp keeps one pool of cells; a cell holds one token's keys and values and may belong to several sequences. The
 library does not report how many cells are in use, so they are counted here: a `SequenceSlot` (one sequence's cells) is
 a chain of `KVSegment`s, each decoded by one sequence and used by others up to the point where their prompts differ.
 
-Finished sequences leave the pool at once (see prefix_cache): attention passes over every cell up to the last one in
-use, so idle cells would slow down every sequence.
+Finished sequences leave the pool at once, for the `PrefixCache`: attention passes over every cell up to the last one
+in use, so idle cells would slow down every sequence. Measured with one thread, beside other load: restoring 4 tokens
+takes 21 µs and decoding them 0.8 ms for the model that ships, 23 µs and 69 ms for one of 0.5 billion parameters; 500
+tokens take 0.2 and 69 ms, and 0.6 ms and 4 s.
+
+Each saved state lies in memory pages of its own, which return to the system with it. On the heap, states of all sizes
+left holes: 14 MB after 4,000 prompts, and growing.
 """
 
 from __future__ import annotations
 
+import mmap
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import takewhile
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from ..native import bindings
+from ..native.vocabulary import Tokens
 
 
 class KVSegment:
@@ -105,3 +120,150 @@ class KVCache:
         bindings.sequence_remove(self._memory, slot.id, -1, -1)
         self.used -= slot.leave_segments()
         self._free_ids.append(slot.id)
+
+
+BLOCK = 4  # tokens: a shorter common prefix is decoded again
+
+
+class SavedPrefix(msgspec.Struct, frozen=True, eq=False):
+    """A sequence's cells: `tokens`, and llama.cpp's copy of their state, which depends on the adapter too."""
+
+    adapter: str
+    tokens: Tokens
+    state: NDArray[np.uint8]
+    keys: tuple[int, ...]  # of its prefixes, each a block longer than the one before
+
+
+class PrefixCache:
+    """At most `limit_bytes` of saved prefixes, evicted least recently used first.
+
+    Prefixes are found by a chain of hashes over blocks of tokens, which begins with the adapter.
+
+    Where layers see only a window of tokens, a saved state has in them just what the token behind it sees: a prefix
+    longer than the window is of use whole, and not for a prompt that leaves it earlier.
+    """
+
+    def __init__(
+        self, context: bindings.Pointer, memory: bindings.Pointer, kv_cache: KVCache, limit_bytes: int, window: int = 0
+    ) -> None:
+        """`window`: tokens that a layer sees; 0: all."""
+        self._window = window
+        self._context = context
+        self._memory = memory
+        self._kv_cache = kv_cache
+        self._limit = limit_bytes
+        self.bytes = 0
+        self._saved: OrderedDict[int, SavedPrefix] = OrderedDict()  # by the key of all its blocks
+        self._by_key: dict[int, list[SavedPrefix]] = {}
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def find(self, prompt: Tokens, adapter: str) -> tuple[SavedPrefix | None, int]:
+        """Return the saved prefix of this adapter that shares the most first tokens with `prompt`, and how many."""
+        keys = list(takewhile(self._by_key.__contains__, _block_keys(prompt, adapter)))
+        longest_first = (one for key in reversed(keys) for one in reversed(self._by_key[key]))
+        best = next((one for one in longest_first if self._is_usable(one, prompt)), None)
+        if best is None or best.adapter != adapter:
+            return None, 0
+        common = common_prefix(best.tokens, prompt)
+        return (best, common) if common >= BLOCK else (None, 0)
+
+    def _is_usable(self, saved: SavedPrefix, prompt: Tokens) -> bool:
+        """Whether what layers with a window have of it is enough for this prompt, whose last token is decoded."""
+        if not self._window or len(saved.tokens) <= self._window:
+            return True
+        return min(common_prefix(saved.tokens, prompt), len(prompt) - 1) >= len(saved.tokens) - 1
+
+    def restore(self, saved: SavedPrefix, slot: SequenceSlot, tokens: int, position: int) -> int:
+        """Restore the first `tokens` tokens into an empty slot; `position` is that of the next one.
+
+        Returns:
+            The number of tokens in the slot: `tokens`, or 0 when there are too few free cells.
+        """
+        self._saved.move_to_end(saved.keys[-1])
+        state = saved.state
+        restored = self._kv_cache.free >= len(saved.tokens) and bindings.state_set(
+            self._context, state.ctypes.data, len(state), slot.id
+        )
+        if not restored:
+            bindings.sequence_remove(self._memory, slot.id, -1, -1)
+            return 0
+        bindings.sequence_remove(self._memory, slot.id, position, -1)
+        self._kv_cache.grow(slot, tokens)
+        return tokens
+
+    def save(self, slot: SequenceSlot, tokens: Tokens, adapter: str) -> None:
+        """Save the slot's cells, which hold `tokens`, unless they are saved already or shorter than a block."""
+        keys = tuple(_block_keys(tokens, adapter))
+        if not keys:
+            return
+        if keys[-1] in (self._saved if self._window else self._by_key):
+            self._saved.move_to_end(self._by_key[keys[-1]][-1].keys[-1])
+            return
+        size = bindings.state_size(self._context, slot.id)
+        if not 0 < size <= self._limit:
+            return
+        if (state := copy_state(self._context, slot)) is not None:
+            self._add(SavedPrefix(adapter, tokens, state, keys))
+
+    def insert(self, tokens: Tokens, state: NDArray[np.uint8]) -> bool:
+        """Add a state from elsewhere, of the model as it is; False when it is larger than the cache."""
+        fits = len(state) <= self._limit
+        if fits:
+            self._add(SavedPrefix("", tokens, state, tuple(_block_keys(tokens, ""))))
+        return fits
+
+    def _add(self, saved: SavedPrefix) -> None:
+        keys = saved.keys
+        # A saved prefix of this one is of no more use, unless this one is only of use whole.
+        for key in keys[-1:] if self._window else keys:
+            if (shorter := self._saved.get(key)) is not None:
+                self._evict(shorter)
+        self._saved[keys[-1]] = saved
+        for key in keys:
+            self._by_key.setdefault(key, []).append(saved)
+        self.bytes += len(saved.state)
+        while self.bytes > self._limit:
+            self._evict(next(iter(self._saved.values())))
+
+    def _evict(self, saved: SavedPrefix) -> None:
+        del self._saved[saved.keys[-1]]
+        self.bytes -= len(saved.state)
+        for key in saved.keys:
+            self._by_key[key].remove(saved)
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+
+def copy_state(context: bindings.Pointer, slot: SequenceSlot) -> NDArray[np.uint8] | None:
+    """Return llama.cpp's copy of a slot's cells; None without memory for it."""
+    size = bindings.state_size(context, slot.id)
+    state = allocate_pages(size)
+    if state is None or bindings.state_get(context, state.ctypes.data, size, slot.id) != size:
+        return None
+    return state
+
+
+def allocate_pages(size: int) -> NDArray[np.uint8] | None:
+    """Map `size` bytes of anonymous memory; None when the system has no more."""
+    try:
+        return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    except OSError:
+        return None
+
+
+def common_prefix(one: Tokens, other: Tokens) -> int:
+    """Return the number of first tokens that both share."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length
+
+
+def _block_keys(tokens: Tokens, adapter: str) -> Iterator[int]:
+    """Hash each prefix of whole blocks. A collision costs a comparison, never a wrong prefix."""
+    raw, key = tokens.tobytes(), hash(adapter)
+    width = BLOCK * tokens.itemsize
+    for end in range(width, len(raw) + 1, width):
+        key = hash((key, raw[end - width : end]))
+        yield key

@@ -10,8 +10,7 @@ import msgspec
 from ..native import bindings
 from ..native.vocabulary import Tokens
 from .adapter_turns import AdapterGroup
-from .kv_cache import KVCache, SequenceSlot
-from .prefix_cache import BLOCK, PrefixCache, SavedPrefix, common_prefix, copy_state
+from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, common_prefix, copy_state
 from .prompt_store import PromptStore
 from .sequence import Sequence
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..native.vocabulary import Tokens
-from .prefix_cache import allocate_pages
+from .kv_cache import allocate_pages
 
 _log = logging.getLogger(__name__)
 _MAGIC = b"causeway prompt 1\n"

@@ -10,8 +10,7 @@ from collections import deque
 
 from ..native.context import Context
 from .adapter_turns import AdapterTurns
-from .kv_cache import KVCache
-from .prefix_cache import BLOCK
+from .kv_cache import BLOCK, KVCache
 from .prompt_prefixes import PrefixSource, PromptPrefixes, slot_of
 from .sequence import Sequence
 from .speculation import Draft, DraftPlanner, forced_drafts
