@@ -26,8 +26,7 @@ from .sampling.confidence import LogitsRow
 from .sampling.grammar import GrammarCompiler
 from .sampling.sampler import NO_TOKEN, CandidateDraw
 from .scheduling.kv_cache import KVCache, PrefixCache
-from .scheduling.prompt_prefixes import PromptPrefixes
-from .scheduling.prompt_store import PromptStore
+from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.llama_cpp.protocol import Prompt
-from models.llama_cpp.scheduling.prompt_store import PromptStore, StoredPrompt
+from models.llama_cpp.scheduling.prompt_prefixes import PromptStore, StoredPrompt
 from router.types import Message
 
 from .conftest import Rig

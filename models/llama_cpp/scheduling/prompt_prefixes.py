@@ -1,18 +1,214 @@
 """Where the first tokens of a prompt are available without decoding: in a running slot, saved in memory, or in a file.
 
 Whatever the source, it is of the same adapter: keys and values depend on it.
+
+A file holds the tokens of a system prompt and llama.cpp's state of their cells, and nothing that a user wrote: an
+engine that restarts loads it instead of decoding the prompt again. It belongs to one version of the weights and of
+llama.cpp, is checked against a digest before llama.cpp sees it, and appears whole or not at all.
 """
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import queue
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ..native import bindings
 from ..native.vocabulary import Tokens
 from .adapter_turns import AdapterGroup
-from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, common_prefix, copy_state
-from .prompt_store import PromptStore
+from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, allocate_pages, common_prefix, copy_state
 from .sequence import Sequence
+
+_log = logging.getLogger(__name__)
+_MAGIC = b"causeway prompt 1\n"
+_LENGTH = struct.Struct("<I")
+_HEADER_BYTES = 4096
+_SUFFIX, _DRAFT = ".prompt", ".draft"
+MIN_TOKENS = 64  # a shorter prompt is decoded as fast as a file is read
+
+
+class _Header(msgspec.Struct, frozen=True):
+    identity: str  # of the weights and of llama.cpp
+    tokens: int
+    state_bytes: int
+    digest: str  # of the tokens and the state
+
+
+class StoredPrompt(msgspec.Struct, frozen=True, eq=False):
+    """A file, and the tokens in it."""
+
+    path: Path
+    tokens: Tokens
+    bytes: int
+
+
+class PromptStore:
+    """At most `limit_bytes` of files in `folder`, the least recently used removed first. For one thread, but `flush`.
+
+    Files are written by a thread of its own; a disk that fails costs time at the next start, and nothing else.
+    """
+
+    def __init__(self, folder: Path, limit_bytes: int, identity: str) -> None:
+        """Read what is there. Files of other weights are removed; what is no such file is left and logged."""
+        self._folder = folder
+        self._limit = limit_bytes
+        self._identity = identity
+        self._files: OrderedDict[str, StoredPrompt] = OrderedDict()  # by name, least recently used first
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._scan()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def find(self, prompt: Tokens) -> StoredPrompt | None:
+        """Return the longest stored prompt that `prompt` begins with."""
+        fitting = (stored for stored in self._files.values() if _begins(prompt, stored.tokens))
+        return max(fitting, key=lambda stored: len(stored.tokens), default=None)
+
+    def load(self, stored: StoredPrompt) -> NDArray[np.uint8] | None:
+        """Read the state of a stored prompt; None, and it is forgotten, when the file is not what it was."""
+        try:
+            with stored.path.open("rb") as file:
+                header = _read_header(file)
+                tokens = file.read(4 * header.tokens)
+                state = allocate_pages(header.state_bytes)
+                if state is None:
+                    return None
+                whole = file.readinto(state.data) == header.state_bytes
+            if not whole or tokens != stored.tokens.tobytes() or _digest(tokens, state) != header.digest:
+                raise ValueError("its content differs from its digest")
+            os.utime(stored.path)
+        except (OSError, ValueError) as error:
+            _log.warning("a stored system prompt is not used: %s: %s", stored.path, error)
+            self.forget(stored)
+            return None
+        self._files.move_to_end(stored.path.name)
+        return state
+
+    def forget(self, stored: StoredPrompt) -> None:
+        """Remove a stored prompt."""
+        if self._files.pop(stored.path.name, None) is not None:
+            self._later(lambda: stored.path.unlink(missing_ok=True))
+
+    def wants(self, tokens: Tokens) -> bool:
+        """Return whether the prompt is worth a file and has none."""
+        return len(tokens) >= MIN_TOKENS and _name(tokens) not in self._files
+
+    def save(self, tokens: Tokens, state: NDArray[np.uint8]) -> None:
+        """Write a prompt's state, in the background."""
+        raw = tokens.tobytes()
+        size = len(raw) + len(state)
+        if size > self._limit:
+            return
+        stored = StoredPrompt(self._folder / _name(tokens), tokens.copy(), size)
+        self._files[stored.path.name] = stored
+        self._later(lambda: self._write(stored.path, raw, state))
+        self._evict()
+
+    def flush(self) -> None:
+        """Wait until everything is written. Any thread."""
+        written = threading.Event()
+        if self._writer is not None:
+            self._work.put(written.set)
+            written.wait()
+
+    def _scan(self) -> None:
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            paths = sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime)
+        except OSError as error:
+            _log.warning("system prompts are not stored: %s", error)
+            self._limit = 0
+            return
+        for path in paths:
+            if path.suffix == _DRAFT:
+                path.unlink(missing_ok=True)
+                continue
+            try:
+                with path.open("rb") as file:
+                    header = _read_header(file)
+                    tokens = np.frombuffer(file.read(4 * header.tokens), np.int32)
+            except (OSError, ValueError) as error:
+                _log.warning("not a stored system prompt: %s: %s", path, error)
+                continue
+            if header.identity != self._identity:
+                _log.warning("%s is of other weights or of another llama.cpp, and is removed", path)
+                path.unlink(missing_ok=True)
+            else:
+                self._files[path.name] = StoredPrompt(path, tokens, tokens.nbytes + header.state_bytes)
+        self._evict()
+
+    def _evict(self) -> None:
+        while sum(stored.bytes for stored in self._files.values()) > self._limit:
+            self.forget(next(iter(self._files.values())))
+
+    def _later(self, work: Callable[[], None]) -> None:
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._serve, name="prompt store", daemon=True)
+            self._writer.start()
+        self._work.put(work)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._work.get()()
+            except OSError as error:
+                _log.warning("a system prompt is not stored: %s", error)
+
+    def _write(self, path: Path, tokens: bytes, state: NDArray[np.uint8]) -> None:
+        header = msgspec.json.encode(
+            _Header(self._identity, len(tokens) // 4, len(state), _digest(tokens, state)),
+        )
+        draft = path.with_suffix(_DRAFT)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                for part in (_MAGIC, _LENGTH.pack(len(header)), header, tokens, state.data):
+                    file.write(part)
+            draft.replace(path)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _read_header(file: BinaryIO) -> _Header:
+    """Raises ValueError: not such a file."""
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it does not begin like one")
+    raw = file.read(_LENGTH.size)
+    length = _LENGTH.unpack(raw)[0] if len(raw) == _LENGTH.size else 0
+    if not 0 < length <= _HEADER_BYTES:
+        raise ValueError("its header is damaged")
+    header = msgspec.json.decode(file.read(length), type=_Header)  # a DecodeError is a ValueError
+    size = os.fstat(file.fileno()).st_size
+    if header.tokens <= 0 or header.state_bytes <= 0 or file.tell() + 4 * header.tokens + header.state_bytes != size:
+        raise ValueError("its size is not what its header says")
+    return header
+
+
+def _digest(tokens: bytes, state: NDArray[np.uint8]) -> str:
+    digest = hashlib.blake2b(tokens)
+    digest.update(state.data)
+    return digest.hexdigest()
+
+
+def _name(tokens: Tokens) -> str:
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest() + _SUFFIX
+
+
+def _begins(prompt: Tokens, with_tokens: Tokens) -> bool:
+    return len(prompt) >= len(with_tokens) and bool((prompt[: len(with_tokens)] == with_tokens).all())
 
 
 class PrefixSource(msgspec.Struct, frozen=True):
