@@ -27,6 +27,10 @@ class AdapterGroup:
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
+    @property
+    def running(self) -> list[Sequence]:
+        return [*self.decoding, *self.prefilling]
+
 
 class AdapterTurns:
     """The groups with running sequences, and `current`, whose turn it is."""

@@ -16,7 +16,7 @@ import queue
 import struct
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from ..native import bindings
 from ..native.vocabulary import Tokens
-from .adapter_turns import AdapterGroup
 from .kv_cache import BLOCK, KVCache, PrefixCache, SavedPrefix, SequenceSlot, allocate_pages, common_prefix, copy_state
 from .sequence import Sequence
 
@@ -237,31 +236,35 @@ class PromptPrefixes:
         self._cache = cache
         self._store = store
 
-    def find(self, sequence: Sequence, group: AdapterGroup) -> PrefixSource:
-        """Find the longest prefix of a sequence that is available in its group, in memory or in a file.
+    def find(self, sequence: Sequence, running: Iterable[Sequence]) -> PrefixSource:
+        """Find the longest prefix of a sequence that is available, in memory or in a file.
 
         Its last token is always decoded, for its logits.
+
+        Args:
+            running: sequences of the same adapter.
         """
         if self._cache is None:
             return PrefixSource()
+        adapter = sequence.job.adapter
         tokens, limit = sequence.pending_tokens, len(sequence.pending_tokens) - 1
-        saved, saved_tokens = self._cache.find(tokens, group.name)
+        saved, saved_tokens = self._cache.find(tokens, adapter)
         if self._store is not None and saved_tokens < sequence.system_tokens:
             self._load(tokens, saved_tokens, self._store, self._cache)
-            saved, saved_tokens = self._cache.find(tokens, group.name)
+            saved, saved_tokens = self._cache.find(tokens, adapter)
         best = PrefixSource(sequence.cut(min(saved_tokens, limit)), saved=saved)
-        for other in (*group.decoding, *group.prefilling):
+        for other in running:
             slot = slot_of(other)
             common = sequence.cut(min(common_prefix(other.pending_tokens, tokens), slot.length, limit))
             if common >= max(best.tokens, BLOCK):
                 best = PrefixSource(common, slot=slot)
         return best
 
-    def in_prefill(self, sequence: Sequence, group: AdapterGroup) -> int:
-        """Return how many of its first tokens another sequence of its group is prefilling."""
+    def in_prefill(self, sequence: Sequence, prefilling: Iterable[Sequence]) -> int:
+        """Return how many of its first tokens one of these sequences of the same adapter is prefilling."""
         if self._cache is None:
             return 0
-        common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in group.prefilling)
+        common = (common_prefix(other.pending_tokens, sequence.pending_tokens) for other in prefilling)
         return min(max(common, default=0), len(sequence.pending_tokens) - 1)
 
     def restore(self, source: PrefixSource, slot: SequenceSlot, position: int) -> int:

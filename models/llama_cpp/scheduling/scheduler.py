@@ -61,7 +61,7 @@ class Scheduler:
 
     @property
     def running_sequences(self) -> list[Sequence]:
-        return [one for group in self._turns.groups for one in (*group.decoding, *group.prefilling)]
+        return [one for group in self._turns.groups for one in group.running]
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -100,8 +100,8 @@ class Scheduler:
         while self.waiting and self.running < self._max_running:
             sequence = self.waiting[0]
             group = self._turns.group_of(sequence)
-            source = self._prefixes.find(sequence, group)
-            if self._prefixes.in_prefill(sequence, group) - source.tokens >= 2 * BLOCK:
+            source = self._prefixes.find(sequence, group.running)
+            if self._prefixes.in_prefill(sequence, group.prefilling) - source.tokens >= 2 * BLOCK:
                 deferred.append(self.waiting.popleft())
             elif self._allocate(sequence, source):
                 group.prefilling.append(self.waiting.popleft())
