@@ -27,10 +27,9 @@ from .sampling.grammar import GrammarCompiler
 from .sampling.sampler import NO_TOKEN, CandidateDraw
 from .scheduling.kv_cache import KVCache, PrefixCache
 from .scheduling.prompt_prefixes import PromptPrefixes, PromptStore
-from .scheduling.scheduler import Scheduler
+from .scheduling.scheduler import Scheduler, Throughput
 from .scheduling.sequence import Sequence
 from .scheduling.speculation import MAX_DRAFTS, Draft, DraftPlanner, PromptLookup
-from .scheduling.throughput import Throughput
 from .soft_tokens import SoftTokenIds
 
 

@@ -22,8 +22,8 @@ from .native import bindings
 from .native.context import Context
 from .native.weights import Weights
 from .protocol import Emission
+from .scheduling.scheduler import Throughput
 from .scheduling.sequence import Sequence
-from .scheduling.throughput import Throughput
 
 
 class Flow(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.llama_cpp.protocol import AdapterFile, EngineOptions, Job, Prompt
-from models.llama_cpp.scheduling.adapter_turns import AdapterTurns
+from models.llama_cpp.scheduling.scheduler import AdapterTurns
 from models.llama_cpp.scheduling.sequence import Sequence, SequencePrompt
 
 from .conftest import Answer, Rig

@@ -1,7 +1,12 @@
 """Which sequences are in the next batch: jobs join between steps, prompts are prefilled in chunks beside answers.
 
 A sequence is *waiting* (no slot), *prefilling* (its prompt enters the KV cache chunk by chunk) or *decoding* (one
-token per step). A batch holds sequences of one adapter. Only the engine's thread uses this.
+token per step). `Throughput` tells how many prompt tokens a step may prefill without a gap in running answers. Only
+the engine's thread uses this.
+
+A batch holds sequences of one adapter, and adapters take turns: llama.cpp applies an adapter to a whole llama_decode.
+After a change it builds its graph again (measured on a 0.5B: 5 ms beside steps of 35 ms), so a turn lasts for several
+steps.
 """
 
 from __future__ import annotations
@@ -9,12 +14,121 @@ from __future__ import annotations
 from collections import deque
 
 from ..native.context import Context
-from .adapter_turns import AdapterTurns
+from ..native.weights import Adapter
 from .kv_cache import BLOCK, KVCache
 from .prompt_prefixes import PrefixSource, PromptPrefixes, slot_of
 from .sequence import Sequence
 from .speculation import Draft, DraftPlanner, forced_drafts
-from .throughput import Throughput
+
+_PREFILL_S = 0.02  # prefill per step while sequences are decoding: a reader sees no gap
+_PREFILL_ALONE_S = 0.1  # prefill per step otherwise: a cancel still takes effect soon
+_MIN_PREFILL = 32  # tokens per step
+_WEIGHT = 0.3  # of the newest measurement in the prefill rate
+_WINDOW_S = 1.0
+
+
+class Throughput:
+    """Rates over about the last second of work; idle time does not count."""
+
+    def __init__(self, batch_tokens: int) -> None:
+        self._batch_tokens = batch_tokens
+        self._prefill_rate = _MIN_PREFILL / _PREFILL_S  # tokens/s; a guess that the first prompts correct
+        self._tokens = self._steps = self._busy_s = 0.0
+
+    def prefill_budget(self, decoding: int) -> int:
+        """Return how many prompt tokens the next step may prefill beside `decoding` decoding sequences."""
+        wanted = int(self._prefill_rate * (_PREFILL_S if decoding else _PREFILL_ALONE_S))
+        return max(1, min(max(_MIN_PREFILL, wanted), self._batch_tokens - decoding))
+
+    def record(self, step_s: float, sampled: int, decoding: int, prefilled: int, turns: int = 1) -> None:
+        """Record a step.
+
+        Args:
+            step_s: its duration in seconds.
+            sampled: tokens sampled, by all sequences together.
+            decoding: sequences that were decoding.
+            prefilled: prompt tokens in the batch.
+            turns: groups of sequences that take turns: each gets this share of the steps.
+        """
+        self._busy_s += step_s
+        self._tokens += sampled
+        self._steps += max(1.0, sampled / decoding) / turns if decoding else 0.0
+        if prefilled:
+            self._prefill_rate += _WEIGHT * ((prefilled + decoding) / max(step_s, 1e-6) - self._prefill_rate)
+        if self._busy_s > _WINDOW_S:
+            # Halving ages old measurements without a list of them.
+            self._busy_s, self._tokens, self._steps = self._busy_s / 2, self._tokens / 2, self._steps / 2
+
+    @property
+    def tokens_per_s(self) -> float:
+        """All sequences together."""
+        return self._tokens / self._busy_s if self._busy_s else 0.0
+
+    @property
+    def stream_tokens_per_s(self) -> float:
+        """One sequence, which gets one token from each step that decodes."""
+        return self._steps / self._busy_s if self._busy_s else 0.0
+
+
+_TURN_S = 0.1  # a reader sees no gap, and a change of adapters costs a small share
+
+
+class AdapterGroup:
+    """The running sequences of one adapter; None: of the model as it is. `decoding` is in batch order."""
+
+    __slots__ = ("adapter", "decoding", "last_tokens", "name", "prefilling")
+
+    def __init__(self, name: str, adapter: Adapter | None) -> None:
+        self.name = name
+        self.adapter = adapter
+        self.prefilling: list[Sequence] = []
+        self.decoding: list[Sequence] = []
+        self.last_tokens: list[int] = []  # the token that each decoding sequence feeds next
+
+    def __len__(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def running(self) -> list[Sequence]:
+        return [*self.decoding, *self.prefilling]
+
+
+class AdapterTurns:
+    """The groups with running sequences, and `current`, whose turn it is."""
+
+    def __init__(self) -> None:
+        self.current = AdapterGroup("", None)
+        self._groups = {"": self.current}  # by the adapter's name; after the current one, the longest waiting first
+        self._end = 0.0
+
+    def __len__(self) -> int:
+        """Count the running sequences."""
+        return sum(map(len, self._groups.values()))
+
+    @property
+    def groups(self) -> list[AdapterGroup]:
+        return list(self._groups.values())
+
+    def group_of(self, sequence: Sequence) -> AdapterGroup:
+        """Return the sequence's group, which is created for its first sequence."""
+        name = sequence.job.adapter
+        if name not in self._groups:
+            self._groups[name] = AdapterGroup(name, sequence.adapter)
+        return self._groups[name]
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the turn ends: at its time, or with the last sequence of its group. `now`: seconds."""
+        return len(self._groups) > 1 and not (self.current and now < self._end)
+
+    def pass_on(self, now: float) -> bool:
+        """Begin the next turn; return whether it is another group's. `now`: seconds."""
+        last = self.current
+        order = [*(name for name in self._groups if self._groups[name] is not last), last.name]
+        self._groups = {name: self._groups[name] for name in order if self._groups[name]}
+        self.current = next(iter(self._groups.values()), last)
+        self._end = now + _TURN_S
+        return self.current is not last
+
 
 _GROWTH = 16  # free cells for each running sequence before another one is admitted
 
