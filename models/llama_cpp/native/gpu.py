@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from llama_cpp import _ggml
 
 from ...catalog.artifact import ArtifactError
 from ..gpus import Gpu, GpuReport
 from ..protocol import EngineOptions
-from . import bindings
 from .memory import KV_BYTES, wanted_kv_tokens
 
 _log = logging.getLogger(__name__)
@@ -28,8 +26,7 @@ _BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver tak
 
 def list_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that llama.cpp finds; none for a build without a GPU backend."""
-    bindings.start_backend()
-    library = _ggml.libggml
+    library = _library()
     count = library.ggml_backend_dev_count
     count.restype = ctypes.c_size_t
     get = library.ggml_backend_dev_get
@@ -39,13 +36,23 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 def list_backends() -> tuple[str, ...]:
     """Return what llama.cpp was compiled for, with or without a device for it."""
-    bindings.start_backend()
-    library = _ggml.libggml
+    library = _library()
     count, get, name = library.ggml_backend_reg_count, library.ggml_backend_reg_get, library.ggml_backend_reg_name
     count.restype = ctypes.c_size_t
     get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
     name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
     return tuple((name(get(index)) or b"").decode(errors="replace") for index in range(count()))
+
+
+def _library() -> ctypes.CDLL:
+    """Return ggml's library with its devices found. It is imported where it is asked: importing it loads llama.cpp."""
+    from llama_cpp import _ggml
+
+    from . import bindings
+
+    bindings.start_backend()
+    library: ctypes.CDLL = _ggml.libggml
+    return library
 
 
 def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
