@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 
-from models.llama_cpp.gpus import GpuReport
+from models.llama_cpp.native.gpu import GpuReport
 from router.child_environment import minimal_environment
 
 from ...config.schema import EngineConfig

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from models.llama_cpp.gpus import has_nvidia_gpu, probe_gpus
+from models.llama_cpp.native.gpu import has_nvidia_gpu, probe_gpus
 from router.types import DeviceSignals
 
 from ...config.schema import Config

@@ -1,5 +1,8 @@
 """The GPUs that this build of llama.cpp can use, and how many of a model's layers fit into their free memory.
 
+Listing them takes memory on each, which leaves with the process: `probe_gpus` asks a child, and importing this module
+loads nothing of llama.cpp.
+
 python -m models.llama_cpp.native.gpu      prints the GPUs as JSON
 """
 
@@ -8,15 +11,58 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from ...catalog.artifact import ArtifactError
-from ..gpus import Gpu, GpuReport
+from ...child_process import child_environment
 from ..protocol import EngineOptions
 from .memory import KV_BYTES, wanted_kv_tokens
+
+_TIMEOUT_S = 30.0
+_GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One GPU, which may share its memory with everything else."""
+
+    name: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+
+class GpuReport(msgspec.Struct, frozen=True):
+    """The GPUs that llama.cpp can use, and what it was compiled for, such as CUDA and CPU."""
+
+    gpus: tuple[Gpu, ...] = ()
+    backends: tuple[str, ...] = ()
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether this machine has one, as its driver or JetPack says, whatever llama.cpp was compiled for."""
+    return any(path.exists() for path in _GPU_FILES)
+
+
+def probe_gpus() -> GpuReport:
+    """Ask this environment's llama.cpp; an empty report where it cannot be loaded."""
+    command = [sys.executable, "-m", "models.llama_cpp.native.gpu"]
+    try:
+        child = subprocess.run(
+            command,
+            env=child_environment(),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+        return msgspec.json.decode(child.stdout.splitlines()[-1], type=GpuReport)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
+        return GpuReport()
+
 
 _log = logging.getLogger(__name__)
 _GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
