@@ -54,9 +54,6 @@ class FairShare:
     def held_by(self, caller: str) -> int:
         return self._by_caller.get(caller, 0)
 
-    def holds(self, holder: Hashable) -> bool:
-        return holder in self._by_holder
-
     def hold(self, holder: Hashable, caller: str, amount: int = 1) -> bool:
         """Let `holder`, such as the id of a request, hold `amount` for its caller, in place of what it held.
 

@@ -14,7 +14,7 @@ A browser sends requests of any page to any address, this machine's included. Fo
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
@@ -30,6 +30,7 @@ HostName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9._-]+|[0-9a-fA-F:.]+)$")]
 _HARMLESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _MAX_AGE_S: Final = 600
+_MAX_KNOWN: Final = 64
 _METHODS: Final = "GET, HEAD, POST, PUT, DELETE"
 _VARY: Final[Mapping[str, str]] = {"Vary": "Origin"}
 
@@ -47,6 +48,7 @@ class WebOrigins:
         self._allowed = frozenset(origin.lower() for origin in allowed)
         self._vary: Mapping[str, str] = _VARY if self._allowed else {}
         self._hosts = None if hosts is None else _LOOPBACK | {host.lower() for host in hosts}
+        self._known: set[str] = set()  # values of `Host` that were admitted: nearly every request has one of them
         self._advice = f"To allow it, add the origin to `{key}`." if key else "Send the request from a program."
 
     def admit(self, method: str, headers: Mapping[str, str]) -> Mapping[str, str]:
@@ -56,8 +58,9 @@ class WebOrigins:
             MisdirectedRequest: `Host` is not a name of this listener (1).
             OriginNotAllowed: a page of a foreign origin may not send this request (3).
         """
-        if self._hosts is not None:
-            self._check_host(headers.get("Host"))
+        host = headers.get("Host")  # none in HTTP/1.0, which browsers do not speak
+        if self._hosts is not None and host is not None and host not in self._known:
+            self._check_host(host, self._hosts)
         origin = headers.get("Origin")
         site = headers.get("Sec-Fetch-Site")
         if origin is not None and origin.lower() in self._allowed:
@@ -65,7 +68,7 @@ class WebOrigins:
         if origin is None and site is None:  # not a browser, or a page that only reads
             return self._vary
         changes = method not in _HARMLESS or "Upgrade" in headers
-        if changes and _is_foreign(origin, site, headers.get("Host", "")):
+        if changes and _is_foreign(origin, site, host or ""):
             page = "of another site" if origin is None else f"of the origin {origin[:200]!r}"
             raise OriginNotAllowed(f"A web page {page} may not send this request. {self._advice}")
         return self._vary
@@ -83,17 +86,16 @@ class WebOrigins:
             answer["Access-Control-Allow-Private-Network"] = "true"
         return answer
 
-    def _check_host(self, host: str | None) -> None:
-        """Raises MisdirectedRequest. A request without `Host` is HTTP/1.0, which browsers do not speak."""
-        assert self._hosts is not None
-        if host is None or host.rpartition(":")[0] in self._hosts:  # nearly every request's: no time for the rest
-            return
+    def _check_host(self, host: str, hosts: Collection[str]) -> None:
+        """Raises MisdirectedRequest."""
         name = _name_of(host)
-        if name not in self._hosts and not is_loopback(name):
+        if name not in hosts and not is_loopback(name):
             raise MisdirectedRequest(
                 f"This server does not answer to the name {host[:200]!r}. Call it as `localhost`, or add the name to "
                 "`server.hosts`."
             )
+        if len(self._known) < _MAX_KNOWN:
+            self._known.add(host)
 
 
 def listener_hosts(bound: str, named: Iterable[str], *, needs_key: bool) -> tuple[str, ...] | None:

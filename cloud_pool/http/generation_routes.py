@@ -82,7 +82,6 @@ class GenerationRoutes:
                 created=int(self._wall_clock()),
                 echo=next(iter(echoes), None),
                 heartbeat_s=self._heartbeat_s,
-                early={"x-request-id": context.id},
             )
             run = self._runner.embed if request.kind == "embedding" else self._runner.run
             answer = run(entry, context, arrived_at, reply)

@@ -26,7 +26,6 @@ from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound
 from router.serving.logs import redacted
 from router.serving.request import Handler, allowed_methods, read_traceparent, served_method
 from router.serving.responses import HttpReplyWriter, device_header_lines, error_response, json_response
-from router.types import Request
 
 from ..serving.generation import Records, RequestContext, policy_label
 from ..serving.service import Service
@@ -34,7 +33,7 @@ from ..storage.policies import PolicyStore
 from .request_reader import Endpoint, RequestReader
 
 if TYPE_CHECKING:
-    from ..observability.tracing import RequestTrace, RequestTracer
+    from ..observability.tracing import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +44,7 @@ _ANSWER_PATHS = frozenset(
     }
 )
 AsJob = Callable[[Endpoint, web.BaseRequest], Awaitable[web.StreamResponse | None]]
+_ID_HEADERS = ("x-request-id", "x-causeway-decision")
 _ID = "{id}"  # one step of a path
 _ANY_ID = "{id:.*}"  # all the rest of it
 _random = random.Random(os.urandom(32))
@@ -116,8 +116,7 @@ class Api:
         if found is None:
             raise NotFound(f"there is nothing at {http.path[:200]}{self._advice(http.path)}")
         methods, handler = found
-        method = served_method(http.method, http.headers)
-        if method != methods and method not in methods.split(", "):
+        if http.method != methods and served_method(http.method, http.headers) not in methods.split(", "):
             allowed = allowed_methods(methods)
             raise MethodNotAllowed(f"{http.path[:200]} takes {allowed}, not {http.method[:20]}", allow=allowed)
         return handler
@@ -139,7 +138,8 @@ class Api:
                 return response
         parsed = await self._reader.request(http, kind)
         request, decision_id = parsed.request, new_decision_id()
-        traceparent, trace = self._traced(request, http)
+        traceparent = read_traceparent(http.headers)
+        trace = self._tracing.begin(request, traceparent, self._clock.unix()) if self._tracing is not None else None
         created = int(self._clock.unix())
         reply = HttpReplyWriter(
             request,
@@ -149,7 +149,7 @@ class Api:
             created=created,
             echo=parsed.echo,
             heartbeat_s=self._heartbeat_s,
-            early={"x-request-id": decision_id, "x-causeway-decision": decision_id},
+            id_headers=_ID_HEADERS,
         )
         try:
             await self._service.answer(
@@ -167,14 +167,9 @@ class Api:
         except ClientGone:
             raise
         except CausewayError as error:
-            ids = {"x-request-id": decision_id, "x-causeway-decision": decision_id}
-            return await reply.fail(error, {**ids, "x-causeway-policy": policy_label(self._policies.active)})
-
-    def _traced(self, request: Request, http: web.BaseRequest) -> tuple[str, RequestTrace | None]:
-        traceparent = read_traceparent(http.headers)
-        if self._tracing is None:
-            return traceparent, None
-        return traceparent, self._tracing.begin(request, traceparent, self._clock.unix())
+            headers = dict.fromkeys(_ID_HEADERS, decision_id)
+            headers["x-causeway-policy"] = policy_label(self._policies.active)
+            return await reply.fail(error, headers)
 
     async def _explain(self, http: web.BaseRequest) -> web.StreamResponse:
         parsed = await self._reader.request(http, None)

@@ -12,7 +12,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal, Protocol, get_args
 
 import msgspec
@@ -44,7 +44,7 @@ from router.serving.request import (
     read_tags,
     receive_body,
 )
-from router.trackers import FairShare, network_of
+from router.trackers import MAX_CLIENTS, FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
@@ -238,13 +238,18 @@ def routing_hints(headers: Mapping[str, str], caller: Caller) -> RoutingHints:
             check_header_names(lines, _HEADERS)
             break
     else:
-        return RoutingHints(client=caller.name, tags=caller.tags)
+        return _without_hints(caller.name, caller.tags)
     return RoutingHints(
         prefer=read_choice(lines, "x-causeway-prefer", _PREFERENCES),
         tags=(*caller.tags, *read_tags(lines.get(TAGS, ""))),
         client=caller.name,
         deadline_ms=read_deadline_ms(lines.get(DEADLINE)),
     )
+
+
+@lru_cache(MAX_CLIENTS)
+def _without_hints(client: str, tags: tuple[str, ...]) -> RoutingHints:
+    return RoutingHints(client=client, tags=tags)
 
 
 def _endpoint_of(body: bytes) -> Endpoint:

@@ -309,9 +309,8 @@ def early_bypass(policy: Policy, request: Request) -> str:
         return _CONTINUES
     if not policy.cache:
         return "the policy has no cache rules"
-    if any(rule.allow_sampled for rule in policy.cache):
-        return ""
-    return _sampled(policy, request)
+    sampled = _sampled(policy, request)
+    return "" if not sampled or any(rule.allow_sampled for rule in policy.cache) else sampled
 
 
 def _bypass_reason(policy: Policy, rule: CacheRule | None, request: Request) -> str:

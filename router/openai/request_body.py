@@ -102,7 +102,8 @@ def check_media_type(content_type: str | None, content_encoding: str | None) -> 
         raise UnsupportedMediaType(f"The body has no type. Send `Content-Type: {_JSON}`.")
     if content_type != _JSON and _JSON_TYPE.fullmatch(_media_type(content_type)) is None:
         raise UnsupportedMediaType(f"The body's type is {content_type[:64]!r}. Send `Content-Type: {_JSON}`.")
-    check_encoding(content_encoding)
+    if content_encoding is not None:
+        check_encoding(content_encoding)
 
 
 def check_encoding(content_encoding: str | None) -> None:

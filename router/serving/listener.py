@@ -106,7 +106,7 @@ class ConnectionTable:
         self._between_requests.pop(connection, None)
 
     def end_request(self, connection: _Connection) -> None:
-        if self._open.holds(connection):
+        if connection.transport is not None:  # it is not lost, and has not made room
             self._between_requests[connection] = None
 
     def _make_room(self, peer: str) -> bool:
@@ -243,12 +243,20 @@ class Listener:
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         task = asyncio.current_task()
         assert task is not None
-        connection = cast("_Connection", http.protocol)
+        connection: _Connection = http.protocol  # type: ignore[assignment]
         self._requests.add(task)
         self._idle.clear()
         connection.table.begin_request(connection)
         try:
-            return await self._answer(http, connection.origins)
+            cors = connection.origins.admit(http.method, http.headers)  # (5)
+            if cors:
+                http[CORS] = cors
+                preflight = connection.origins.preflight(http.method, http.headers)
+                if preflight is not None:
+                    return web.Response(status=204, headers=preflight)
+            return await self._handle(http)
+        except CausewayError as error:  # of `admit`: the handler raises none
+            return error_response(error, {"x-request-id": read_request_id(http.headers)})
         except asyncio.CancelledError:
             if not self._closing or has_response_begun(http):
                 raise
@@ -259,18 +267,6 @@ class Listener:
             self._requests.discard(task)
             if not self._requests:
                 self._idle.set()
-
-    async def _answer(self, http: web.BaseRequest, origins: WebOrigins) -> web.StreamResponse:
-        """Answer one request, unless its `Host` or its page is refused, or it is a preflight. (5)"""
-        try:
-            cors = origins.admit(http.method, http.headers)
-        except CausewayError as error:
-            return error_response(error, {"x-request-id": read_request_id(http.headers)})
-        if not cors:
-            return await self._handle(http)
-        http[CORS] = cors
-        preflight = origins.preflight(http.method, http.headers)
-        return await self._handle(http) if preflight is None else web.Response(status=204, headers=preflight)
 
 
 class _Connection(RequestHandler):
@@ -425,7 +421,10 @@ class HttpRequest(web.BaseRequest):
 
 def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: asyncio.Task[None]) -> HttpRequest:
     """Build a request with a plain path: what `web.Server` takes as `request_factory`."""
-    return HttpRequest(with_plain_path(message), payload, protocol, writer, task, asyncio.get_running_loop())
+    target = message.path
+    if "//" in target or "?" in target or target[-1:] == "/":  # of few requests
+        message = with_plain_path(message)
+    return HttpRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
 
 def with_plain_path(message: Any) -> Any:

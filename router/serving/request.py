@@ -97,7 +97,8 @@ def one_value(name: str, values: Sequence[str]) -> str:
 
 def read_authorization(http: web.BaseRequest) -> str:
     """Return the header `Authorization`; "" if there is none. Raises InvalidRequest: there are two that differ."""
-    return one_value("authorization", http.headers.getall(hdrs.AUTHORIZATION, ()))
+    values = http.headers.getall(hdrs.AUTHORIZATION, ())
+    return one_value("authorization", values) if values else ""
 
 
 def members(lines: Iterable[str]) -> list[str]:
@@ -143,8 +144,8 @@ def read_choice(headers: Mapping[str, str], name: str, choices: Collection[Choic
 
 def read_traceparent(headers: Mapping[str, str]) -> str:
     """Return the W3C trace context, version 00; "" without one or for a malformed one, as its specification asks."""
-    traceparent = headers.get("traceparent", "")
-    return traceparent if _TRACEPARENT.fullmatch(traceparent) else ""
+    traceparent = headers.get("traceparent")
+    return traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else ""
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from email.utils import formatdate
 from typing import Generic, Protocol, TypeVar
 
@@ -73,7 +73,7 @@ class HttpReplyWriter(Generic[Head]):
 
     `echo`: the client expects the answer as OpenAI's Response object, which repeats this. `heartbeat_s`: the longest
     silence of a stream; 0: no limit. If nothing is known of its answer by then, the stream begins with a comment and
-    the headers `early`.
+    its id in the headers `id_headers`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class HttpReplyWriter(Generic[Head]):
         created: int,
         echo: ResponseEcho | None = None,
         heartbeat_s: float = 0.0,
-        early: Mapping[str, str] = {},
+        id_headers: Sequence[str] = ("x-request-id",),
     ) -> None:
         self._request = request
         self._echo = echo
@@ -101,7 +101,7 @@ class HttpReplyWriter(Generic[Head]):
         self._encoder: AnswerEncoder | ResponseEncoder | None = None
         self._prebuilt: PrebuiltResponse | None = None
         self._opening = b""  # the first event, sent together with the first content
-        self._early = early
+        self._id_headers = id_headers
         self._look_s = heartbeat_s / 2
         self._failed = False
         self._sends = 0  # of the stream, when it was looked at last
@@ -173,7 +173,9 @@ class HttpReplyWriter(Generic[Head]):
             transport = self._http.transport
             if transport is None or transport.is_closing():
                 return
-            stream = self._stream = EventStream(self._http, header_lines({**STREAMED, **self._early}))
+            stream = self._stream = EventStream(
+                self._http, header_lines(STREAMED | dict.fromkeys(self._id_headers, self._id))
+            )
         if stream.sends == self._sends:
             with contextlib.suppress(ClientGone):  # the next event says so
                 stream.send(_COMMENT)
