@@ -110,7 +110,7 @@ async def golden_pictures(
     from models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
     from models.modalities.process.parent import WorkerFailed, WorkerProcess
 
-    from ..serving.projectors import Projectors
+    from ..serving.part_encoders import Projectors
 
     limits = PartLimits(config.max_audio_s, config.max_pixels, config.max_text_bytes)
     decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=config.decoder_memory_bytes))

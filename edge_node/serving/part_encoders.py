@@ -2,25 +2,36 @@
 
 A branch runs before the Decision only if a signal needs its facts (`estimate`), else with the first attempt whose
 target cannot take its parts (`prepare`); never twice for one request. Where the attempt's plan says so, a picture
-becomes soft tokens instead, by the projector of the target's model (`projectors`).
+becomes soft tokens instead, by the projector that the manifest of the target's model names (`Projectors`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from models.catalog.projector import Projector
+from models.catalog.artifact import ArtifactError, ArtifactNotFound
+from models.catalog.projector import Projector, missing_packages
 from models.llama_cpp.protocol import SoftTokens
 from models.modalities.graph.branch import LocalBranch, PartMemory
 from models.modalities.graph.facts import RequestFacts, facts_of, soft_tokens_of
 from models.modalities.graph.graph import EncoderGraph, invalid_part
 from models.modalities.graph.speech_detection import SpeechDetection
 from models.modalities.installed import DECODER
-from models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
+from models.modalities.process.messages import (
+    DecodePicture,
+    PartLimits,
+    Picture,
+    Projected,
+    ProjectPicture,
+    Refusal,
+    WorkerSpec,
+)
 from models.modalities.process.parent import WorkerFailed, WorkerProcess
 from router.jobs.revisions import LateTerms
 from router.parts.fusion import fuse
@@ -31,7 +42,6 @@ from router.types import AttemptPlan, Modality, PartRecord, Request, Transcripts
 
 from ..clock import Clock
 from ..config.schema import ModalitiesConfig
-from .projectors import Projectors
 
 if TYPE_CHECKING:
     from .generation import Generation
@@ -39,6 +49,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _N = TypeVar("_N", int, float)
+_PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
+_STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
+WORKER = "models.modalities.encoders.projector:PictureProjector"
+VISION_WORKER = "models.modalities.encoders.mmproj:VisionModel"
 
 
 class PartEncoders:
@@ -242,10 +256,136 @@ class PartEncoders:
         await self._decoder.close()
 
 
-_PROCESSES = "Decoders and encoders that are started, by kind of part (audio, image, file), and projectors."
-_STARTS = "Decoders, encoders and projectors started so far, by kind of part; each that died or hung adds one."
-
-
 def _late(generation: Generation) -> LateTerms | None:
     """How long late parts may be read; None: not at all, as for all requests but jobs."""
     return None if generation.job is None else generation.job.late
+
+
+class Projectors:
+    """The projectors of the models that the active policy names.
+
+    Each has a child, which starts with the first picture for its model. Soft tokens are remembered as facts are.
+
+    Args:
+        find: a model's, or None. Raises ArtifactError.
+        decoder: of pictures.
+        remembered: limit of the pictures whose soft tokens are kept.
+        timeout_s: for each picture.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[str], Projector | None],
+        decoder: WorkerProcess,
+        remembered: int,
+        timeout_s: float,
+    ) -> None:
+        self._find = find
+        self._decoder = decoder
+        self._limit = remembered
+        self._timeout_s = timeout_s
+        self._known: dict[str, Projector] = {}  # by model
+        self._named: frozenset[str] | None = None  # models of the active policy; None: any
+        self._workers: dict[str, WorkerProcess] = {}  # by the projector's digest
+        self._reading: Counter[str] = Counter()  # pictures that a worker reads, or that wait for it
+        self._remembered: OrderedDict[tuple[str, str], SoftTokens] = OrderedDict()
+        self._former_starts = 0  # of workers that were dropped
+
+    @property
+    def starts(self) -> int:
+        """Children started so far."""
+        return self._former_starts + sum(worker.starts for worker in self._workers.values())
+
+    @property
+    def running(self) -> int:
+        """Children that are there: one that was killed counts until the next picture needs it."""
+        return sum(worker.pid is not None for worker in self._workers.values())
+
+    def kinds(self, model: str) -> tuple[Modality, ...]:
+        """Read the model's manifest anew; return the kinds of parts that it takes as soft tokens."""
+        self._known.pop(model, None)
+        try:
+            projector = self._find(model)
+        except ArtifactError as error:
+            if not isinstance(error, ArtifactNotFound):
+                log.error("%s takes no pictures as soft tokens: %s", model, error)
+            return ()
+        if projector is None or missing_packages(has_encoder=projector.encoder is not None):
+            return ()
+        self._known[model] = projector
+        return ("image",)
+
+    def use(self, models: Collection[str]) -> None:
+        """End the children that none of the active policy's models needs any more.
+
+        One that reads a picture, for a request of the policy before, ends after it.
+        """
+        self._named = frozenset(models)
+        self._end_unused()
+
+    def digest(self, model: str) -> str:
+        """Return what tells the projector of a model apart; "" if it has none."""
+        projector = self._known.get(model)
+        return "" if projector is None else projector.digest
+
+    def remembered(self, model: str, sha256: str) -> SoftTokens | None:
+        """Return the soft tokens of an equal picture, if they are known."""
+        projector = self._known.get(model)
+        return None if projector is None else self._remembered.get((projector.digest, sha256))
+
+    async def run(self, model: str, picture: bytes, sha256: str, deadline: float) -> SoftTokens:
+        """Return the soft tokens of a picture.
+
+        Args:
+            deadline: the loop's time; the picture also has its own.
+
+        Raises:
+            Refusal: the picture is invalid.
+            WorkerTimeout, WorkerFailed: it was not read.
+        """
+        projector = self._known.get(model)
+        if projector is None:
+            raise WorkerFailed(f"{model} has no projector any more")
+        deadline = min(deadline, asyncio.get_running_loop().time() + self._timeout_s)
+        decoded = await self._decoder.run(DecodePicture(picture), deadline)
+        assert isinstance(decoded, Picture)
+        self._reading[projector.digest] += 1
+        try:
+            found = await self._worker_of(projector).run(ProjectPicture(decoded), deadline)
+        finally:
+            self._reading[projector.digest] -= 1
+            self._end_unused()
+        assert isinstance(found, Projected)
+        soft = self._remembered[projector.digest, sha256] = SoftTokens(found.vectors, found.runs)
+        if len(self._remembered) > self._limit:
+            self._remembered.popitem(last=False)
+        return soft
+
+    async def close(self) -> None:
+        """End all children; the decoder is its owner's."""
+        for worker in self._workers.values():
+            await worker.close()
+
+    def _worker_of(self, projector: Projector) -> WorkerProcess:
+        worker = self._workers.get(projector.digest)
+        if worker is None:
+            worker = self._workers[projector.digest] = WorkerProcess(_worker_spec(projector))
+        return worker
+
+    def _end_unused(self) -> None:
+        """End the children of projectors whose place another version took, or whose model the policy does not name."""
+        named = self._known if self._named is None else self._known.keys() & self._named
+        used = {self._known[model].digest for model in named}
+        for digest in [one for one in self._workers if one not in used and not self._reading[one]]:
+            worker = self._workers.pop(digest)
+            self._former_starts += worker.starts
+            worker.end()
+            del self._reading[digest]
+
+
+def _worker_spec(projector: Projector) -> WorkerSpec:
+    if projector.encoder is None:
+        options = {"mmproj": str(projector.path), "model": str(projector.model)}
+        return WorkerSpec(VISION_WORKER, options=options, memory_bytes=2 * projector.memory_bytes)
+    options = {"encoder": str(projector.encoder), "projector": str(projector.path)}
+    return WorkerSpec(WORKER, options=options, memory_bytes=projector.memory_bytes)

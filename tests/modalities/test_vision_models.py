@@ -11,7 +11,7 @@ import pytest
 
 from edge_node.cli.doctor.encoders import check_encoders
 from edge_node.config.schema import EngineConfig
-from edge_node.serving.projectors import Projectors
+from edge_node.serving.part_encoders import Projectors
 from models.catalog import projector
 from models.catalog.artifact import Artifact
 from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
