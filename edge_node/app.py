@@ -63,9 +63,8 @@ from .serving.admission import Admission, AdmissionLimits
 from .serving.attempts import AttemptRunner, Timeouts
 from .serving.costly_signals import CostlySignals
 from .serving.generation import Records, SharedGenerations
-from .serving.semantic_checks import SemanticChecks
 from .serving.service import AnswerSources, Service
-from .serving.shadow import Shadows
+from .serving.shadow import SemanticChecks, Shadows
 from .sessions.requests import DeviceSessions, SessionAudio
 from .signals.collector import SignalCollector
 from .signals.estimators import LearnedEstimators

@@ -18,32 +18,36 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import anyio
+import msgspec
 
 from models.catalog.artifact import ArtifactError
 from router.decision.decide import other_target
+from router.decision.features import question_of
 from router.errors import BackendError, CausewayError
+from router.openai import CachedAnswer
 from router.policy.compiled import Policy
+from router.policy.signals import wants_tools
 from router.serving.gauges import Gauge
 from router.serving.logs import redacted
-from router.serving.reply import AnswerHead, Reply
-from router.types import Location, Target
+from router.serving.reply import AnswerHead, Piece, Reply
+from router.types import Chunk, Confidence, Location, Request, RoutingHints, Target
 
-from ..backends.backend import Backend, BackendRequest
+from ..backends.backend import Backend, BackendRequest, UpstreamInfo
 from ..clock import Clock
 from ..observability.metrics import Metrics
 from ..signals.estimators import prompt_text
+from ..signals.semantic import SemanticAnswers
 from ..storage.background_sqlite import SqliteStats
+from ..storage.cache import StoredAnswer
 from ..storage.spend import SpendStore
 from .admission import Admission
-from .attempts import close_chunks
-from .generation import Generation, policy_label
-from .semantic_checks import SemanticChecks
-from .shadow_question import MOST_CHARACTERS, ShadowQuestion, ShadowTap, ShadowText
+from .attempts import close_chunks, with_temperature
+from .generation import Generation, SemanticCheck, policy_label
 
 if TYPE_CHECKING:
     from ..signals.shadow import ShadowObserver
@@ -51,12 +55,195 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_CONFIDENCE_TOKENS = 24  # where the route has no handoff
+MOST_CHARACTERS = 32_768  # of a prompt or an answer that is compared
+_LONGER, _MORE_TOKENS = 4, 64  # the other answer may have so many times the tokens, and so many more
+_CHARACTERS_PER_TOKEN = 2  # nearly always more; for the most that a prompt may cost
 _MOST_WAITING = 8
 _LONGEST_WAIT_S = 600.0
 _TRIES = 3  # on the device: how often a client's request may interrupt one
 _WHOLE_S = 120.0
-
 Result = Literal["agreed", "disagreed", "failed", "interrupted", "over_budget", "dropped"]
+
+
+class SemanticChecks:
+    """Chooses which semantic answers are checked, and compares them: under a policy with `shadow`, a share of them.
+
+    1. The client gets the new answer, as if no question had meant the same: no request is sent for the check alone.
+    2. Never for requests that are bound to the device, sampled, or with tools or several choices; answers that were cut
+       off, or that different models made, are not compared.
+    3. A check costs no client its answer: where the new one fails or would be degraded before its first byte, the
+       client gets the cached one. A check does not queue, and leaves time before the request's deadline.
+    4. What new answers cost counts against the budget of shadow requests; without a rest of it nothing is checked.
+    5. Only counts and the judge's log-odds are kept. `models.semantic.findings` says what follows from them.
+
+    Args:
+        semantic: Gets what is found.
+        metrics: Counts the results.
+        chance: Draws the share.
+    """
+
+    def __init__(self, semantic: SemanticAnswers, metrics: Metrics, chance: random.Random) -> None:
+        self._semantic = semantic
+        self._metrics = metrics
+        self._chance = chance
+        self._policy: Policy | None = None
+        self._store: ShadowStore | None = None
+
+    def use(self, policy: Policy, store: ShadowStore | None) -> None:
+        """Follow another policy. `store`: of its shadow requests; None: nothing is checked."""
+        self._policy, self._store = policy, store
+
+    def restore(self, store: ShadowStore) -> None:
+        """Add what an earlier run has found, once `store` has read it."""
+        if store.earlier_findings is not None:
+            self._semantic.restore(store.earlier_findings)
+
+    def share(self, generation: Generation) -> float:
+        """Return the probability with which a semantic answer to this request is checked."""
+        policy, request = generation.policy, generation.request
+        shadow = policy.shadow
+        if shadow is None or self._store is None or policy is not self._policy or generation.job is not None:
+            return 0.0
+        sampled = request.sampling.temperature not in (None, 0.0)
+        if generation.on_device or sampled or request.sequences != 1 or wants_tools(request):
+            return 0.0
+        return shadow.share if self._store.usd_today < shadow.usd_per_day else 0.0
+
+    def draw(self, share: float) -> bool:
+        """Whether this semantic answer is checked."""
+        return self._chance.random() < share
+
+    def compare(self, generation: Generation, check: SemanticCheck, new: StoredAnswer) -> None:
+        """Compare both answers, and keep what was found."""
+        findings = self._semantic.findings
+        if self._store is None or findings is None:
+            return
+        earlier = check.hit.answer
+        texts = _text(earlier), _text(new)
+        if texts[0] is None or texts[1] is None or earlier.model != new.model:
+            return
+        question = question_of(generation.request) or ""
+        agreed = self._semantic.compare(check.log_odds, question, texts[0], texts[1])
+        self._store.keep_findings(findings)
+        self._metrics.semantic_checked("agreed" if agreed else "disagreed")
+
+    def fail(self) -> None:
+        """Count a check whose client got the cached answer, because no new one could be made."""
+        self._metrics.semantic_checked("failed")
+
+    def charge(self, usd: float) -> None:
+        """Count the cost of a new answer, or of the attempt to make one."""
+        if self._store is not None and usd > 0.0:
+            self._store.charge(usd)
+
+
+def _text(answer: StoredAnswer) -> str | None:
+    """Return the text of an answer that its model ended and that is short enough to compare; None for any other."""
+    if not isinstance(answer.body, CachedAnswer):
+        return None
+    (choice, *_) = answer.body.choices
+    return choice.text if choice.finish_reason == "stop" and len(choice.text) <= MOST_CHARACTERS else None
+
+
+class ShadowTap:
+    """Passes an answer on to its reply, and keeps its text for the comparison."""
+
+    def __init__(self, generation: Generation, reply: Reply[AnswerHead], prompt: str) -> None:
+        self.generation = generation
+        self.prompt = prompt
+        self.answer = ShadowText()
+        self._reply = reply
+
+    async def commit(self, head: AnswerHead) -> None:
+        await self._reply.commit(head)
+
+    def send(self, piece: Piece) -> Awaitable[None] | None:
+        if isinstance(piece, Chunk):
+            self.answer.add(piece)
+        return self._reply.send(piece)
+
+
+class ShadowText:
+    """An answer's text, and the confidence of its first tokens."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.confidence: Confidence | None = None
+        self.ended = False  # `confidence` covers all tokens
+        self.usage_tokens = 0
+        self.degraded = False  # another model than the target's answered
+        self._pieces: list[str] = []
+        self._characters = 0
+        self._finish_reason = ""
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the model ended it, and it is short enough to be compared."""
+        return self._finish_reason == "stop" and self._characters <= MOST_CHARACTERS
+
+    def set_upstream(self, info: UpstreamInfo) -> None:
+        self.degraded = info.degraded
+
+    def add(self, chunk: Chunk) -> None:
+        self.tokens += chunk.tokens
+        if chunk.usage is not None:
+            self.usage_tokens = chunk.usage.prompt_tokens + chunk.usage.completion_tokens
+        if chunk.confidence is not None:
+            self.confidence, self.ended = chunk.confidence, chunk.finish_reason is not None
+        self._finish_reason = chunk.finish_reason or self._finish_reason
+        self._characters += len(chunk.text)
+        if self._characters <= MOST_CHARACTERS:
+            self._pieces.append(chunk.text)
+
+
+class ShadowQuestion(msgspec.Struct, frozen=True):
+    """An answer that is complete, and the target that is asked the same. `since`: monotonic seconds."""
+
+    generation: Generation
+    prompt: str
+    answer: ShadowText
+    answered: Target
+    other: Target
+    since: float
+
+    @property
+    def route(self) -> str:
+        return "" if self.generation.decision is None else self.generation.decision.rule
+
+    @property
+    def after(self) -> int:
+        """The number of tokens that the route's handoff waits for, or would."""
+        decision = self.generation.decision
+        plans = () if decision is None else decision.attempts
+        return next((plan.handoff.after_tokens for plan in plans if plan.handoff is not None), _CONFIDENCE_TOKENS)
+
+    @property
+    def answer_tokens(self) -> int:
+        """The limit of the other answer: one that is much longer does not agree."""
+        return _LONGER * max(self.answer.tokens, self.generation.usage.completion_tokens) + _MORE_TOKENS
+
+    @property
+    def most_usd(self) -> float:
+        """The most that the other answer may cost, US dollars."""
+        request = self.generation.request
+        characters = sum(len(str(message.content or "")) for message in request.messages) + len(self.prompt)
+        prompt_tokens = max(self.generation.usage.prompt_tokens, characters / _CHARACTERS_PER_TOKEN)
+        return (prompt_tokens + self.answer_tokens) / 1000.0 * self.other.usd_per_1k_tokens
+
+    @property
+    def as_shadow(self) -> Request:
+        """The request for the other target: whole, bulk, and with a bound that its price is known by."""
+        request = with_temperature(self.generation.request, self.other)
+        limit = self.answer_tokens if request.max_tokens is None else min(self.answer_tokens, request.max_tokens)
+        hints = RoutingHints(tags=("bulk",))
+        return msgspec.structs.replace(
+            request, stream=False, include_usage=False, logprobs=None, max_tokens=limit, hints=hints
+        )
 
 
 class Shadows:
