@@ -1,4 +1,4 @@
 """The daemon as a process: `lifecycle` (start, background tasks, drain, close), `components` (state for `/readyz` and
-metrics), `optional_parts` (what only some boxes have), `manifests`, `bundles` and `fleet` (models, bundles and the
-control plane as the daemon uses them), `systemd` (notifications).
+metrics), `optional_parts` (what only some boxes have), `fleet` (the control plane and its bundles as the daemon uses
+them).
 """

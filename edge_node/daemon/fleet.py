@@ -1,15 +1,34 @@
-"""A daemon in a fleet: its connection to the control plane, wired to its agent.
+"""A daemon in a fleet: its connection to the control plane, its agent, and the bundles that it uses.
 
-Imported only by a daemon that joined one.
+A bundle brings a policy and models while the daemon answers, and settings by a restart in place. Settings are read
+where components are constructed, so another value means a drain and a new start of the program in the same process;
+that is simpler than components that change under a request, and a box changes its settings rarely.
+
+Imported only by a daemon that joined a fleet.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from router.errors import ConfigError
+import anyio
+import msgspec
+import psutil
+
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from models.catalog.projector import find_projector
+from models.llama_cpp.protocol import SoftTokens
+from router.bundle.manifest import Blob, BundleModel, GoldenPrompt
+from router.bundle.refusals import GoldenAnswerDiffers, ModelUnusable, PolicyUnusable, UpdateRefused
+from router.bundle.settings import SettingValue
+from router.errors import CausewayError, ConfigError, PolicyError
+from router.policy.compiled import Policy
+from router.types import Message, Request, Sampling, Target, TextPart
 
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
@@ -18,11 +37,26 @@ from ..agent.link.control_plane import carries_secrets
 from ..agent.link.record import AgentReport
 from ..agent.link.telemetry import TrafficSums
 from ..agent.link.tokens import TokenKeeper
+from ..agent.store import InstalledBundle, picture_file
 from ..agent.trial import TrialSettings
+from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
-from ..config.schema import CloudConfig, FleetConfig
+from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
+from ..observability.traffic import BoxCondition
+from ..storage.policies import DEFAULT_POLICY
+from ..version import daemon_version
+from .components import Components
 
 log = logging.getLogger(__name__)
+
+_GOLDEN_S = 180.0  # of one prompt, loading the model included
+_GOLDEN_TOKENS = 256
+_PROBE, _PROBE_TOKENS = "hello", 1  # whether an adapter can be used shows with its first request
+See = Callable[[Blob], Awaitable[SoftTokens]]
+"""Turns a picture of a golden prompt into soft tokens of its model. Raises ModelUnusable."""
+_GOLDEN_TRIES = 3
+_LOAD_S = 300.0
+_BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others: of its file's size, and more
 
 
 def connect(
@@ -85,3 +119,286 @@ def credentials(connection: FleetConnection | None, cloud: CloudConfig) -> Token
         log.warning("cloud.url is plain HTTP: the fleet's token is not sent there; use https://, or set cloud.api_key")
         return None
     return connection.tokens
+
+
+async def check_golden(engine: Backend, model: BundleModel, see: See, tries: int = 1) -> None:
+    """Ask a model and each of its adapters directly.
+
+    Args:
+        see: For prompts with a picture.
+        tries: For each prompt; an engine that also decodes other requests may break a near tie in another way.
+
+    Raises:
+        GoldenAnswerDiffers: One of them answers something else.
+        ModelUnusable: One of them does not answer, or a picture cannot be read.
+    """
+    await _check_answers(engine, Target(model.name, "edge", model.name), model.golden, see, tries)
+    for adapter in model.adapters:
+        target = Target(f"{model.name}+{adapter.name}", "edge", model.name, adapter=adapter.name)
+        if not adapter.golden:
+            await _answer(engine, target, _PROBE, _PROBE_TOKENS)
+        await _check_answers(engine, target, adapter.golden, see, tries)
+
+
+async def _check_answers(
+    engine: Backend, target: Target, prompts: Sequence[GoldenPrompt], see: See, tries: int
+) -> None:
+    for golden in prompts:
+        soft = None if golden.picture is None else await see(golden.picture)
+        answers: list[str] = []
+        while golden.answer not in answers:
+            if len(answers) == tries:
+                raise GoldenAnswerDiffers(
+                    f"{target.name} answers {golden.prompt[:80]!r} with {answers[-1][:80]!r}, "
+                    f"not {golden.answer[:80]!r}"
+                )
+            answers.append(await golden_answer(engine, target, golden.prompt, soft))
+
+
+async def golden_answer(engine: Backend, target: Target, prompt: str, soft: SoftTokens | None = None) -> str:
+    """Return what a model, with its adapter if the target has one, answers to a golden prompt. Raises ModelUnusable.
+
+    Args:
+        soft: Of the picture after the prompt.
+    """
+    return await _answer(engine, target, prompt, _GOLDEN_TOKENS, soft)
+
+
+async def _answer(engine: Backend, target: Target, prompt: str, max_tokens: int, soft: SoftTokens | None = None) -> str:
+    content = prompt if soft is None else (TextPart(prompt), TextPart(soft.text))
+    request = Request(
+        kind="chat",
+        model=target.name,
+        messages=(Message("user", content),),
+        sampling=Sampling(temperature=0.0),
+        max_tokens=max_tokens,
+    )
+    deadline = asyncio.get_running_loop().time() + _GOLDEN_S
+    pictures = () if soft is None else (soft,)
+    call = BackendRequest(id="golden", request=request, target=target, deadline=deadline, soft=pictures)
+    try:
+        return "".join([chunk.text async for chunk in engine.generate(call) if chunk.index == 0])
+    except CausewayError as error:
+        raise ModelUnusable(f"{target.name}: {error.message}") from error
+
+
+@asynccontextmanager
+async def golden_pictures(
+    model: BundleModel, model_dirs: Sequence[Path], config: ModalitiesConfig
+) -> AsyncIterator[See]:
+    """Yield the function that reads the pictures of a model's golden prompts.
+
+    It has processes of its own, because requests may still use the projector of the bundle before. A model without such
+    prompts starts none.
+
+    Raises:
+        ModelUnusable: The model's projector cannot be used here.
+    """
+    if not model.pictures:
+        yield _no_picture
+        return
+    if not config.enabled:
+        raise ModelUnusable(f"{model.name}: a golden prompt has a picture, and this box reads none: modalities.enabled")
+    # Imported only where a bundle needs it.
+    from models.modalities.installed import DECODER
+    from models.modalities.process.messages import PartLimits, Refusal, WorkerSpec
+    from models.modalities.process.parent import WorkerFailed, WorkerProcess
+
+    from ..serving.part_encoders import Projectors
+
+    limits = PartLimits(config.max_audio_s, config.max_pixels, config.max_text_bytes)
+    decoder = WorkerProcess(WorkerSpec(DECODER, limits, memory_bytes=config.decoder_memory_bytes))
+    try:
+        folder = find_artifact(model.name, model_dirs).folder
+        found = await asyncio.to_thread(find_projector, model.name, tuple(model_dirs))
+    except ArtifactError as error:
+        raise ModelUnusable(f"{model.name}: {error}") from error
+    projectors = Projectors(lambda _: found, decoder, remembered=1, timeout_s=_GOLDEN_S)
+    projectors.kinds(model.name)
+
+    async def see(picture: Blob) -> SoftTokens:
+        deadline = asyncio.get_running_loop().time() + _GOLDEN_S
+        try:
+            content = await asyncio.to_thread((folder / picture_file(picture)).read_bytes)
+            return await projectors.run(model.name, content, picture.sha256, deadline)
+        except (OSError, Refusal, WorkerFailed) as error:
+            raise ModelUnusable(
+                f"{model.name}: the picture {picture.sha256[:12]} of a golden prompt cannot be read: {error}"
+            ) from error
+
+    try:
+        yield see
+    finally:
+        await projectors.close()
+        await decoder.close()
+
+
+async def _no_picture(picture: Blob) -> SoftTokens:
+    raise ModelUnusable(f"no projector reads the picture {picture.sha256[:12]}")
+
+
+def with_bundle(config: Config, bundle: InstalledBundle | None) -> Config:
+    """Return the configuration of a daemon that starts with this bundle; None: the factory's files."""
+    if bundle is None:
+        return config
+    config = with_settings(config, bundle.manifest.settings)
+    dirs = (str(bundle.models), *config.engine.model_dirs)
+    return msgspec.structs.replace(
+        config, policy=str(bundle.policy), engine=msgspec.structs.replace(config.engine, model_dirs=dirs)
+    )
+
+
+def with_settings(config: Config, settings: Mapping[str, SettingValue]) -> Config:
+    """Return the configuration with these values, by dotted key; the bundle's manifest has checked them."""
+    for key, value in settings.items():
+        section, _, name = key.rpartition(".")
+        if section:
+            part = msgspec.structs.replace(getattr(config, section), **{name: value})
+            config = msgspec.structs.replace(config, **{section: part})
+        else:
+            config = msgspec.structs.replace(config, **{name: value})
+    return config
+
+
+class BundleHost:
+    """The daemon as its agent sees it.
+
+    Args:
+        parts: The daemon's components.
+        config: The configuration without a bundle.
+        settings: The settings of the bundle that the daemon started with.
+        model_dirs: The folders that models are found in, the bundle's first; changed here and read everywhere.
+        restart: Lets the daemon drain and start anew.
+    """
+
+    def __init__(
+        self,
+        parts: Components,
+        config: Config,
+        settings: Mapping[str, SettingValue],
+        model_dirs: list[Path],
+        restart: Callable[[], None],
+    ) -> None:
+        self._parts = parts
+        self._config = config
+        self._running = with_settings(config, settings)
+        self._model_dirs = model_dirs
+        self._restart = restart
+        # Models and weights that answered their golden prompts before they served.
+        self._checked_models: set[tuple[str, str]] = set()
+
+    @property
+    def daemon_version(self) -> str:
+        return daemon_version()
+
+    @property
+    def policy_file(self) -> Path:
+        return Path(self._parts.policies.report.file)
+
+    @property
+    def model_dirs(self) -> Sequence[Path]:
+        return self._model_dirs
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(psutil.virtual_memory().total)
+
+    def condition(self) -> BoxCondition:
+        parts = self._parts
+        readiness = parts.readiness()
+        traffic = parts.metrics.traffic()
+        if parts.engines is not None:
+            restarts = sum(count for _, count in parts.engines.restarts())
+            traffic = msgspec.structs.replace(traffic, restarts=restarts)
+        device = parts.signals.device
+        problem = "" if readiness.ready else f"no target can answer: {', '.join(readiness.waiting_for)}"
+        return BoxCondition(traffic, problem, device.temperature_c, device.throttled)
+
+    def needs_restart(self, bundle: InstalledBundle | None) -> bool:
+        settings = {} if bundle is None else bundle.manifest.settings
+        return with_settings(self._config, settings) != self._running
+
+    async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
+        target = with_bundle(self._config, bundle)
+        path = Path(target.policy) if target.policy else DEFAULT_POLICY
+        before = list(self._model_dirs)
+        self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
+        try:
+            policy = await asyncio.to_thread(self._parts.policies.check, path)
+            try:
+                await self._load_models(policy, bundle)
+            except UpdateRefused as refusal:
+                if not must:
+                    raise
+                log.error("%s: %s", refusal.code, refusal.message)
+            await asyncio.to_thread(_hash_projectors, policy, tuple(self._model_dirs))
+            await self._parts.policies.follow(path)
+        except BaseException as error:
+            self._model_dirs[:] = before
+            engines = self._parts.engines
+            if engines is not None:
+                with anyio.CancelScope(shield=True):
+                    await engines.drop_beside()
+            if isinstance(error, PolicyError):
+                raise PolicyUnusable(error.message) from error
+            raise
+
+    async def _load_models(self, policy: Policy, bundle: InstalledBundle | None) -> None:
+        """Load the models that are new beside those that answer, where memory allows, and ask them their prompts.
+
+        Raises:
+            ModelUnusable, GoldenAnswerDiffers: The policy must not become active.
+        """
+        engines = self._parts.engines
+        if engines is None:
+            return
+        models = {} if bundle is None else {model.name: model for model in bundle.manifest.models}
+        for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
+            if not engines.is_changed(model) or not self._fits_beside(model):
+                continue
+            deadline = asyncio.get_running_loop().time() + _LOAD_S
+            try:
+                engine = await engines.load_beside(model, deadline)
+            except (ArtifactError, CausewayError) as error:
+                raise ModelUnusable(f"{model}: {error}") from error
+            if (brought := models.get(model)) is not None:
+                await self._check_golden(engine, brought)
+            self._checked_models.add((model, engines.weights(model)))
+
+    def _fits_beside(self, model: str) -> bool:
+        try:
+            artifact = find_artifact(model, self._model_dirs)
+            need = artifact.path.stat().st_size * _BESIDE_SHARE + _beside_weights(artifact) + _BESIDE_BYTES
+        except (ArtifactError, OSError):
+            return True  # loading it says what is wrong
+        return bool(need < psutil.virtual_memory().available)
+
+    async def check_model(self, model: BundleModel) -> None:
+        engines = self._parts.engines
+        if engines is None:
+            raise ModelUnusable(f"{model.name}: this box runs no models (engine.enabled)")
+        if (model.name, engines.weights(model.name)) not in self._checked_models:
+            await self._check_golden(engines, model, _GOLDEN_TRIES)
+
+    async def _check_golden(self, engine: Backend, model: BundleModel, tries: int = 1) -> None:
+        """Raises GoldenAnswerDiffers, ModelUnusable."""
+        async with golden_pictures(model, self._model_dirs, self._running.modalities) as see:
+            await check_golden(engine, model, see, tries)
+
+    def restart(self) -> None:
+        self._restart()
+
+
+def _hash_projectors(policy: Policy, model_dirs: Sequence[Path]) -> None:
+    """Hash the projectors of the policy's models in this thread: the daemon, which needs them next, remembers."""
+    for model in dict.fromkeys(target.model for target in policy.targets if target.at == "edge"):
+        with contextlib.suppress(ArtifactError):  # the daemon says so
+            find_projector(model, model_dirs)
+
+
+def _beside_weights(artifact: Artifact) -> int:
+    """The bytes of a model's adapters and of its projector. Raises OSError."""
+    projector = artifact.manifest.projector
+    files = () if projector is None else projector.files
+    adapters = sum(one.size_bytes for one in artifact.manifest.adapters.values())
+    return adapters + sum((artifact.folder / name).stat().st_size for name in files)

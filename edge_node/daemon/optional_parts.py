@@ -60,7 +60,7 @@ def boot_bundle(config: Config, state_folder: StateFolderLock, clock: Clock) -> 
         return None, config
     state_folder.acquire()  # before this start is counted; the lifecycle releases it
     from ..agent.boot import boot
-    from .bundles import with_bundle
+    from .fleet import with_bundle
 
     booted = boot(state_dir / FLEET_FOLDER, daemon_version(), clock.unix())
     return booted, with_bundle(config, booted.bundle)
@@ -98,8 +98,7 @@ def make_agent(
     if booted is None or (link is None and connection is None):
         return None
     from ..agent.agent import Agent
-    from .bundles import BundleHost
-    from .fleet import follow, link_of
+    from .fleet import BundleHost, follow, link_of
 
     link = link_of(connection, config.fleet) if link is None and connection is not None else link
     assert link is not None

@@ -25,7 +25,7 @@ from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow
 from edge_node.backends.engine.backend import EngineBackend, EngineModel
 from edge_node.config.schema import EngineConfig
-from edge_node.daemon.golden import golden_answer
+from edge_node.daemon.fleet import golden_answer
 from models.catalog.artifact import Manifest, save_manifest, sha256_of
 from models.llama_cpp.protocol import AdapterFile, SoftTokens
 from router.bundle.protocol import BoxState
