@@ -34,9 +34,9 @@ from .console.routes import Console
 from .console.state import read_state
 from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
 from .daemon.lifecycle import App, StopRequest
-from .daemon.manifests import cache_scope, model_adapters, model_temperatures, weights_of
 from .daemon.optional_parts import (
     boot_bundle,
+    cache_scope,
     connect_fleet,
     make_agent,
     make_audio,
@@ -46,6 +46,9 @@ from .daemon.optional_parts import (
     make_part_encoders,
     make_shadow,
     make_tracer,
+    model_adapters,
+    model_temperatures,
+    weights_of,
 )
 from .daemon.systemd import SystemdNotifier
 from .files.api import FileApi
