@@ -33,7 +33,7 @@ from .config.schema import Config
 from .console.routes import Console
 from .console.state import read_state
 from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
-from .daemon.lifecycle import App, StopRequest
+from .daemon.lifecycle import App, StopRequest, SystemdNotifier
 from .daemon.optional_parts import (
     boot_bundle,
     cache_scope,
@@ -50,7 +50,6 @@ from .daemon.optional_parts import (
     model_temperatures,
     weights_of,
 )
-from .daemon.systemd import SystemdNotifier
 from .files.api import FileApi
 from .files.inlining import FileInliner
 from .files.store import DeviceFileStore

@@ -1,4 +1,4 @@
-"""The daemon's lifecycle: start, background tasks, drain, close; and settings of the process itself.
+"""The daemon's lifecycle: start, background tasks, drain, close; and what systemd is told of it.
 
 One task is the parent of all others (shared generations, engines, periodic tasks): when it ends, they have ended. If it
 ends early, the daemon closes and `serve` ends with `failed` set, so that the supervisor starts it again.
@@ -10,7 +10,10 @@ import asyncio
 import functools
 import logging
 import math
+import os
 import signal
+import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -24,7 +27,6 @@ from router.web_origins import WebOrigins, listener_hosts
 from ..config.schema import Config, ServerConfig
 from ..http.api import Api
 from .components import Components
-from .systemd import SystemdNotifier
 
 if TYPE_CHECKING:
     from ..agent.agent import Agent
@@ -36,6 +38,7 @@ _POLL_S = 2.0
 _SWEEP_S = 5.0
 _READY_POLL_S = 0.05
 _STARTING_S = 5.0  # between two messages to systemd while no target can answer
+_EXTENSION_S = 60  # of the start, as systemd is asked for
 
 
 class StopRequest:
@@ -354,3 +357,70 @@ def _sync(work: Callable[[], None]) -> Callable[[], Awaitable[None]]:
 async def _cancel_after(event: asyncio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+class SystemdNotifier:
+    """Reports the daemon's state to systemd, which `NOTIFY_SOCKET` names; without it every call does nothing.
+
+    One datagram per message (sd_notify(3)); one that cannot be sent is dropped, without blocking the daemon. A small
+    library does the same, but it reads the process's environment itself, drops text that is not Latin-1, and blocks the
+    caller when systemd is slow.
+
+    `watchdog_s`: seconds between two `watchdog` calls, half of what systemd allows; None when its watchdog is off.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, pid: int | None = None) -> None:
+        self._address = _socket_name(environ.get("NOTIFY_SOCKET", ""))
+        self.watchdog_s = _watchdog_s(environ, os.getpid() if pid is None else pid)
+
+    def ready(self, status: str = "") -> bool:
+        return self._send("READY=1", status)
+
+    def starting(self, status: str) -> bool:
+        """Ask for another minute to start. Call it again within that time, for as long as the start goes on."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={_EXTENSION_S * 1_000_000}", status)
+
+    def status(self, status: str) -> bool:
+        return self._send("", status)
+
+    def watchdog(self) -> bool:
+        """Ping the watchdog. Call it only after a trial routing decision succeeded."""
+        return self._send("WATCHDOG=1", "")
+
+    def reloading(self, status: str = "") -> bool:
+        """Say that the daemon starts anew in the same process; `ready` follows."""
+        return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", status)
+
+    def stopping(self, status: str = "") -> bool:
+        return self._send("STOPPING=1", status)
+
+    def _send(self, state: str, status: str) -> bool:
+        """Whether the message was delivered."""
+        if not self._address:
+            return False
+        line = "STATUS=" + " ".join(status.split()) if status else ""  # a newline would begin another variable
+        message = "\n".join(part for part in (state, line) if part).encode()
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.setblocking(False)
+                sender.sendto(message, self._address)
+        except OSError:
+            return False
+        return True
+
+
+def _socket_name(name: str) -> str:
+    """A path, or with ``@`` an abstract name, whose first byte is zero; others (vsock) are not supported."""
+    if name.startswith("@"):
+        return "\0" + name[1:]
+    return name if name.startswith("/") else ""
+
+
+def _watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
+    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return None  # meant for another process
+    try:
+        seconds = int(environ.get("WATCHDOG_USEC", "")) / 2e6
+    except ValueError:
+        return None
+    return seconds if seconds > 0 else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.daemon.systemd import SystemdNotifier
+from edge_node.daemon.lifecycle import SystemdNotifier
 
 
 @pytest.fixture
