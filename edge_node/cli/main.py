@@ -12,8 +12,7 @@ import msgspec
 from router.errors import ConfigError, PolicyError
 
 from ..config.loader import config_keys, config_variable
-from ..config.meaning import MEANING
-from ..config.schema import Config
+from ..config.schema import MEANING, Config
 from ..version import daemon_version
 from .fleet import fleet
 from .jobs import jobs

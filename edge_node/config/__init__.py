@@ -1,3 +1,3 @@
-"""The daemon's configuration: `schema` (the keys), `meaning` (what they mean), `loader` (file < environment < flag);
-below them `layers` and `values`.
+"""The daemon's configuration: `schema` (the keys and what they mean), `loader` (file < environment < flag), and
+`layers`, which merges them.
 """

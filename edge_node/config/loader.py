@@ -15,9 +15,8 @@ import msgspec
 
 from router.errors import ConfigError
 
-from .layers import Layer, build, leaves_of, read_environ, read_flags, read_yaml, variable_of
+from .layers import Layer, Setting, build, leaves_of, read_environ, read_flags, read_list, read_yaml, variable_of
 from .schema import CloudConfig, Config
-from .values import Setting, read_list
 
 PREFIX = "CAUSEWAY_"
 _MAX_FILE_BYTES = 1024 * 1024

@@ -24,8 +24,7 @@ from edge_node.agent.journal import MEANING as MEANING_OF_STATE
 from edge_node.agent.journal import TRANSITIONS
 from edge_node.config.layers import leaves_of
 from edge_node.config.loader import config_keys
-from edge_node.config.meaning import MEANING
-from edge_node.config.schema import Config
+from edge_node.config.schema import MEANING, Config
 from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from fleet.repository.rollout_keys import RolloutDoc
 from fleet.server.boxes import refusals as message_refusals

@@ -10,8 +10,7 @@ import pytest
 
 from edge_node.config.layers import build, leaves_of, read_yaml
 from edge_node.config.loader import PREFIX, config_keys, config_variable, load_config
-from edge_node.config.meaning import MEANING
-from edge_node.config.schema import Config
+from edge_node.config.schema import MEANING, Config
 from router.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "edge_node" / "deploy" / "edge.example.yaml"
