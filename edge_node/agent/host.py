@@ -10,7 +10,7 @@ import msgspec
 
 from router.bundle.manifest import BundleModel
 
-from ..observability.traffic import BoxCondition
+from ..observability.metrics import BoxCondition
 from .source import DownloadBounds, Source
 from .store import InstalledBundle
 from .trial import TrialSettings

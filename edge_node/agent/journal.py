@@ -25,7 +25,7 @@ from router.bundle.refusals import (
     Withdrawn,
 )
 
-from ..observability.traffic import BoxCondition
+from ..observability.metrics import BoxCondition
 from .disk import Disk
 
 KEPT_ROWS = 64

@@ -16,7 +16,7 @@ import msgspec
 from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.bundle.refusals import DegradedRose, ErrorsRose, HeatRose, LatencyRose, Unhealthy, UpdateRefused
 
-from ..observability.traffic import BoxCondition, Traffic
+from ..observability.metrics import BoxCondition, Traffic
 
 _LEAST_BEFORE = 20  # requests; fewer say nothing about the time before
 _LOOKS_BEFORE = 4  # whose requests are the time before a trial

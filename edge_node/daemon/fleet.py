@@ -42,7 +42,7 @@ from ..agent.trial import TrialSettings
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
 from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
-from ..observability.traffic import BoxCondition
+from ..observability.metrics import BoxCondition
 from ..storage.policies import DEFAULT_POLICY
 from ..version import daemon_version
 from .components import Components

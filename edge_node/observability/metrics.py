@@ -22,8 +22,6 @@ from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.serving.gauges import Gauge, GaugeCollector
 from router.types import AUTO, AttemptRecord, Kind, Outcome, Target, Usage
 
-from .traffic import Traffic
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _REQUEST_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, *LATENCY_BOUNDS_S, 16.0, 30.0, 60.0)
@@ -32,6 +30,9 @@ _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 _OPERATIONS: dict[Kind, str] = {"chat": "chat", "completion": "text_completion", "embedding": "embeddings"}
 _GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model", "gen_ai_response_model")
 _GEN_AI_ERROR = (*_GEN_AI, "error_type")
+_REQUEST = ("route", "target", "status", "cache")
+_ATTEMPT = ("target", "state", "error")
+_TARGET = ("target",)
 
 
 class FinishedGeneration(msgspec.Struct, frozen=True):
@@ -206,11 +207,6 @@ class Metrics:
                 self._tpot.observe(labels, max(0.0, duration_s - ttft_s) / (attempt.tokens - 1))
 
 
-_REQUEST = ("route", "target", "status", "cache")
-_ATTEMPT = ("target", "state", "error")
-_TARGET = ("target",)
-
-
 class _Counter(Collector):
     """Sums by label values. Only the event loop's thread writes and scrapes, so that no lock is needed."""
 
@@ -283,3 +279,44 @@ class _MetricFactory:
         histogram = _Histogram(name, help_text, labels, bounds)
         self._registry.register(histogram)
         return histogram
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Sums since the start of the daemon, or between two moments.
+
+    Attributes:
+        requests: Requests that were answered or failed; not those that clients cancelled.
+        errors: Those that failed.
+        degraded: Answers of a fallback.
+        latency: Requests by bucket of `LATENCY_BOUNDS_S`, the last one for slower ones.
+        restarts: Engine children that ended unexpectedly.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    degraded: int = 0
+    latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
+    restarts: int = 0
+
+    def __sub__(self, earlier: Traffic) -> Traffic:
+        return Traffic(
+            self.requests - earlier.requests,
+            self.errors - earlier.errors,
+            self.degraded - earlier.degraded,
+            tuple(late - early for late, early in zip(self.latency, earlier.latency, strict=True)),
+            self.restarts - earlier.restarts,
+        )
+
+
+class BoxCondition(msgspec.Struct, frozen=True):
+    """The box at one moment, or over a time.
+
+    Attributes:
+        problem: Why no target can answer; "" if one can.
+        temperature_c: None: this box cannot read it; `throttled` likewise.
+    """
+
+    traffic: Traffic = Traffic()
+    problem: str = ""
+    temperature_c: float | None = None
+    throttled: bool | None = None

@@ -21,7 +21,7 @@ from edge_node.agent.store import InstalledBundle
 from edge_node.agent.trial import TrialSettings
 from edge_node.agent.verifier import look
 from edge_node.clock import Clock
-from edge_node.observability.traffic import BoxCondition, Traffic
+from edge_node.observability.metrics import BoxCondition, Traffic
 from fleet.repository.folder import check_fleet
 from fleet.trust.keys import load_signer, new_key
 from fleet.trust.offline import sign_offline, signed_manifests

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edge_node.agent.trial import Trial, TrialSettings, tail
-from edge_node.observability.traffic import BoxCondition, Traffic
+from edge_node.observability.metrics import BoxCondition, Traffic
 from router.bundle.refusals import UpdateRefused
 
 SETTINGS = TrialSettings()
