@@ -18,7 +18,7 @@ from edge_node.jobs.record import JobAnswer
 from edge_node.jobs.store import JobOutbox
 from edge_node.jobs.tables.rows import PAGE_BYTES, OutboxBodies, body_of
 from edge_node.jobs.tables.schema import SCHEMA
-from edge_node.storage.erasure import LogErasure
+from edge_node.storage.group_commit import LogErasure
 from tests.waiting import until
 
 from .killed_outbox import new_job
