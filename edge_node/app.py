@@ -69,8 +69,8 @@ from .serving.service import AnswerSources, Service
 from .serving.shadow import SemanticChecks, Shadows
 from .sessions.requests import DeviceSessions, SessionAudio
 from .signals.collector import SignalCollector
+from .signals.device import DeviceProbes
 from .signals.estimators import LearnedEstimators
-from .signals.probes.device import DeviceProbes
 from .signals.semantic import SemanticAnswers
 from .storage.cache import FILE as CACHE_FILE
 from .storage.cache import AnswerCache

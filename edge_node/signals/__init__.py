@@ -1,1 +1,1 @@
-"""What a policy can ask about: `collector` builds the snapshot, `probes` reads the device, `estimators` the model."""
+"""What a policy can ask about: `collector` builds the snapshot, `device` reads the sensors, `estimators` the model."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_node.signals.probes.device import RESCAN_S, CpuTimes, DeviceProbes
-from edge_node.signals.probes.sysfs import read_number
+from edge_node.signals.device import RESCAN_S, CpuTimes, DeviceProbes
+from edge_node.signals.sensors import read_number
 from router.types import DeviceSignals
 
 from . import boxes

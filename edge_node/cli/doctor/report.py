@@ -13,7 +13,7 @@ from models.llama_cpp.native.gpu import has_nvidia_gpu, probe_gpus
 from router.types import DeviceSignals
 
 from ...config.schema import Config
-from ...signals.probes.device import DeviceProbes
+from ...signals.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import host, network, packages, policy_and_models
 from .encoders import check_encoders
