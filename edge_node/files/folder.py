@@ -23,7 +23,7 @@ from router.parts.uploads import PREFIX
 from router.serving.folders import sync
 from router.types import Prefer
 
-from ..box_time import ClockMark
+from ..clock import ClockMark
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,7 @@ from router.parts.uploads import PREFIX
 from router.trackers import FairShare, network_of, stored_share
 from router.types import RoutingHints
 
-from ..box_time import BoxTime
-from ..clock import Clock
+from ..clock import BoxTime, Clock
 from ..config.schema import DeviceFilesConfig
 from ..observability.faults import Fault
 from .folder import DeviceFile, Draft, FileFolder

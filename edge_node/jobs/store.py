@@ -14,8 +14,7 @@ from router.jobs.states import JobEvent
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
-from ..box_time import BoxTime
-from ..clock import Clock
+from ..clock import BoxTime, Clock
 from ..config.schema import OutboxConfig
 from ..storage.group_commit import GroupCommit, TableHooks
 from . import FILE

@@ -20,8 +20,7 @@ from router.errors import QueueFull
 from router.trackers import FairShare, network_of
 from router.types import DecisionRecord
 
-from ..box_time import BoxTime, ClockMark
-from ..clock import Clock
+from ..clock import BoxTime, Clock, ClockMark
 from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write, used_bytes
 
 FILE = "decisions-1.sqlite"

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_node.box_time import BoxTime, ClockMark
-from edge_node.clock import Clock, is_synchronised, system_clock
+from edge_node.clock import BoxTime, Clock, ClockMark, is_synchronised, system_clock
 from edge_node.config.schema import DeviceFilesConfig, OutboxConfig
 from edge_node.files.store import DeviceFileStore
 from edge_node.jobs.running.runner import CloudGate

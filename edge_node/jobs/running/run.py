@@ -30,8 +30,7 @@ from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request, RoutingHints
 
 from ...backends.backend import JobTerms
-from ...box_time import BoxTime
-from ...clock import Clock
+from ...clock import BoxTime, Clock
 from ...config.schema import OutboxConfig
 from ...serving.generation import RequestContext
 from ...serving.service import Service

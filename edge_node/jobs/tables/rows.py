@@ -17,8 +17,8 @@ from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.submission import RANK
 from router.trackers import network_of
 
-from ...box_time import BoxTime
-from ..record import ClientStats, DueReply, EdgeJob, OutboxStats, ReplyTo
+from ...clock import BoxTime
+from ..record import EdgeJob
 from .schema import (
     COUNTS,
     COUNTS_BY_OWNER,

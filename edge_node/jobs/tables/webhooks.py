@@ -19,8 +19,8 @@ import msgspec
 
 from router.jobs.webhooks.payload import JobNotice
 
-from ...box_time import BoxTime
-from ..record import EdgeJob, OutboxStats, OutboxWebhook, WebhookStatus
+from ...clock import BoxTime
+from ..record import EdgeJob, WebhookStatus
 from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
 
 log = logging.getLogger(__name__)
