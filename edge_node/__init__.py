@@ -6,3 +6,15 @@ what it reads and writes. Other ways in: `jobs/` (an outbox), `sessions/` (live 
 makes sound, and reads pictures. `daemon/` is start and stop, `config/` the settings, `cli/` the commands, `agent/`
 takes bundles of a fleet, `console/` is the page at `/console`.
 """
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def daemon_version() -> str:
+    """Return the installed version; 0.0.0 if the package is not installed, as in a source tree."""
+    try:
+        return version("causeway")
+    except PackageNotFoundError:
+        return "0.0.0"

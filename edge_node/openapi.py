@@ -41,6 +41,7 @@ from router.parts.upload_terms import PartPurpose
 from router.serving.console.page_files import media_type, page_files
 from router.types import DecisionRecord, Prefer, Route
 
+from . import daemon_version
 from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
 from .files.store import FileFolderUnavailable, StorageFull
@@ -51,7 +52,6 @@ from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnd
 from .serving.generation import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT
-from .version import daemon_version
 
 CLIENT = "client"  # needs an API key where `server.keys` names some
 _AUTH = (errors.AuthenticationFailed,)

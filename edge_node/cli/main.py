@@ -11,9 +11,9 @@ import msgspec
 
 from router.errors import ConfigError, PolicyError
 
+from .. import daemon_version
 from ..config.loader import config_keys, config_variable
 from ..config.schema import MEANING, Config
-from ..version import daemon_version
 from .fleet import fleet
 from .jobs import jobs
 from .options import (

@@ -30,6 +30,7 @@ from router.errors import CausewayError, ConfigError, PolicyError
 from router.policy.compiled import Policy
 from router.types import Message, Request, Sampling, Target, TextPart
 
+from .. import daemon_version
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
 from ..agent.link.connection import FleetConnection, open_link
@@ -44,7 +45,6 @@ from ..clock import Clock
 from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
 from ..observability.metrics import BoxCondition
 from ..storage.policies import DEFAULT_POLICY
-from ..version import daemon_version
 from .components import Components
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from router.policy.compiled import ModelTemperature
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import Modality, Transcripts
 
+from .. import daemon_version
 from ..backends.engine.engines import Engine
 from ..clock import Clock
 from ..config.schema import Config, EngineConfig, OutboxConfig
@@ -31,7 +32,6 @@ from ..observability.metrics import Metrics
 from ..serving.service import Service
 from ..signals.estimators import LearnedEstimators
 from ..storage.state_folder import StateFolderLock
-from ..version import daemon_version
 
 if TYPE_CHECKING:
     from models.modalities.process.messages import WorkerSpec

@@ -11,7 +11,7 @@ import msgspec
 from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 from router.errors import ConfigError
 
-from ...version import daemon_version
+from ... import daemon_version
 from .control_plane import ControlPlane
 from .identity import FOLDER, Identity, new_key, read_identity, write_identity
 

@@ -31,7 +31,7 @@ import tuf.api.serialization.json  # noqa: F401
 from router.bundle.manifest import Blob, BundleManifest
 from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateUnavailable
 
-from ...version import daemon_version
+from ... import daemon_version
 from ..inspection import Looked, LookRequest
 from ..verifier import look
 from .identity import Identity

@@ -11,7 +11,7 @@ import msgspec
 
 from router.bundle.protocol import BoxState, StatusReport
 
-from ...version import daemon_version
+from ... import daemon_version
 from .identity import write_synced
 
 log = logging.getLogger(__name__)
