@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -45,14 +45,36 @@ from . import daemon_version
 from .backends.backend import CloudJobEnded
 from .console.routes import PAGE, WhatIfQuestion
 from .files.store import FileFolderUnavailable, StorageFull
-from .http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from .http.inspection import Readiness
+from .http.request_reader import REQUEST_HEADERS
 from .jobs.api import EdgeJobList
 from .jobs.record import EdgeJobView, JobDropped, JobLost, JobNotDead, JobNotEnded, OutboxFull
 from .serving.generation import Status
 from .serving.service import Explanation
 from .storage.decisions import MAX_QUERY_LIMIT
 
+# The reference in ``edge_node/README.md`` is generated from this table.
+RESPONSE_HEADERS: Mapping[str, str] = {
+    "x-causeway-decision": "id of the decision record, see `GET /v1/decisions/{id}`",
+    "x-causeway-route": "where the answer came from: `edge`, `cloud` or `cache`",
+    "x-causeway-target": "name of the policy's target that made the answer",
+    "x-causeway-reason": "name of the rule that chose the target, or `fallback: CODE`, `handoff: CODE`, `cache`, "
+    "`stale: CODE`, `model_named`, `continued`",
+    "x-causeway-cache": "`hit`; `semantic` (the answer to a question that means the same); `stale` (an old answer "
+    "after an error); `miss`; `coalesced` (shared with an identical request in progress); `bypass` (the policy allows "
+    "no caching)",
+    "x-causeway-cache-reason": "why the cache was bypassed; only with `x-causeway-cache: bypass`",
+    "x-causeway-policy": "`name@revision` of the active policy",
+    "x-causeway-degraded": "`true` if the answer is second choice: a fallback, a stale answer or a lower cloud tier",
+    "x-causeway-modalities": "what became of the parts that the target got as text or soft tokens, such as "
+    "`audio=ok,image=timeout`: `ok`, `timeout`, `failed`, or `skipped` (the policy waits for the first branch only); "
+    "of parts that a cloud target got, what our gateway says",
+    "x-causeway-loosened": "offered tools, separated by commas, whose arguments are not held to their schemas, "
+    "because a keyword cannot be; the decision record names it",
+    "x-request-id": "same as `x-causeway-decision`; of its own where a request is refused before its decision",
+    "Preference-Applied": "`respond-async`: the request was taken as a job",
+    "Retry-After": "seconds to wait before a retry, on 429 and 503",
+}
 CLIENT = "client"  # needs an API key where `server.keys` names some
 _AUTH = (errors.AuthenticationFailed,)
 _KINDS: dict[str, Any] = {

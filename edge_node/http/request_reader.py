@@ -48,11 +48,25 @@ from router.trackers import MAX_CLIENTS, FairShare, network_of
 from router.types import Kind, Prefer, Request, RoutingHints
 
 from ..config.schema import KeyConfig, ServerConfig
-from .headers import REQUEST_HEADERS
 
 Endpoint = Literal["chat", "completion", "embedding", "response"]
 """Which of OpenAI's bodies it is. A response is a request of the kind chat."""
+Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
+"""Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
 
+# The reference in ``edge_node/README.md`` is generated from this table.
+REQUEST_HEADERS: Mapping[str, str] = {
+    "Authorization": "`Bearer KEY`; required if `server.keys` is set",
+    "x-causeway-prefer": "`prefer_on_device`, `only_on_device`, `prefer_cloud` or `only_cloud`; "
+    "narrows the policy, never widens it",
+    "x-causeway-tags": "tags for the policy's rules, separated by commas; at most 32 tags of at most 64 characters; "
+    "case does not count",
+    "x-causeway-deadline-ms": "time left for this request, milliseconds",
+    "x-causeway-priority": "priority of a job: `interactive`, `standard` or `bulk`",
+    "Prefer": "`respond-async, wait=SECONDS` (RFC 7240): a request that takes longer becomes a job",
+    "Idempotency-Key": "of a job: the same request with the same key is the same job",
+    "traceparent": "W3C trace context of the client",
+}
 _PARSERS: Mapping[Kind, Callable[[bytes, RoutingHints], Request]] = {
     "chat": partial(parse_chat, resumes=True),
     "completion": partial(parse_completion, resumes=True),
@@ -117,10 +131,6 @@ class ApiKeys:
 
 def _caller(key: KeyConfig) -> Caller:
     return Caller(key.name, key.tags, reads_all_decisions="decisions" in key.rights)
-
-
-Room = Callable[[], AbstractContextManager[Callable[[int], None]]]
-"""Bounds what is in memory: yields the function that reserves bytes, which raises QueueFull."""
 
 
 class BodyFiles(Protocol):

@@ -25,7 +25,8 @@ from edge_node.agent.journal import TRANSITIONS
 from edge_node.config.layers import leaves_of
 from edge_node.config.loader import config_keys
 from edge_node.config.schema import MEANING, Config
-from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from edge_node.http.request_reader import REQUEST_HEADERS
+from edge_node.openapi import RESPONSE_HEADERS
 from fleet.repository.rollout_keys import RolloutDoc
 from fleet.server.boxes import refusals as message_refusals
 from router import errors

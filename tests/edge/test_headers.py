@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.http.headers import REQUEST_HEADERS, RESPONSE_HEADERS
+from edge_node.http.request_reader import REQUEST_HEADERS
+from edge_node.openapi import RESPONSE_HEADERS
 
 from .box import running
 
