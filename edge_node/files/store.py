@@ -28,7 +28,7 @@ from router.types import RoutingHints
 
 from ..clock import BoxTime, Clock
 from ..config.schema import DeviceFilesConfig
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 from .folder import DeviceFile, Draft, FileFolder
 
 log = logging.getLogger(__name__)

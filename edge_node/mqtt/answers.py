@@ -13,7 +13,7 @@ from router.serving.logs import redacted
 from ..jobs.record import DueReply
 from ..jobs.running.run import JobFeed
 from ..jobs.store import JobOutbox
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 from .connection import Connection
 from .envelope import AnswerTooLarge, BrokerError, PublishRefused
 from .intake import MqttStats

@@ -15,7 +15,7 @@ from router.serving.logs import redacted
 
 from ..config.schema import MqttConfig
 from ..jobs.entry import JobEntry, JobParts
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 from ..observability.metrics import Metrics
 from ..serving.service import Service
 from .answers import AnswerPublisher

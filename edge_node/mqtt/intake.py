@@ -30,7 +30,7 @@ from ..config.schema import MqttConfig, MqttTopicConfig
 from ..http.request_reader import Caller, routing_hints
 from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 from .connection import Connection
 from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused
 from .events import in_binary_mode

@@ -1,1 +1,1 @@
-"""What the daemon reports: `metrics` (Prometheus) and `tracing` (OpenTelemetry, loaded on demand)."""
+"""What the daemon reports: `metrics` (Prometheus), `logs`, and `tracing` (OpenTelemetry, loaded on demand)."""

@@ -40,8 +40,8 @@ from router.serving.reply import AnswerHead, Reply
 from router.types import AUTO, CachePlan, Chunk, Decision, Embeddings, Estimates, Message, Request, Snapshot
 
 from ..backends.backend import JobTerms
+from ..observability.logs import log_arrival, log_decision, log_outcome
 from ..observability.metrics import FinishedGeneration
-from ..observability.request_log import log_arrival, log_decision, log_outcome
 from ..signals.collector import SignalCollector
 from ..signals.semantic import SemanticAnswers
 from ..storage.cache import AnswerCache, CacheHit, StoredAnswer

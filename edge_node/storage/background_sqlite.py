@@ -29,7 +29,7 @@ import msgspec
 
 from router.serving.logs import redacted
 
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 
 log = logging.getLogger(__name__)
 

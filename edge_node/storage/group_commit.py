@@ -31,7 +31,7 @@ from router.errors import CausewayError, JobStoreUnavailable
 from router.serving.folders import sync
 from router.serving.logs import redacted
 
-from ..observability.faults import Fault
+from ..observability.logs import Fault
 from .background_sqlite import CORRUPT_MESSAGES
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from router.bundle.protocol import BoxState, StatusReply
 from router.serving.logs import redacted
 
 from ...clock import Clock
-from ...observability.faults import Fault
+from ...observability.logs import Fault
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity
 from .imported import SourceWithImport

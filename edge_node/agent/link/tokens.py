@@ -16,7 +16,7 @@ import anyio
 from router.bundle.protocol import IssuedToken, TokenRequest
 
 from ...clock import Clock
-from ...observability.faults import Fault
+from ...observability.logs import Fault
 from .control_plane import ControlPlane, FleetError, FleetRefused
 from .identity import Identity
 

@@ -14,7 +14,7 @@ from yarl import URL
 
 from router.trackers import Breaker
 
-from ...observability.faults import Fault
+from ...observability.logs import Fault
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from models.llama_cpp.process.parent import EngineProcess
 from models.llama_cpp.protocol import EngineOptions, ModelInfo
 from router.errors import EngineUnavailable
 
-from ...observability.faults import Fault
+from ...observability.logs import Fault
 
 log = logging.getLogger(__name__)
 

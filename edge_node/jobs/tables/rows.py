@@ -18,7 +18,7 @@ from router.jobs.submission import RANK
 from router.trackers import network_of
 
 from ...clock import BoxTime
-from ..record import EdgeJob
+from ..record import ClientStats, DueReply, EdgeJob, OutboxStats, ReplyTo
 from .schema import (
     COUNTS,
     COUNTS_BY_OWNER,

@@ -22,7 +22,7 @@ from router.jobs.submission import RANK
 from router.jobs.view import encode_job_error
 from router.jobs.webhooks.payload import JobNotice
 
-from ...box_time import ClockMark
+from ...clock import ClockMark
 from ..record import EdgeJob
 
 SCHEMA = """

@@ -20,7 +20,7 @@ import msgspec
 from router.jobs.webhooks.payload import JobNotice
 
 from ...clock import BoxTime
-from ..record import EdgeJob, WebhookStatus
+from ..record import EdgeJob, OutboxStats, OutboxWebhook, WebhookStatus
 from .schema import DUE_WEBHOOKS, UNREADABLE, UPDATE, decode_job, decode_notice, updated
 
 log = logging.getLogger(__name__)
