@@ -17,9 +17,8 @@ from ..redis.config import RedisAddress
 from ..tiers.tier import Tier
 from .config import CacheConfig
 from .entry_codec import EntryCodec
-from .metrics import CacheMetrics
 from .rules import CacheKeys, bypass_reason
-from .store import AnswerStore, RedisUnavailable
+from .store import AnswerStore, CacheMetrics, RedisUnavailable
 
 _MIN_SECRET_BYTES = 16
 

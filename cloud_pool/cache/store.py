@@ -1,4 +1,17 @@
-"""Calls to Redis. Each is bounded in time; after a fault, which is counted, Redis is skipped for a moment."""
+"""Calls to Redis. Each is bounded in time; after a fault, which is counted, Redis is skipped for a moment.
+
+The scripts in `lua` run in Redis atomically, each behind `common.lua`; arguments and replies are in each file. KEYS[1]
+is `<prefix>:{<key>}`: all keys of one answer are in one hash slot.
+
+    ...:entry                 hash    at (ms), value: the answer
+    ...:lease:<rank>          hash    fence, open (1 while held), until (ms), home (channel of the leader's gateway),
+                                      wanted (ms: a follower on another gateway waits until then). Fences never repeat
+    ...:flow:<rank>:<fence>   stream  kind and data: `chunks`, `end` (the last chunks), `failed`, or `wake`, for an
+                                      answer that ended before its leader learned that a follower waits
+
+A rank is a priority: an urgent request never follows a leader that queues behind it. Times are Redis's own, in ms, so
+that gateways with different clocks agree; tests pass a time instead (ARGV[1] >= 0). Every key has a time to live.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +20,30 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import NoReturn, cast
+from typing import Final, Literal, NoReturn, cast
 
 import anyio
 import msgspec
+from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
 from ..core.request_context import CachedAnswer
 from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
+from ..redis.scripts import load_script
 from .config import CacheConfig
 from .entry_codec import CorruptEntry, EntryCodec
-from .metrics import CacheMetrics
-from .scripts import SCRIPTS
 
+CacheStatus = Literal["hit", "stale", "miss", "coalesced", "bypass"]
+Fault = Literal[
+    "redis_unavailable", "corrupt", "wakeups_unavailable", "lost_lease", "leader_takeover", "not_stored", "follow_limit"
+]
+_LUA: Final = f"{__package__}.lua"
+_COMMON: Final = load_script(_LUA, "common")
+_NAMES: Final = ("enter", "renew", "publish", "keep", "close", "leave", "watch", "stale", "drop")
+
+SCRIPTS: Final = {name: load_script(_LUA, name, _COMMON) for name in _NAMES}
 RedisReply = bytes | int | None | list["RedisReply"]
 Argument = bytes | str | int | float
 _BACKGROUND_S = 1.0  # timeout of calls without a waiting client
@@ -30,6 +52,39 @@ _WARM_CONNECTIONS = 4
 _CONNECT_S = 2.0
 _BATCH = 256
 _log = logging.getLogger("causeway.cloud.cache")
+
+
+class CacheMetrics:
+    """Prometheus metrics of the shared cache. No label holds a value that a caller can choose. The faults:
+
+    redis_unavailable    a call that Redis did not answer, or that was skipped after a failure
+    wakeups_unavailable  the subscription for other gateways' wake-ups is down
+    lost_lease           another gateway took a living leader for dead
+    leader_takeover      a follower continued the answer of a dead leader
+    not_stored           the answer was too large or incomplete
+    follow_limit         too many answers were followed at once, so one more was generated
+    corrupt              an entry could not be read
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._requests = Counter(
+            "causeway_cloud_cache_requests",
+            "Requests by outcome in the shared cache: hit, stale, miss, coalesced, bypass.",
+            ("outcome",),
+            registry=registry,
+        )
+        self._faults = Counter(
+            "causeway_cloud_cache_faults",
+            "Faults of the shared cache by kind; requests go on without it.",
+            ("fault",),
+            registry=registry,
+        )
+
+    def answered(self, status: CacheStatus) -> None:
+        self._requests.labels(status).inc()
+
+    def fault(self, fault: Fault) -> None:
+        self._faults.labels(fault).inc()
 
 
 class RedisUnavailable(Exception):

@@ -24,8 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.entry_codec import EntryCodec
-from cloud_pool.cache.metrics import CacheMetrics
-from cloud_pool.cache.store import AnswerStore, GenerationKey, LeaderLease, RemoteLeader
+from cloud_pool.cache.store import AnswerStore, CacheMetrics, GenerationKey, LeaderLease, RemoteLeader
 from cloud_pool.core.request_context import AnswerHead, CachedAnswer
 from router.types import Chunk, Request
 from tests.redis_server import RedisServer

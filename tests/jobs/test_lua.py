@@ -12,7 +12,7 @@ import cloud_pool
 from cloud_pool.accounts.identity.revocation import RESTORE_REVOCATIONS_SCRIPT, REVOKE_SCRIPT
 from cloud_pool.accounts.tenants.rate_limiter import GATEWAYS_SCRIPT, RESTORE_SCRIPT, SETTLE_SCRIPT, TAKE_SCRIPT
 from cloud_pool.accounts.tenants.usage import ADD_USAGE_SCRIPT
-from cloud_pool.cache.scripts import SCRIPTS as CACHE_SCRIPTS
+from cloud_pool.cache.store import SCRIPTS as CACHE_SCRIPTS
 from cloud_pool.redis.scripts import load_script
 from cloud_pool.storage.lua.scripts import SCRIPTS as JOB_SCRIPTS
 from cloud_pool.streams.effects import STREAM_SCRIPTS

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 
 from ..entry_codec import CorruptEntry, unpack_batch
-from ..metrics import CacheMetrics
-from ..store import AnswerStore, RedisUnavailable, RemoteLeader, StreamEntry
+from ..store import AnswerStore, CacheMetrics, RedisUnavailable, RemoteLeader, StreamEntry
 from .shared_generation import CoalescedGeneration
 
 

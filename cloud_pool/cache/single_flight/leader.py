@@ -14,8 +14,7 @@ from router.types import Request
 from ...core.request_context import AnswerHead, Generate, RequestContext
 from ...observability.tracing import OUTCOME
 from ..entry_codec import EntryCodec, pack_batch
-from ..metrics import CacheMetrics
-from ..store import AnswerStore, LeaderLease, RedisUnavailable
+from ..store import AnswerStore, CacheMetrics, LeaderLease, RedisUnavailable
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
 
 _log = logging.getLogger("causeway.cloud.cache")

@@ -10,7 +10,7 @@ import msgspec
 from router.types import Chunk, Usage
 
 from ...core.request_context import AnswerHead
-from ..metrics import CacheStatus
+from ..store import CacheStatus
 from .shared_generation import CoalescedSubscriber, GenerationUsage
 
 STATUS_HEADER = "x-causeway-cache"
