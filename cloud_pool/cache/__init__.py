@@ -1,12 +1,11 @@
 """One cache of answers for all gateways, in Redis, and single-flight: identical requests share one generation.
 
-    rules            may the answer be cached, and under which key    pure
-    entry_codec      an answer as bytes in Redis: authenticated, bounded, compressed
-    scripts, lua     what Redis runs: enter, renew, publish, keep, close, leave, watch, stale, drop
-    store            calls to Redis: bounded in time, faults counted
-    single_flight    one generation on this gateway with its subscribers, its leader and followers of remote leaders
-    caching_service  in front of the service: from the cache, from a generation in progress, or generated
-    shared_cache     rules, keys and Redis as the rest of the gateway sees them
+    caching_service    in front of the service: from the cache, from a generation in progress, or generated
+    shared_generation  one generation on this gateway with its subscribers, which may start over
+    leader             makes an answer under a lease, or follows the leader on another gateway
+    shared_cache       rules and keys, and Redis as the rest of the gateway sees it
+    store              calls to Redis: bounded in time, faults counted; the scripts in `lua`
+    entry_codec        an answer as bytes in Redis: authenticated, bounded, compressed
 
 There is one lease for each cache key and priority. Its holder, the leader, generates the answer. Every script that
 writes checks the lease's fence, which is never reused, so a leader that was thought dead changes nothing when it comes

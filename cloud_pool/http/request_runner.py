@@ -28,8 +28,7 @@ from router.serving.responses import STOPPED
 from router.types import Chunk, Usage
 
 from ..accounts.ledger import Ledger, LedgerEntry
-from ..cache.caching_service import CachingService
-from ..cache.single_flight.reply import Reply
+from ..cache.caching_service import CachingService, Reply
 from ..core.principal import Principal
 from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics

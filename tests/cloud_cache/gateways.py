@@ -13,10 +13,9 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import Priority
-from cloud_pool.cache.caching_service import CachingService
+from cloud_pool.cache.caching_service import CachingService, Reply
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import SharedCache
-from cloud_pool.cache.single_flight.reply import Reply
 from cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
 from cloud_pool.observability.tracing import Trace
 from cloud_pool.redis.config import RedisAddress

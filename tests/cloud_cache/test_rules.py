@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.rules import CacheKeys, bypass_reason
-from cloud_pool.cache.single_flight.resume import EmittedPrefix, ResumeFilter
+from cloud_pool.cache.shared_generation import EmittedPrefix, ResumeFilter
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier

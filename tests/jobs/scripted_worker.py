@@ -8,7 +8,7 @@ from typing import Self
 import anyio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.single_flight.reply import Reply
+from cloud_pool.cache.caching_service import Reply
 from cloud_pool.core.late import LateReading
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.jobs.metrics import JobMetrics

@@ -35,7 +35,7 @@ from router.serving.responses import body_response, json_response
 from router.trackers import FairShare
 
 from ...accounts.tenants.config import TenantLimits
-from ...cache.single_flight.reply import STATUS_HEADER
+from ...cache.caching_service import STATUS_HEADER
 from ...core.body_memory import BodyMemory
 from ...core.principal import Principal, Scope
 from ...http.request_reader import read_body, read_headers

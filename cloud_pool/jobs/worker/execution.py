@@ -17,7 +17,7 @@ from router.parts.reading import text_bytes
 from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
-from ...cache.single_flight.reply import STATUS_HEADER
+from ...cache.caching_service import STATUS_HEADER
 from ...core.request_context import AnswerHead
 from ...storage.record import JobRecord
 from .runner import JobRun, JobRunner, RunReceipt

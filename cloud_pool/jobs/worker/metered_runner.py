@@ -20,7 +20,7 @@ from router.types import Usage
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.reservation import Charge
-from ...cache.single_flight.reply import Reply
+from ...cache.caching_service import Reply
 from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead

@@ -14,8 +14,7 @@ from router.types import Embeddings, Request
 from ...accounts.ledger import RunEnd
 from ...accounts.tenants.accounting import BYTES_PER_TOKEN
 from ...admission import Priority
-from ...cache.caching_service import CachingService
-from ...cache.single_flight.reply import Reply
+from ...cache.caching_service import CachingService, Reply
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
 from ...observability.tracing import Trace

@@ -1,9 +1,10 @@
-"""Generates an answer, under a lease if Redis granted one, and publishes it once other gateways wait for it."""
+"""Generate an answer as its leader, and read one that the leader on another gateway generates."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import anyio
@@ -11,11 +12,11 @@ import anyio
 from router.errors import CausewayError, DeadlineExceeded, Draining, InvalidRequest
 from router.types import Request
 
-from ...core.request_context import AnswerHead, Generate, RequestContext
-from ...observability.tracing import OUTCOME
-from ..entry_codec import EntryCodec, pack_batch
-from ..store import AnswerStore, CacheMetrics, LeaderLease, RedisUnavailable
+from ..core.request_context import AnswerHead, Generate, RequestContext
+from ..observability.tracing import OUTCOME
+from .entry_codec import CorruptEntry, EntryCodec, pack_batch, unpack_batch
 from .shared_generation import CoalescedGeneration, CoalescedSubscriber, GenerationUsage
+from .store import AnswerStore, CacheMetrics, LeaderLease, RedisUnavailable, RemoteLeader, StreamEntry
 
 _log = logging.getLogger("causeway.cloud.cache")
 _RELEASE_S = 1.0  # to end the lease, also while this gateway stops
@@ -213,3 +214,57 @@ async def _ignore_unavailable(call: Awaitable[None]) -> None:
         await call
     except RedisUnavailable:
         return
+
+
+class GenerationFollower:
+    """Copies one remote leader's chunks into the local generation."""
+
+    def __init__(
+        self,
+        store: AnswerStore,
+        metrics: CacheMetrics,
+        generation: CoalescedGeneration,
+        leader: RemoteLeader,
+        *,
+        poll_s: float,
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._generation = generation
+        self._leader = leader
+        self._poll_s = poll_s
+        self._last = b"0"
+
+    async def run(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Return when the generation is finished, or when this leader will publish nothing more."""
+        announced_at = clock()
+        try:
+            while True:
+                if await self._consume(await self._store.read(self._leader, self._last, self._poll_s)):
+                    return
+                if clock() - announced_at < self._poll_s:
+                    continue
+                announced_at = clock()
+                if not await self._store.announce_interest(self._leader):
+                    # Its last entries may have come between the two calls.
+                    await self._consume(await self._store.read(self._leader, self._last, 0.0))
+                    return
+        except RedisUnavailable:
+            return
+        except CorruptEntry:
+            self._metrics.fault("corrupt")
+
+    async def _consume(self, entries: list[StreamEntry]) -> bool:
+        """Return whether the leader has ended. Raises CorruptEntry."""
+        for entry in entries:
+            self._last = entry.id
+            if entry.kind not in (b"chunks", b"end"):
+                return True  # failed, or wake: look the answer up again
+            head, chunks = unpack_batch(entry.data, self._generation.length)
+            self._generation.head = self._generation.head or head
+            for chunk in chunks:
+                await self._generation.send(chunk)
+            if entry.kind == b"end":
+                self._generation.finish()
+                return True
+        return False
