@@ -56,8 +56,7 @@ from .admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from .batches.batch_api import BatchApi
 from .batches.processor import BatchProcessor
 from .cache.caching_service import CachingService
-from .cache.rules import is_private
-from .cache.shared_cache import SharedCache, read_secret
+from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config.schema import Config
 from .core.body_memory import BodyMemory
 from .degradation.continue_token import load_continue_tokens

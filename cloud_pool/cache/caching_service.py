@@ -30,8 +30,7 @@ from router.types import Chunk, Usage
 from ..core.request_context import AnswerHead, CachedAnswer, Generate, Piece, RequestContext
 from ..observability.tracing import OUTCOME
 from .leader import GenerationFollower, GenerationLeader
-from .rules import cached_usage
-from .shared_cache import SharedCache
+from .shared_cache import SharedCache, cached_usage
 from .shared_generation import (
     CoalescedGeneration,
     CoalescedSubscriber,

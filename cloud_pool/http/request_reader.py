@@ -29,7 +29,7 @@ from router.serving.request import (
 from router.types import folded_tags
 
 from ..admission import RANK, Priority
-from ..cache.rules import NO_STORE
+from ..cache.shared_cache import NO_STORE
 from ..core.body_memory import FREE_BYTES, BodyMemory
 
 _HEADERS = frozenset(

@@ -10,7 +10,7 @@ import pytest
 import cloud_pool
 from cloud_pool.accounts.identity.static_tokens import load_tokens
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.rules import CacheKeys
+from cloud_pool.cache.shared_cache import CacheKeys
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.core.principal import Grants

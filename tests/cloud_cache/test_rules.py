@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.cache.config import CacheConfig
-from cloud_pool.cache.rules import CacheKeys, bypass_reason
+from cloud_pool.cache.shared_cache import CacheKeys, bypass_reason
 from cloud_pool.cache.shared_generation import EmittedPrefix, ResumeFilter
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
