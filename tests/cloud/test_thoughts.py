@@ -6,7 +6,7 @@ import itertools
 
 import msgspec
 
-from cloud_pool.serving.answer_builder import AnswerBuilder
+from cloud_pool.serving.service import AnswerBuilder
 from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier
