@@ -58,7 +58,7 @@ from .batches.processor import BatchProcessor
 from .cache.caching_service import CachingService
 from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config.schema import Config
-from .core.body_memory import BodyMemory
+from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
 from .degradation.fallback import TierFallback, TierSignals
 from .degradation.metrics import DegradationMetrics

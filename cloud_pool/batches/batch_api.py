@@ -23,8 +23,8 @@ from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
 from ..accounts.model_access import AllowedTiers
-from ..core.body_memory import BodyMemory
 from ..core.principal import Grants, Principal, Scope
+from ..core.request_context import BodyMemory
 from ..http.request_reader import read_body, read_headers
 from ..jobs.acceptance import AcceptanceLog
 from ..jobs.http.routing import Route, begin_response, enqueue_span, route, write_chunk

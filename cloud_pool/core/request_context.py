@@ -1,4 +1,4 @@
-"""What goes into the service and what comes out of it."""
+"""What goes into the service, what comes out of it, and what the requests in progress hold of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING
 
 import msgspec
+from prometheus_client import CollectorRegistry, Gauge
 
+from router.errors import ConfigError, QueueFull, RateLimited, Shed
+from router.trackers import FairShare
 from router.types import Chunk, Request
 
 from ..admission import Priority
@@ -93,3 +96,94 @@ def answer_head(
     if loosened:
         headers = (*headers, (_LOOSENED_HEADER, loosened))
     return AnswerHead((*headers, DEGRADED) if degraded else headers, keep and not degraded, stale_s)
+
+
+FREE_BYTES = 64 * 1024
+DEFAULT_MAX_BYTES = 256 * 1024 * 1024
+DEFAULT_MAX_REQUESTS = 4096
+_RETRY_AFTER_S = 1.0
+
+
+class BodyMemory:
+    """Counts requests in progress, and the bytes of large bodies and of sounds of sessions.
+
+    Each is a pool with a share for each caller (`router.trackers`). A body counts until its request ends,
+    since the parsed request holds most of it. Bodies of up to FREE_BYTES do not count: the number of connections bounds
+    these, and a flood of large bodies does not keep small requests out. A chunked body, whose size is unknown, counts
+    as FREE_BYTES at least.
+
+    Args:
+        max_requests: connections that may have a request in progress.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        registry: CollectorRegistry | None = None,
+        max_requests: int = DEFAULT_MAX_REQUESTS,
+    ) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = FairShare(max_bytes)
+        self._requests = FairShare(max_requests)
+        if registry is not None:
+            gauge = Gauge(
+                "causeway_cloud_body_bytes",
+                "Request bodies above 64 KiB, and sounds of sessions, in memory.",
+                registry=registry,
+            )
+            gauge.set_function(lambda: self.held_bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        return self._bytes.held
+
+    @property
+    def requests(self) -> int:
+        """Requests in progress."""
+        return self._requests.held
+
+    def check_largest(self, largest: int) -> None:
+        """Raises ConfigError if a tenant's share could never hold a body of `largest` bytes."""
+        if largest > self.max_bytes // 2:
+            raise ConfigError(
+                f"must be twice server.max_body_bytes, {2 * largest}, or more: one tenant may have half of it",
+                where="server.max_body_memory_bytes",
+            )
+
+    def enter(self, request: object, caller: str) -> None:
+        """Count a request in progress; `release` ends that. Raises QueueFull: its caller has its share of them."""
+        if not self._requests.hold(id(request), caller):
+            raise QueueFull(
+                f"Your tenant has {self._requests.held_by(caller)} requests in progress here, its share of "
+                f"{self._requests.capacity} connections. Wait until some end.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+
+    def hold(self, request: object, caller: str, size: int) -> None:
+        """Count `size` bytes for a request, in place of what it had; `release` ends that.
+
+        Raises:
+            RateLimited: its caller's bodies would have more than its share of the memory.
+            Shed: all bodies would have more than the memory.
+        """
+        pool = self._bytes
+        if pool.hold(id(request), caller, size):
+            return
+        if pool.held_by(caller):
+            raise RateLimited(
+                f"Your tenant's request bodies and sounds have {pool.held_by(caller)} bytes at once, and with {size} "
+                f"more they would exceed its share of {self.max_bytes} (server.max_body_memory_bytes). Send fewer "
+                "large requests at a time.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        raise Shed(
+            f"The request bodies in progress have {pool.held} of {self.max_bytes} bytes "
+            "(server.max_body_memory_bytes): this one has no room now.",
+            retry_after_s=_RETRY_AFTER_S,
+        )
+
+    def release(self, request: object) -> None:
+        """Stop to count a request that has ended, if it was counted."""
+        self._requests.release(id(request))
+        if self._bytes.held:
+            self._bytes.release(id(request))

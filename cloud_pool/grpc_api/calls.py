@@ -26,9 +26,8 @@ from router.trackers import FairShare
 from router.types import RoutingHints
 
 from ..accounts.ledger import LedgerEntry
-from ..core.body_memory import FREE_BYTES, BodyMemory
 from ..core.principal import Principal
-from ..core.request_context import RequestContext
+from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner

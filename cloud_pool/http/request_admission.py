@@ -17,9 +17,8 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
-from ..core.body_memory import BodyMemory
 from ..core.principal import Principal
-from ..core.request_context import RequestContext
+from ..core.request_context import BodyMemory, RequestContext
 from ..observability.tracing import Tracing
 from ..tiers.tier import Tier
 from .config import ServerConfig

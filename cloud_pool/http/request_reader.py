@@ -30,7 +30,7 @@ from router.types import folded_tags
 
 from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
-from ..core.body_memory import FREE_BYTES, BodyMemory
+from ..core.request_context import FREE_BYTES, BodyMemory
 
 _HEADERS = frozenset(
     f"x-causeway-{name}"

@@ -16,7 +16,7 @@ from router.serving.logs import REQUEST, redacted
 from router.serving.request import Handler, allowed_methods, read_request_id, served_method
 from router.serving.responses import body_response, error_response
 
-from ..core.body_memory import BodyMemory
+from ..core.request_context import BodyMemory
 from ..parts.config import NO_SOUND
 from .generation_routes import GenerationRoutes
 from .info_routes import MODELS, InfoRoutes

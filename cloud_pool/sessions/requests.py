@@ -28,9 +28,8 @@ from router.types import Chunk, Request, RoutingHints, Usage
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
-from ..core.body_memory import FREE_BYTES, BodyMemory
 from ..core.principal import Principal
-from ..core.request_context import AnswerHead, RequestContext
+from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
 from ..http.request_admission import RequestAdmission
 from ..http.request_reader import RequestHeaders, read_headers
 from ..http.request_runner import OnChunk, RequestRunner

@@ -22,8 +22,7 @@ from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
-from cloud_pool.core.body_memory import BodyMemory
-from cloud_pool.core.request_context import answer_head
+from cloud_pool.core.request_context import BodyMemory, answer_head
 from cloud_pool.http.listener import gateway_listener
 from cloud_pool.http.readiness import Readiness
 from cloud_pool.http.request_runner import RequestRunner

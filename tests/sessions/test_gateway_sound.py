@@ -10,7 +10,7 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.core.body_memory import FREE_BYTES
+from cloud_pool.core.request_context import FREE_BYTES
 from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.grpc_api.messages import InputChunk
 from cloud_pool.sessions.config import GatewaySessionConfig

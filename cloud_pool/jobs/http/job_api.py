@@ -36,8 +36,8 @@ from router.trackers import FairShare
 
 from ...accounts.tenants.config import TenantLimits
 from ...cache.caching_service import STATUS_HEADER
-from ...core.body_memory import BodyMemory
 from ...core.principal import Principal, Scope
+from ...core.request_context import BodyMemory
 from ...http.request_reader import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
