@@ -25,7 +25,7 @@ from router.serving.upload import check_upload, read_upload
 from ..accounts.model_access import AllowedTiers
 from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory
-from ..http.request_reader import read_body, read_headers
+from ..http.request_admission import read_body, read_headers
 from ..jobs.acceptance import AcceptanceLog
 from ..jobs.http.routing import Route, begin_response, enqueue_span, route, write_chunk
 from ..observability.tracing import JobTrace

@@ -28,8 +28,7 @@ from router.types import RoutingHints
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
-from ..http.request_admission import RequestAdmission
-from ..http.request_reader import RequestHeaders, read_headers
+from ..http.request_admission import RequestAdmission, RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
 from .answer_output import CallReply
 from .outbox import Outbox

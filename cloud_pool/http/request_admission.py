@@ -1,28 +1,121 @@
-"""A request's way in: authentication, headers and body, and the limits of its tenant."""
+"""A request's way in: authentication, headers parsed once, the bounded body, and the limits of its tenant."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 
-from aiohttp import web
+import msgspec
+from aiohttp import hdrs, web
 
 from router.errors import BodyTooLarge, Draining
+from router.openai import check_header_names, check_media_type
+from router.openai.audio.form import check_form
 from router.parts.reading import text_bytes
 from router.parts.uploads import FILE_MARK
-from router.serving.request import read_authorization
-from router.types import Request, RoutingHints
+from router.serving.request import (
+    DEADLINE,
+    PRIORITY,
+    TAGS,
+    arrived_body,
+    combined,
+    members,
+    read_authorization,
+    read_choice,
+    read_deadline_ms,
+    read_request_id,
+    read_tags,
+    read_traceparent,
+    receive_body,
+)
+from router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import Ledger, LedgerEntry
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.accounting import BYTES_PER_TOKEN
+from ..admission import RANK, Priority
+from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal
-from ..core.request_context import BodyMemory, RequestContext
+from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
 from ..observability.tracing import Tracing
 from ..tiers.tier import Tier
 from .config import ServerConfig
-from .request_reader import RequestHeaders, read_body, read_headers
+
+_HEADERS = frozenset(
+    f"x-causeway-{name}"
+    for name in ("deadline-ms", "priority", "critical", "tags", "policy")  # policy: for the ledger
+)
+_CACHE_BYPASS = {"no-store", "no-cache", "private", "max-age=0"}
+
+
+class RequestHeaders(msgspec.Struct, frozen=True):
+    id: str
+    deadline_ms: int | None
+    priority: Priority
+    traceparent: str
+    critical: bool  # only the requested tier's full answer will do
+    tags: tuple[str, ...] = ()  # as `folded_tags`
+
+
+def read_headers(lines: Iterable[tuple[str, str]], request_id: str = "") -> RequestHeaders:
+    """Parse our headers and the trace context. A malformed `traceparent` is ignored, as its specification asks.
+
+    Args:
+        lines: the headers; a name may come more than once.
+        request_id: the request's id, if it was read already.
+
+    Raises:
+        InvalidRequest: a header of ours is malformed, misspelt, or has two values.
+    """
+    headers = combined(lines)
+    check_header_names(headers, _HEADERS)
+    return RequestHeaders(
+        id=request_id or read_request_id(headers),
+        deadline_ms=read_deadline_ms(headers.get(DEADLINE)),
+        priority=read_choice(headers, PRIORITY, RANK) or "standard",
+        traceparent=read_traceparent(headers),
+        critical=read_choice(headers, "x-causeway-critical", ("true", "false")) == "true",
+        tags=folded_tags((*read_tags(headers.get(TAGS, "")), *_cache_tags(headers.get("cache-control", "")))),
+    )
+
+
+async def read_body(
+    http: web.BaseRequest, max_bytes: int, timeout_s: float, memory: BodyMemory, caller: str, *, form: bool = False
+) -> bytes:
+    """Read the whole body, which its headers must say is plain JSON, or a multipart form.
+
+    Args:
+        memory: counts a large body, before it is read if its size is known; the caller releases it.
+        form: it is a form.
+
+    Raises:
+        UnsupportedMediaType: its headers say that it is something else, or compressed.
+        BodyTooLarge: it has more than `max_bytes`.
+        RequestTimeout: it did not arrive within `timeout_s`.
+        InvalidRequest: its transfer encoding is malformed.
+        RateLimited: the caller has its share of the memory.
+        Shed: all tenants have.
+    """
+    check = check_form if form else check_media_type
+    check(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+
+    def hold(size: int) -> None:
+        if size > FREE_BYTES or http.content_length is None:  # of an unknown size, it counts from the beginning
+            memory.hold(http, caller, max(size, FREE_BYTES))
+
+    body = arrived_body(http, max_bytes)
+    if body is None:
+        return await receive_body(http, max_bytes, timeout_s, hold)
+    hold(len(body))
+    return body
+
+
+def _cache_tags(cache_control: str) -> list[str]:
+    """A request that refuses a cached answer, or to be cached, bypasses the cache in both directions."""
+    directives = {word.lower() for word in members([cache_control])}
+    return [NO_STORE] if directives & _CACHE_BYPASS else []
+
 
 Parse = Callable[[bytes, RoutingHints], Request]
 InlineFiles = Callable[[bytes, str, int, Callable[[int], None]], Awaitable[bytes]]

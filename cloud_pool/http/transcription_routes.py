@@ -29,9 +29,9 @@ from ..accounts.ledger import LedgerEntry
 from ..core.request_context import RequestContext, answer_head
 from ..degradation.fallback_plan import REQUESTED
 from ..http.request_admission import RequestAdmission
-from ..http.request_reader import read_headers
 from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.request_parts import RequestParts, sound_request
+from .request_admission import read_headers
 
 TEXT = "text/plain; charset=utf-8"
 

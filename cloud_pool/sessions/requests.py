@@ -30,8 +30,7 @@ from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import LedgerEntry
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, AnswerHead, BodyMemory, RequestContext
-from ..http.request_admission import RequestAdmission
-from ..http.request_reader import RequestHeaders, read_headers
+from ..http.request_admission import RequestAdmission, RequestHeaders, read_headers
 from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.config import NO_SOUND
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cloud_pool.admission import AdmissionController, Priority
-from cloud_pool.http.request_reader import read_headers
+from cloud_pool.http.request_admission import read_headers
 from router.errors import DeadlineExceeded, InvalidRequest, QueueFull
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from cloud_pool.cache.caching_service import CachingService
-from cloud_pool.http.request_reader import read_headers
+from cloud_pool.http.request_admission import read_headers
 from cloud_pool.jobs.worker.runner import JobRun, ServiceBackend
 from router.errors import EngineUnavailable, InvalidRequest
 from router.types import Chunk

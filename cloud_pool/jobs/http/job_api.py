@@ -38,7 +38,7 @@ from ...accounts.tenants.config import TenantLimits
 from ...cache.caching_service import STATUS_HEADER
 from ...core.principal import Principal, Scope
 from ...core.request_context import BodyMemory
-from ...http.request_reader import read_body, read_headers
+from ...http.request_admission import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.errors import WebhookDisabled
