@@ -67,14 +67,11 @@ from .degradation.warm_up import TierWarmer
 from .dispatch.dispatcher import build_dispatcher
 from .dispatch.metrics import DispatchMetrics, EndpointMetrics
 from .dispatch.pool import Pools, TritonClients
-from .http.generation_routes import GenerationRoutes
-from .http.info_routes import InfoRoutes
-from .http.listener import allowed_connections, gateway_listener
+from .http.info_routes import InfoRoutes, Readiness
 from .http.operator import MAX_CONNECTIONS, OperatorRoutes
-from .http.readiness import Readiness
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
-from .http.server import Server
+from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
 from .jobs.acceptance import AcceptanceLog
 from .jobs.http.dead_letter_api import DeadLetterApi
 from .jobs.http.job_api import JobApi, JobCallers

@@ -27,7 +27,7 @@ from router.serving.responses import error_response, json_response
 
 from ..accounts.identity.authenticator import Authenticator
 from ..observability.metrics import CONTENT_TYPE, Metrics
-from .readiness import Readiness
+from .info_routes import Readiness
 
 _log = logging.getLogger("causeway.cloud.operator")
 MAX_CONNECTIONS = 64

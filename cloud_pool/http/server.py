@@ -1,26 +1,35 @@
-"""The gateway over HTTP: from a path to its handler, and from each error to its response."""
+"""The gateway over HTTP: its addresses, from a path to its handler, and from each error to its response."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from aiohttp import hdrs, web
 from anyio import to_thread
 
 from router.api.document import OPENAPI_PATH
-from router.errors import CausewayError, MethodNotAllowed, NotFound, UnsupportedFeature
+from router.errors import CausewayError, ClientGone, MethodNotAllowed, NotFound, UnsupportedFeature
+from router.openai import ResponseEcho, parse_chat, parse_completion, parse_embedding, parse_response
+from router.serving.listener import Address, ConnectionTable, Listener
 from router.serving.live.sessions import Sessions
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import Handler, allowed_methods, read_request_id, served_method
-from router.serving.responses import body_response, error_response
+from router.serving.responses import EVENTS, STREAMED, HttpReplyWriter, body_response, error_response, header_lines
+from router.types import Request, RoutingHints
+from router.web_origins import WebOrigins
 
-from ..core.request_context import BodyMemory
+from ..core.request_context import AnswerHead, BodyMemory
 from ..parts.config import NO_SOUND
-from .generation_routes import GenerationRoutes
+from .config import ServerConfig
 from .info_routes import MODELS, InfoRoutes
-from .request_admission import RequestAdmission
+from .request_admission import Parse, RequestAdmission
+from .request_runner import RequestRunner
 
 _log = logging.getLogger("causeway.cloud.server")
 
@@ -167,3 +176,111 @@ def _with_id(response: web.StreamResponse, request_id: str) -> web.StreamRespons
     if not response.prepared:
         response.headers.setdefault("x-request-id", request_id)
     return response
+
+
+class GenerationRoutes:
+    """The routes that generate: chats, completions, embeddings and responses, each request with exactly one outcome.
+
+    Args:
+        admission: reads and admits requests.
+        runner: answers them.
+        heartbeat_s: the longest silence of a stream; 0: no limit.
+        wall_clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self,
+        admission: RequestAdmission,
+        runner: RequestRunner,
+        *,
+        heartbeat_s: float = 0.0,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._admission = admission
+        self._runner = runner
+        self._heartbeat_s = heartbeat_s
+        self._wall_clock = wall_clock
+
+    async def chat(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(http, partial(parse_chat, resumes=True), "chat")
+
+    async def completion(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(http, partial(parse_completion, resumes=True), "completion")
+
+    async def embedding(self, http: web.BaseRequest) -> web.StreamResponse:
+        return await self._generate(http, parse_embedding, "embedding")
+
+    async def response(self, http: web.BaseRequest) -> web.StreamResponse:
+        echoes: list[ResponseEcho] = []
+
+        def parse(body: bytes, hints: RoutingHints) -> Request:
+            request, echo = parse_response(body, hints, resumes=True)
+            echoes.append(echo)
+            return request
+
+        return await self._generate(http, parse, "response", echoes)
+
+    async def _generate(
+        self, http: web.BaseRequest, parse: Parse, route: str, echoes: Sequence[ResponseEcho] = ()
+    ) -> web.StreamResponse:
+        """Answer a request. `echoes`: of one that is answered as a response, filled by `parse`."""
+        arrived_at = self._runner.clock()
+        with self._runner.ledger_entry(route, REQUEST.get(), http.headers) as entry:
+            try:
+                context = await self._admission.admit(http, parse, arrived_at, entry)
+            except CausewayError as error:
+                self._runner.refuse(entry, error)
+                raise
+            request = context.request
+            reply = HttpReplyWriter(
+                request,
+                http,
+                partial(_header_lines, context.id),
+                id=context.id,
+                created=int(self._wall_clock()),
+                echo=next(iter(echoes), None),
+                heartbeat_s=self._heartbeat_s,
+            )
+            run = self._runner.embed if request.kind == "embedding" else self._runner.run
+            answer = run(entry, context, arrived_at, reply)
+            try:
+                # In a task of its own a token resumes fewer coroutines: those from the connection to here stay asleep.
+                await (asyncio.create_task(answer) if request.stream else answer)
+            except ClientGone:
+                raise
+            except CausewayError as error:
+                return await reply.fail(error, {"x-request-id": context.id})
+            return reply.response
+
+
+def _header_lines(request_id: str, head: AnswerHead, media_type: str) -> str:
+    """Return the header lines of an answer."""
+    form = STREAMED if media_type is EVENTS else {"Content-Type": media_type}
+    return header_lines({**form, "x-request-id": request_id, **dict(head.headers)})
+
+
+def gateway_listener(config: ServerConfig, handle: Handler, origins: WebOrigins, key: str = "server.port") -> Listener:
+    """Return the listener of one address; the caller starts and closes it.
+
+    Args:
+        handle: handles each request.
+        origins: which web pages may send requests.
+        key: the configuration key of the address, for errors.
+    """
+    connections = ConnectionTable("tcp", allowed_connections(config.max_connections), time.monotonic)
+    address = Address(connections, origins, key, config.host, config.port)
+    return Listener(handle, (address,), config.read_timeout_s)
+
+
+def allowed_connections(most: int) -> int:
+    """Raise the process's file limit as far as needed and return how many connections, of `most`, may use it.
+
+    The other half of the files is for Triton, Redis and logs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2 * most:
+        _log.warning("this process may open only %d files: %d connections", hard, hard // 2)
+    wanted = 2 * most if hard == resource.RLIM_INFINITY else min(2 * most, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return min(most, wanted // 2)

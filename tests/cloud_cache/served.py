@@ -23,9 +23,9 @@ from cloud_pool.cache.shared_cache import SharedCache, read_secret
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.core.request_context import BodyMemory, answer_head
-from cloud_pool.http.listener import gateway_listener
-from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.info_routes import Readiness
 from cloud_pool.http.request_runner import RequestRunner
+from cloud_pool.http.server import gateway_listener
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.serving.service import Service
 from cloud_pool.tiers.tier import by_name, load_tiers

@@ -17,11 +17,10 @@ from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
 from cloud_pool.core.request_context import BodyMemory, Piece, RequestContext, answer_head
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.http.listener import gateway_listener
-from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.info_routes import Readiness
 from cloud_pool.http.request_admission import RequestAdmission
 from cloud_pool.http.request_runner import RequestRunner
-from cloud_pool.http.server import Server
+from cloud_pool.http.server import Server, gateway_listener
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.serving.service import Service
 from cloud_pool.tiers.tier import by_name, load_tiers

@@ -11,7 +11,7 @@ import pytest
 from cloud_pool.app import build, build_accounts
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import OperatorConfig, ServerConfig
-from cloud_pool.http.readiness import Readiness
+from cloud_pool.http.info_routes import Readiness
 from cloud_pool.observability.metrics import Metrics
 from tests.balancing.scripted import Bed
 from tests.cloud.unreachable import unreachable_tier
