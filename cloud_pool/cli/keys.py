@@ -18,10 +18,10 @@ from rich.table import Table
 from router.errors import ConfigError
 
 from ..accounts.identity import issuing
-from ..accounts.identity.claims import Claims
 from ..accounts.identity.config import MAX_TOKEN_LIFETIME_S, IdentityConfig
 from ..accounts.identity.key_set import read_jwks
 from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicated, revoke_device, revoke_token
+from ..accounts.identity.token_verifier import Claims
 from ..admission import RANK, Priority
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..redis.replicas import PromotableReplicas

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from router.errors import ConfigError
 
 from ...core.principal import NO_GRANTS, Grants
-from .claims import Claims
 from .key_set import Jwk, Jwks, public_jwk, read_jwks
-from .token_verifier import ALGORITHM
+from .token_verifier import ALGORITHM, Claims
 
 
 def new_key(private_file: Path, key_file: Path) -> Jwk:

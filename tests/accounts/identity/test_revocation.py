@@ -10,7 +10,6 @@ import pytest
 import redis.asyncio
 from redis.exceptions import OutOfMemoryError
 
-from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import (
     DEVICES_KEY,
@@ -19,6 +18,7 @@ from cloud_pool.accounts.identity.revocation import (
     revoke_device,
     revoke_token,
 )
+from cloud_pool.accounts.identity.token_verifier import Claims
 from router.errors import AuthenticationFailed, IdentityUnavailable
 from router.serving.responses import error_response
 from tests.redis_server import RedisServer, unreachable_redis

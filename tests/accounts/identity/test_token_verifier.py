@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_pool.accounts.identity.claims import Claims
 from cloud_pool.accounts.identity.key_set import Jwks, public_jwk, read_jwks
-from cloud_pool.accounts.identity.token_verifier import TokenVerifier
+from cloud_pool.accounts.identity.token_verifier import Claims, TokenVerifier
 from router.errors import AuthenticationFailed
 from router.serving.responses import error_response
 
