@@ -35,12 +35,16 @@ from router.serving.webhooks import DeliveryOutcome, WebhookSender
 
 from .accounts.accounts import Accounts
 from .accounts.audit import AuditLog
-from .accounts.identity.authenticator import OPERATOR_SCOPES, Authenticator
+from .accounts.identity.authenticator import (
+    OPERATOR_SCOPES,
+    Authenticator,
+    StaticTokens,
+    load_tokens,
+    local_operator_token,
+)
 from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.key_set import KeySet
-from .accounts.identity.operator_token import local_operator_token
 from .accounts.identity.revocation import RevocationList
-from .accounts.identity.static_tokens import StaticTokens, load_tokens
 from .accounts.identity.token_verifier import TokenVerifier
 from .accounts.ledger import Ledger
 from .accounts.model_access import allowed_tiers

@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page, Route
 
-from cloud_pool.accounts.identity.operator_token import FILE
+from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig as GatewayServer
@@ -181,7 +181,7 @@ async def test_a_page_drains_no_gateway_and_reads_nothing_of_it(tmp_path: Path, 
             assert '"draining":false' in await page.content()
             # Even of the operators' own origin a page has no token.
             assert (await page.evaluate(ASK, app.operator_url))["drain read"].startswith("401 ")
-        assert (tmp_path / "state" / FILE).is_file()
+        assert (tmp_path / "state" / OPERATOR_TOKEN_FILE).is_file()
 
 
 async def test_a_page_of_an_allowed_origin_uses_the_daemon(tmp_path: Path, chromium: Browser) -> None:

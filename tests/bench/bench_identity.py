@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cloud_pool.accounts.identity.authenticator import Authenticator
+from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.issuing import issue, new_key, read_private
 from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.static_tokens import StaticTokens
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
 
 from .rows import Row, scaled

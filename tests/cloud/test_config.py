@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import cloud_pool
-from cloud_pool.accounts.identity.static_tokens import load_tokens
+from cloud_pool.accounts.identity.authenticator import load_tokens
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import CacheKeys
 from cloud_pool.config.loader import Flags, load_config

@@ -14,8 +14,8 @@ import anyio
 import msgspec
 import pytest
 
+from cloud_pool.accounts.identity.authenticator import OPERATOR_TOKEN_FILE
 from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.identity.operator_token import FILE
 from cloud_pool.app import App, build
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
@@ -37,7 +37,7 @@ def issuer(tmp_path: Path) -> Issuer:
 
 def local(state_dir: Path) -> dict[str, str]:
     """The token that a gateway made at start."""
-    return {"authorization": f"Bearer {(state_dir / FILE).read_text().strip()}"}
+    return {"authorization": f"Bearer {(state_dir / OPERATOR_TOKEN_FILE).read_text().strip()}"}
 
 
 @asynccontextmanager
@@ -158,13 +158,13 @@ async def test_the_token_is_kept_and_its_file_is_for_its_owner_alone(
     for _ in range(2):
         with caplog.at_level("INFO"):
             async with serving(state_dir=str(folder)):
-                found.append((folder / FILE).read_text())
-        assert (folder.stat().st_mode & 0o777, (folder / FILE).stat().st_mode & 0o777) == (0o700, 0o600)
-        assert str(folder / FILE) in caplog.text
+                found.append((folder / OPERATOR_TOKEN_FILE).read_text())
+        assert (folder.stat().st_mode & 0o777, (folder / OPERATOR_TOKEN_FILE).stat().st_mode & 0o777) == (0o700, 0o600)
+        assert str(folder / OPERATOR_TOKEN_FILE) in caplog.text
         assert found[0].strip() not in caplog.text
-        (folder / FILE).chmod(0o644)
+        (folder / OPERATOR_TOKEN_FILE).chmod(0o644)
     assert found[0] == found[1]
-    assert [path.name for path in folder.iterdir()] == [FILE]
+    assert [path.name for path in folder.iterdir()] == [OPERATOR_TOKEN_FILE]
 
 
 @pytest.mark.parametrize("obstacle", ["no folder", "a file", "a link"])
@@ -178,7 +178,7 @@ async def test_where_no_token_can_be_kept_operators_calls_are_refused(
     elif obstacle == "a link":
         folder.mkdir()
         (tmp_path / "elsewhere").write_text("a token that another account knows\n")
-        (folder / FILE).symlink_to(tmp_path / "elsewhere")
+        (folder / OPERATOR_TOKEN_FILE).symlink_to(tmp_path / "elsewhere")
     async with serving(state_dir="" if obstacle == "no folder" else str(folder)) as (app, http):
         assert "operator.token_file" in caplog.text
         for shown in ("", "a token that another account knows"):
@@ -189,9 +189,9 @@ async def test_where_no_token_can_be_kept_operators_calls_are_refused(
 
 
 async def test_an_empty_token_file_lets_nobody_in(tmp_path: Path) -> None:
-    (tmp_path / FILE).touch()
+    (tmp_path / OPERATOR_TOKEN_FILE).touch()
     async with anyio.create_task_group() as tasks:
-        with pytest.raises(ConfigError, match=FILE):
+        with pytest.raises(ConfigError, match=OPERATOR_TOKEN_FILE):
             build(Config(state_dir=str(tmp_path), tiers=(unreachable_tier(),)), tasks)
 
 

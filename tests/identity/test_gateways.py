@@ -10,12 +10,11 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.accounts.identity.authenticator import Authenticator
+from cloud_pool.accounts.identity.authenticator import Authenticator, StaticTokens
 from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
 from cloud_pool.accounts.identity.fleet import FleetTrust
 from cloud_pool.accounts.identity.key_set import KeySet
 from cloud_pool.accounts.identity.revocation import RevocationList
-from cloud_pool.accounts.identity.static_tokens import StaticTokens
 from cloud_pool.accounts.identity.token_verifier import TokenVerifier
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config

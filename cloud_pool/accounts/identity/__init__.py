@@ -1,11 +1,8 @@
 """Authentication: a bearer token -> Principal, on every request, in microseconds for a token that was seen before.
 
     config.py          accepted tokens
-    authenticator.py   `Authorization` header -> Principal: static or signed tokens
-    static_tokens.py   tokens from a file
-    operator_token.py  the operators' token of a process on loopback, made at start
-    token_verifier.py  signed token -> claims; a bounded cache of verified tokens
-    claims.py          the claims and their checks, pure functions of the claims and `now`
+    authenticator.py   `Authorization` header -> Principal: static or signed tokens; the static ones
+    token_verifier.py  signed token -> claims, checked at `now`; a bounded cache of verified tokens
     key_set.py         the public keys: a JWKS file that is read again when it changes
     revocation.py      tokens and devices that are refused before they expire: a list in Redis, a copy in each gateway
     fleet.py           keys and revocations of a fleet's control plane, read over HTTP

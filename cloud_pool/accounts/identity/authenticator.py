@@ -1,4 +1,4 @@
-"""`Authorization` header -> Principal, for every request.
+"""`Authorization` header -> Principal, for every request; and the static tokens of callers and operators.
 
 1. No tokens are configured (loopback only): ANYONE.
 2. A bearer token that looks like a JWT, if keys are configured: signature, claims, revocation.
@@ -8,18 +8,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
-from router.errors import AuthenticationFailed
+import msgspec
 
-from ...core.principal import ANYONE, DEFAULT_TENANT, Principal
+from router.errors import AuthenticationFailed, ConfigError
+
+from ...core.principal import ANYONE, DEFAULT_TENANT, Grants, Principal
 from .revocation import RevocationList
-from .static_tokens import StaticTokens
 from .token_verifier import TokenVerifier
 
 CALLER_SCOPES = frozenset({"chat", "jobs"})
 OPERATOR_SCOPES = frozenset({"admin"})
+OPERATOR_TOKEN_FILE = "operator-token"
+_LEAST_CHARACTERS = 16
+_MAX_BYTES = 4096
+_log = logging.getLogger("causeway.cloud.operator")
+_HASH = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_LISTS = ("models", "modalities", "regions")
 
 
 class Authenticator:
@@ -84,3 +99,137 @@ class Authenticator:
         """
         if principal.token_id and self._revocations is not None:
             self._revocations.check_again(principal.owner, principal.token_id, principal.issued)
+
+
+class StaticToken(msgspec.Struct, frozen=True):
+    """A device, the hash of its token, and what it is granted."""
+
+    device: str
+    digest: bytes  # sha256, [32]
+    grants: Grants = Grants()
+
+
+class StaticTokens(msgspec.Struct, frozen=True):
+    """All static tokens, by their hashes. Without any, every caller on loopback is accepted."""
+
+    known: tuple[StaticToken, ...] = ()
+
+    def find(self, secret: str) -> StaticToken:
+        """Return the entry of a bearer token. Raises AuthenticationFailed."""
+        digest = hash_token(secret)
+        found: StaticToken | None = None
+        for token in self.known:  # Compare with all of them: the time taken must not tell which one matches.
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        if found is None:
+            raise AuthenticationFailed("the bearer token is not known here")
+        return found
+
+
+def hash_token(secret: str) -> bytes:
+    """Return the digest by which a token is known."""
+    return hashlib.sha256(secret.encode(errors="replace")).digest()
+
+
+def load_tokens(path: Path) -> StaticTokens:
+    """Read a token file: a line for each device, with its token and what it is granted.
+
+        kiosk-17  sha256:<64 hex digits>  priority=interactive
+        kiosk-18  <token in the clear>  critical=true models=large,small
+        # a comment
+
+    Raises:
+        ConfigError: it is unreadable, malformed, or empty, which would accept all.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(error), where=str(path)) from error
+    tokens = []
+    for number, line in enumerate(lines, 1):
+        fields = line.partition("#")[0].split()
+        if fields:
+            tokens.append(_token(fields, f"{path}:{number}"))
+    if not tokens:
+        raise ConfigError("there is no token in the file", where=str(path))
+    return StaticTokens(tuple(tokens))
+
+
+def _token(fields: Sequence[str], where: str) -> StaticToken:
+    """Raises ConfigError."""
+    if len(fields) < 2:
+        raise ConfigError("write `<device> <token>` or `<device> sha256:<64 hex digits>`", where=where)
+    device, secret = fields[:2]
+    hashed = _HASH.fullmatch(secret)
+    if secret.startswith("sha256:") and not hashed:
+        raise ConfigError("sha256: must be followed by 64 hex digits", where=where)
+    digest = bytes.fromhex(hashed[1]) if hashed else hash_token(secret)
+    return StaticToken(device, digest, _grants(fields[2:], where))
+
+
+def _grants(words: Sequence[str], where: str) -> Grants:
+    """Raises ConfigError."""
+    document: dict[str, object] = {}
+    for word in words:
+        name, is_grant, value = word.partition("=")
+        if not is_grant or name in document:
+            raise ConfigError(f"{word!r}: after the token write each grant once, as priority=interactive", where=where)
+        document[name] = value.split(",") if name in _LISTS else value
+    try:
+        return msgspec.convert(document, Grants, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error), where=where) from error
+
+
+def local_operator_token(folder: Path | None) -> StaticTokens:
+    """Return the operators' token of `folder`, a file of mode 0600, and make it if there is none; processes share it.
+
+    Loopback alone keeps no web page out, and no other account of the machine. Without a folder that can be
+    written, no token is valid: operators' calls are refused until one is configured.
+
+    Raises:
+        ConfigError: the file holds no token: an empty one would let everybody in.
+    """
+    token = secrets.token_urlsafe(32)
+    if folder is None:
+        _log.warning("operators' calls are refused: set operator.token_file or state_dir")
+    else:
+        path = folder / OPERATOR_TOKEN_FILE
+        try:
+            token = _read_or_make(path, token)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            _log.warning("operators' calls are refused, because %s: %s (state_dir, operator.token_file)", path, reason)
+        else:
+            _log.info("operators' calls need the token in %s, as `Authorization: Bearer TOKEN`", path)
+    return StaticTokens((StaticToken("local", hash_token(token)),))
+
+
+def _read_or_make(path: Path, token: str) -> str:
+    """Raises OSError or ConfigError."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        _write(path, f"{token}\n".encode())
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(file, 0o600)  # of a file that somebody made by hand
+        found = os.read(file, _MAX_BYTES).decode("ascii", "replace").strip()
+    finally:
+        os.close(file)
+    if len(found) < _LEAST_CHARACTERS:
+        raise ConfigError("holds no token: remove it, and the next start makes a new one", where=str(path))
+    return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that no process sees half. Raises FileExistsError, which leaves the old one, or OSError."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(file, "wb") as writer:
+            writer.write(content)
+            writer.flush()
+            os.fsync(file)  # after a power cut an empty file would keep the gateway from starting
+        os.link(part, path)
+    finally:
+        part.unlink()

@@ -6,8 +6,7 @@ import hashlib
 
 import pytest
 
-from cloud_pool.accounts.identity.authenticator import Authenticator
-from cloud_pool.accounts.identity.static_tokens import StaticToken, StaticTokens
+from cloud_pool.accounts.identity.authenticator import Authenticator, StaticToken, StaticTokens
 from cloud_pool.core.principal import ANYONE
 from router.errors import AuthenticationFailed, PermissionDenied
 from router.serving.responses import error_response
