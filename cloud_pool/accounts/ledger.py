@@ -17,7 +17,7 @@ from .audit import AuditLog, AuditRecord
 from .tenants.accounting import BYTES_PER_TOKEN, TenantAccounting
 from .tenants.config import TenantLimits
 from .tenants.metrics import TenantMetrics
-from .tenants.reservation import Charge, Reservation
+from .tenants.usage import Charge, Reservation
 
 RunEnd = Literal["accepted", "superseded", "cancelled"]
 """What became of the report of a job's run."""

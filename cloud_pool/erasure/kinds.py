@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import redis.asyncio
 
-from ..accounts.tenants.redis_keys import READS, SUBMISSIONS
+from ..accounts.tenants.usage import READS, SUBMISSIONS
 from ..storage.batches.batch_store import output_file_id
 from ..storage.redis_client import Reply, as_list, as_text
 from ..storage.stores import JobStores

@@ -15,8 +15,7 @@ from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
 from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
-from cloud_pool.accounts.tenants.usage import UsageRecorder, read_usage
+from cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder, read_usage
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime

@@ -25,8 +25,7 @@ from prometheus_client import CollectorRegistry
 from cloud_pool.accounts.identity.revocation import revoke_device, revoke_token
 from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.reservation import Charge, Demand
-from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.accounts.tenants.usage import Charge, Demand, UsageRecorder
 from cloud_pool.admission import AdmissionController, AdmissionSettings
 from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime

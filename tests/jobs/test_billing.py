@@ -22,8 +22,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from cloud_pool.accounts.tenants.redis_keys import reserved_key
-from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage
+from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage, reserved_key
 from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun

@@ -15,9 +15,16 @@ from aiohttp.abc import ResolveResult
 
 from cloud_pool.accounts.tenants.config import TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.redis_keys import requests_key, usage_key
-from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
-from cloud_pool.accounts.tenants.usage import UsageBatch, UsageRecorder, read_usage
+from cloud_pool.accounts.tenants.usage import (
+    Charge,
+    Demand,
+    Reservation,
+    UsageBatch,
+    UsageRecorder,
+    read_usage,
+    requests_key,
+    usage_key,
+)
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.observability.supervision import RESTART_S, keep_running

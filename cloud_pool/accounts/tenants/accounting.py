@@ -11,8 +11,7 @@ from router.types import Request, Usage
 
 from .config import MICRO_USD_PER_USD, Price, TenantsConfig
 from .rate_limiter import TenantRateLimiter
-from .reservation import Charge, Demand, Reservation
-from .usage import UsageRecorder
+from .usage import Charge, Demand, Reservation, UsageRecorder
 
 BYTES_PER_TOKEN = 4  # of English text; `settle` corrects the estimate
 _MIN_BYTES_PER_TOKEN = 2  # of code, numbers and other languages: what a prompt may cost

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from .config import MICRO_USD_PER_USD, TenantLimits
-from .reservation import Charge, Reservation
+from .usage import Charge, Reservation
 
 
 class TokenBucket(msgspec.Struct, frozen=True):

@@ -33,10 +33,13 @@ from ...redis.scripts import load_script
 from .budget_day import BudgetDay
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
-from .redis_keys import (
+from .usage import (
     GATEWAYS_KEY,
     READS,
     SUBMISSIONS,
+    Charge,
+    Demand,
+    Reservation,
     charge_key,
     requests_key,
     reservation_ends_key,
@@ -44,7 +47,6 @@ from .redis_keys import (
     tokens_key,
     usage_key,
 )
-from .reservation import Charge, Demand, Reservation
 
 _LUA: Final = f"{__package__}.lua"
 _TOKEN_BUCKET: Final = load_script(_LUA, "token_bucket")

@@ -1,4 +1,4 @@
-"""Tokens and cost per tenant, tier and route, in one Redis hash per tenant and UTC day.
+"""What a request reserves and uses; and tokens and cost per tenant, tier and route, in a Redis hash for each UTC day.
 
     requests|<tier>|<route>  prompt|...  completion|...  micro_usd|...     and `micro_usd`, the day's sum
 
@@ -21,11 +21,111 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from router.types import Usage
+
 from ...redis.faults import is_wrong_data
 from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantsConfig
-from .redis_keys import batch_key, reservation_ends_key, reserved_key, usage_key
-from .reservation import Charge, Reservation
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request may use. A run names its job and its fence: the job's next run takes the reservation over."""
+
+    sequences: int = 1  # prompts × n
+    tokens: int  # prompt and answer together
+    micro_usd: int = 0  # at most
+    lifetime_s: float = 60.0  # of the reservation, if the process is killed
+    job: str = ""
+    fence: int = 0
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What was reserved for a request, before it: tokens, and what it may cost."""
+
+    tenant: str
+    tokens: int
+    micro_usd: int = 0
+    id: str = ""  # of the reserved cost; "": nothing was reserved of a budget
+    fence: int = 0
+    sequences: int = 1  # taken from the rate of requests
+
+    @property
+    def release(self) -> str:
+        """What gives the reserved cost back; "" if there is nothing to give back."""
+        return f"{self.id}.{self.fence}" if self.id else ""
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What a request has used, and its cost."""
+
+    reservation: Reservation
+    tier: str
+    route: str  # chat, completion, job
+    usage: Usage
+    micro_usd: int
+
+    @property
+    def amounts(self) -> dict[str, int]:
+        """The fields of the tenant's usage that this request adds to."""
+        suffix = f"{self.tier}|{self.route}"
+        return {
+            f"requests|{suffix}": 1,
+            f"prompt|{suffix}": self.usage.prompt_tokens,
+            f"completion|{suffix}": self.usage.completion_tokens,
+            f"micro_usd|{suffix}": self.micro_usd,
+            TOTAL: self.micro_usd,
+        }
+
+
+TOTAL = "micro_usd"
+"""The field of a day's sum of all tiers and routes."""
+
+
+# Redis keys of a tenant share a hash slot, so that one script can use several.
+SUBMISSIONS = "/submissions"
+"""After a tenant's name, in the name of the bucket of its submissions of jobs, files and batches."""
+READS = "/reads"
+"""After a tenant's name, in the name of the bucket of its reads of these."""
+
+
+def requests_key(tenant: str) -> str:
+    """Token bucket of requests."""
+    return f"causeway:tenant:{{{tenant}}}:requests"
+
+
+def tokens_key(tenant: str) -> str:
+    """Token bucket of tokens."""
+    return f"causeway:tenant:{{{tenant}}}:tokens"
+
+
+def usage_key(tenant: str, day: str) -> str:
+    """Usage of a UTC day, as 2026-11-21."""
+    return f"causeway:tenant:{{{tenant}}}:usage:{day}"
+
+
+def reserved_key(tenant: str) -> str:
+    """Reservations of the tenant's budget."""
+    return f"causeway:tenant:{{{tenant}}}:reserved"
+
+
+def reservation_ends_key(tenant: str) -> str:
+    """When they end."""
+    return f"causeway:tenant:{{{tenant}}}:reserved:ends"
+
+
+def batch_key(tenant: str, batch: str) -> str:
+    """Mark of a batch of usage that Redis has added."""
+    return f"causeway:tenant:{{{tenant}}}:batch:{batch}"
+
+
+def charge_key(tenant: str, charge: str) -> str:
+    """Mark of a charge that Redis has made: it may be asked for again, because the reply was lost."""
+    return f"causeway:tenant:{{{tenant}}}:charge:{charge}"
+
+
+GATEWAYS_KEY = "causeway:tenants:gateways"
+"""The gateways that share the tenants' limits."""
+
 
 _LUA: Final = f"{__package__}.lua"
 ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))

@@ -19,7 +19,7 @@ from router.types import Usage
 
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
-from ...accounts.tenants.reservation import Charge
+from ...accounts.tenants.usage import Charge
 from ...cache.caching_service import Reply
 from ...core.late import LateReading
 from ...core.principal import Principal

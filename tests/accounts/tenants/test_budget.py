@@ -16,9 +16,7 @@ import redis.asyncio
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.redis_keys import reservation_ends_key, reserved_key, usage_key
-from cloud_pool.accounts.tenants.reservation import Reservation
-from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.accounts.tenants.usage import Reservation, UsageRecorder, reservation_ends_key, reserved_key, usage_key
 from router.errors import InvalidRequest, RateLimited
 from router.types import Message, Request, Usage
 from tests.redis_server import RedisServer

@@ -16,8 +16,7 @@ import pytest
 import redis.asyncio
 
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.redis_keys import reserved_key
-from cloud_pool.accounts.tenants.reservation import Demand
+from cloud_pool.accounts.tenants.usage import Demand, reserved_key
 from router.errors import RateLimited
 from tests.accounts.identity.gateway import ASK, Gateway, running
 from tests.redis_server import RedisServer

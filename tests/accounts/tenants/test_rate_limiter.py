@@ -13,8 +13,7 @@ from redis.backoff import NoBackoff
 
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import SETTLE_SCRIPT, TAKE_SCRIPT, TenantRateLimiter
-from cloud_pool.accounts.tenants.reservation import Charge, Demand, Reservation
-from cloud_pool.accounts.tenants.usage import UsageRecorder
+from cloud_pool.accounts.tenants.usage import Charge, Demand, Reservation, UsageRecorder
 from cloud_pool.redis.connect import ConnectionOptions, open_redis
 from router.errors import RateLimited
 from router.serving.responses import error_response

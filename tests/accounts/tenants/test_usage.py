@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 from cloud_pool.accounts.tenants.accounting import TenantAccounting
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.reservation import Charge, Reservation
-from cloud_pool.accounts.tenants.usage import UsageRecorder, UsageRow, read_usage
+from cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
 from cloud_pool.cli.usage import usage_command
 from router.errors import ConfigError, InvalidRequest
 from router.types import Message, Request, Usage
