@@ -20,6 +20,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Final, TypeVar, cast
 
 import anyio
@@ -30,7 +31,6 @@ from router.errors import RateLimited
 
 from ...redis.faults import client_fault, is_wrong_data
 from ...redis.scripts import load_script
-from .budget_day import BudgetDay
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
 from .usage import (
@@ -47,6 +47,40 @@ from .usage import (
     tokens_key,
     usage_key,
 )
+
+_DAY_S = 86_400
+
+
+class BudgetDay:
+    """Today. `wall_clock`: unix time, s, until `follow` has told how wrong it is."""
+
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
+        self._wall_clock = wall_clock
+        self._behind_s = 0.0
+
+    def follow(self, redis_s: float) -> None:
+        """Follow Redis's clock, which shows `redis_s` (unix) now."""
+        self._behind_s = redis_s - self._wall_clock()
+
+    def unix_time(self) -> float:
+        """Return the time, unix, s."""
+        return self._wall_clock() + self._behind_s
+
+    @property
+    def name(self) -> str:
+        """As 2026-11-21."""
+        return datetime.fromtimestamp(self.unix_time(), UTC).strftime("%Y-%m-%d")
+
+    @property
+    def number(self) -> int:
+        """Days since 1970-01-01."""
+        return int(self.unix_time() // _DAY_S)
+
+    @property
+    def left_s(self) -> float:
+        """Time until midnight, s."""
+        return _DAY_S - self.unix_time() % _DAY_S
+
 
 _LUA: Final = f"{__package__}.lua"
 _TOKEN_BUCKET: Final = load_script(_LUA, "token_bucket")
