@@ -46,11 +46,9 @@ from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.token_verifier import TokenVerifier
-from .accounts.ledger import Ledger
+from .accounts.ledger import Ledger, TenantAccounting, TenantMetrics
 from .accounts.model_access import allowed_tiers
-from .accounts.tenants.accounting import TenantAccounting
 from .accounts.tenants.config import TenantLimits
-from .accounts.tenants.metrics import TenantMetrics
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
 from .admission import AdmissionConfig, AdmissionController, AdmissionSettings

@@ -17,8 +17,7 @@ from .audit import AuditLog
 from .identity.authenticator import Authenticator
 from .identity.fleet import FleetTrust
 from .identity.revocation import RevocationList
-from .ledger import Ledger
-from .tenants.accounting import TenantAccounting
+from .ledger import Ledger, TenantAccounting
 
 _PREPARE_S = 3.0
 _FLUSH_S = 3.0

@@ -31,9 +31,8 @@ from router.serving.request import (
 from router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
-from ..accounts.ledger import Ledger, LedgerEntry
+from ..accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
-from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal

@@ -17,8 +17,8 @@ from router.jobs.webhooks.address import allowed_networks, check_webhook_url
 from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
+from ..accounts.ledger import BYTES_PER_TOKEN
 from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
-from ..accounts.tenants.accounting import BYTES_PER_TOKEN
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..core.principal import Principal

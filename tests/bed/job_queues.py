@@ -24,7 +24,7 @@ import msgspec
 import psutil
 import redis.asyncio
 
-from cloud_pool.accounts.tenants.accounting import BYTES_PER_TOKEN
+from cloud_pool.accounts.ledger import BYTES_PER_TOKEN
 from cloud_pool.accounts.tenants.usage import usage_key
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.record import JobRecord, NewJob

@@ -18,10 +18,8 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger
-from cloud_pool.accounts.tenants.accounting import TenantAccounting
+from cloud_pool.accounts.ledger import Ledger, TenantAccounting, TenantMetrics
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
-from cloud_pool.accounts.tenants.metrics import TenantMetrics
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.jobs.metrics import JobMetrics

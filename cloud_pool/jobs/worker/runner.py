@@ -11,8 +11,7 @@ from router.errors import ModelNotFound
 from router.parts.reading import has_parts
 from router.types import Embeddings, Request
 
-from ...accounts.ledger import RunEnd
-from ...accounts.tenants.accounting import BYTES_PER_TOKEN
+from ...accounts.ledger import BYTES_PER_TOKEN, RunEnd
 from ...admission import Priority
 from ...cache.caching_service import CachingService, Reply
 from ...core.request_context import AnswerHead, Piece, RequestContext

@@ -13,7 +13,7 @@ import random
 import pytest
 import redis.asyncio
 
-from cloud_pool.accounts.tenants.accounting import TenantAccounting
+from cloud_pool.accounts.ledger import TenantAccounting
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import Reservation, UsageRecorder, reservation_ends_key, reserved_key, usage_key

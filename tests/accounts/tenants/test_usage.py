@@ -11,7 +11,7 @@ import redis.asyncio
 from anyio import to_thread
 from click.testing import CliRunner, Result
 
-from cloud_pool.accounts.tenants.accounting import TenantAccounting
+from cloud_pool.accounts.ledger import TenantAccounting
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
