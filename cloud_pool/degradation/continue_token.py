@@ -25,8 +25,7 @@ from router.decision.decide import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Chunk, Request
 
-from ..tiers.chat_format import escape_special_tokens
-from ..tiers.tier import Tier
+from ..tiers.tier import Tier, escape_special_tokens
 
 PARAM = "causeway.continue"
 _SCOPE = b"continue"

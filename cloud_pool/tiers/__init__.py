@@ -1,1 +1,1 @@
-"""The tiers that a gateway serves: `tier` (how a request becomes a tier's prompts) and `chat_format` (its model's)."""
+"""The tiers that a gateway serves: `tier` has their chat formats, and how a request becomes a tier's prompts."""

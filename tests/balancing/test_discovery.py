@@ -17,9 +17,8 @@ from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.dispatch.discovery import EndpointDiscovery, parse_endpoint_address, resolve_dns
 from cloud_pool.dispatch.pool import Pools, TritonClients
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError
 from tests.waiting import until
 

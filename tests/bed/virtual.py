@@ -50,9 +50,8 @@ from cloud_pool.dispatch.pool import Pool
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.event_loop_lag import EventLoopLag
 from cloud_pool.serving.service import Service
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError

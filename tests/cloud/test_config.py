@@ -15,9 +15,8 @@ from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.core.principal import Grants
 from cloud_pool.http.config import ServerConfig
-from cloud_pool.tiers.chat_format import escape_special_tokens
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier, load_tiers
+from cloud_pool.tiers.tier import Tier, escape_special_tokens, load_tiers
 from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
 from models.chat.template import MARK
 from models.publish.publish import publish_gguf

@@ -7,9 +7,8 @@ import itertools
 import msgspec
 
 from cloud_pool.serving.service import AnswerBuilder
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
 from cloud_pool.upstreams.triton.sampling_parameters import decode, encode, from_request
 from cloud_pool.upstreams.triton.tensors import Delta

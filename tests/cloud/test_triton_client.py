@@ -27,9 +27,8 @@ from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.pool import Pool
 from cloud_pool.serving.service import Service
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.upstreams.triton.client import TritonClient
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest

@@ -19,9 +19,8 @@ from cloud_pool.cache.shared_cache import SharedCache
 from cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
 from cloud_pool.observability.tracing import Trace
 from cloud_pool.redis.config import RedisAddress
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import CausewayError
 from router.types import Chunk, Message, Request, Sampling, Usage
 from tests.waiting import until

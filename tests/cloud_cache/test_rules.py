@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import CacheKeys, bypass_reason
 from cloud_pool.cache.shared_generation import EmittedPrefix, ResumeFilter
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk, Request, RoutingHints, Sampling, Tool, ToolCallDelta, Usage
 

@@ -17,9 +17,8 @@ from cloud_pool.degradation.continue_token import ContinueTokens
 from cloud_pool.degradation.fallback import TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierRuntime
 from cloud_pool.serving.service import Service
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from models.catalog.artifact import Answers
 from router.types import Chunk, Message, Request

@@ -17,9 +17,8 @@ from cloud_pool.degradation.continue_token import (
     is_resumable,
     load_continue_tokens,
 )
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from models.chat.template import MARK
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Message, Request, ResponseFormat, Sampling, Tool

@@ -23,9 +23,8 @@ from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
 from cloud_pool.storage.webhook_outbox import WebhookOutbox
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed, ClientGone
 from router.openai import parse_chat
 from router.sse import Event, SSEParser

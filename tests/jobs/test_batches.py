@@ -27,9 +27,8 @@ from cloud_pool.storage.batches.states import BATCH_TRANSITIONS, is_final, sourc
 from cloud_pool.storage.config import BatchConfig, JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ContextLengthExceeded, ModelNotFound
 from router.jobs.submission import Endpoint
 from router.types import Chunk, Embeddings, Usage

@@ -22,9 +22,8 @@ from cloud_pool.storage.jobs.replies import LiveText
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import as_bytes, as_text
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError, RecordUnreadable
 from router.jobs.states import JobState
 

@@ -11,9 +11,8 @@ from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 
 from ..edge.box import running
 from ..edge.scripted import ScriptedCloud

@@ -25,9 +25,8 @@ from cloud_pool.storage.jobs.replies import LiveText
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_int
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import CloudFailed
 from router.jobs.states import JobState
 from router.sse import Event, SSEParser

@@ -24,9 +24,8 @@ from cloud_pool.storage.config import JobsConfig, OffPeakConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.off_peak import OffPeakHours
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import ConfigError
 from router.jobs.states import JobState
 from router.openai import parse_chat

@@ -28,9 +28,8 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.encryption import MAGIC, rotate_keys
 from cloud_pool.storage.record import JobRecord
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from models.modalities.graph.branch import PartJob, ReadPart
 from models.modalities.graph.graph import EncoderGraph
 from models.modalities.process.messages import Found

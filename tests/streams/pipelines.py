@@ -28,9 +28,8 @@ from cloud_pool.streams.metrics import StreamMetrics
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
 from cloud_pool.streams.settlement import MessageSettler, StreamPorts
-from cloud_pool.tiers.chat_format import ChatFormat
 from cloud_pool.tiers.config import TierConfig
-from cloud_pool.tiers.tier import Tier
+from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed
 from router.types import Chunk, Usage
 from tests.jobs.conftest import until
