@@ -24,7 +24,7 @@ from cloud_pool.cli.main import main
 from cloud_pool.config.schema import Config
 from cloud_pool.http.config import ServerConfig
 from cloud_pool.parts.config import PartsConfig
-from cloud_pool.parts.memory import FORGETS, TenantMemories
+from cloud_pool.parts.request_parts import FORGETS, TenantMemories
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.tiers.config import TierConfig
 from models.modalities.graph.branch import ReadPart

@@ -23,7 +23,7 @@ from cloud_pool.core.late import LateReading
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
-from cloud_pool.parts.memory import FORGETS, JobMemory
+from cloud_pool.parts.request_parts import FORGETS, JobMemory
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.encryption import MAGIC, rotate_keys
 from cloud_pool.storage.record import JobRecord
