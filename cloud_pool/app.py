@@ -706,7 +706,7 @@ class JobsGateway:
             self._stores,
             trace,
             bodies=bodies,
-            allowed=lambda principal: allowed_tiers(tiers, principal, callers.limits(principal)),
+            allowed=lambda principal: allowed_tiers(tiers, callers.limits(principal).models, principal.grants.models),
             accepted=accepted,
         )
         self.api = JobApi(

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from router.errors import ModelNotAllowed, ModelNotFound
 
-from ..core.principal import Principal
 from ..tiers.tier import Tier
-from .tenants.config import TenantLimits
 
 AllowedTiers = frozenset[str] | None
 """Names of tiers, without aliases; None: all."""
 
 
-def allowed_tiers(tiers: Mapping[str, Tier], principal: Principal, limits: TenantLimits) -> AllowedTiers:
-    """Return the tiers that a caller may use. `tiers` is by name and alias, and so are both lists."""
-    tenants, tokens = limits.models, principal.grants.models
-    if not tenants and tokens is None:
-        return None
-    lists = [{tiers[name].name for name in names if name in tiers} for names in (tenants, tokens) if names]
-    return frozenset(set.intersection(*lists))
+def allowed_tiers(tiers: Mapping[str, Tier], tenants: Collection[str], tokens: Collection[str] | None) -> AllowedTiers:
+    """Return the tiers that a caller may use: those on its tenant's list and on its token's, where these exist.
+
+    Args:
+        tiers: by name and alias.
+        tenants: names or aliases; none: all.
+        tokens: names or aliases; None: all.
+    """
+    lists = [names for names in (tenants or None, tokens) if names is not None]
+    named = [{tiers[name].name for name in names if name in tiers} for names in lists]
+    return frozenset(set.intersection(*named)) if named else None
 
 
 def usable(tiers: Mapping[str, Tier], allowed: AllowedTiers) -> Mapping[str, Tier]:

@@ -169,7 +169,7 @@ class RequestAdmission:
 
     def allowed(self, principal: Principal) -> AllowedTiers:
         """Return the tiers that the caller may use."""
-        return allowed_tiers(self._tiers, principal, self._ledger.limits(principal))
+        return allowed_tiers(self._tiers, self._ledger.limits(principal).models, principal.grants.models)
 
     def max_body_bytes(self, principal: Principal) -> int:
         """Return the size of the largest body that the caller may send."""

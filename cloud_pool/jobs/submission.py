@@ -83,7 +83,7 @@ class SubmissionParser:
         extensions, body = split_body(submission.body, CloudJobFields)
         if submission.endpoint is not None:
             extensions = msgspec.structs.replace(extensions, endpoint=submission.endpoint)
-        allowed = allowed_tiers(self._tiers, principal, limits)
+        allowed = allowed_tiers(self._tiers, limits.models, principal.grants.models)
         request = self.validate(extensions.endpoint, body, principal.owner, submission.tags, allowed)
         if submission.endpoint is not None and request.stream:
             message = "an answer is streamed, or becomes a job: leave out `stream` or `Prefer: respond-async`"

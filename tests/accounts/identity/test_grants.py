@@ -142,7 +142,7 @@ async def test_the_narrower_of_the_tenants_and_the_tokens_models_wins(
 
 def test_no_list_costs_nothing(issuer: Issuer) -> None:
     principal = issuer.verifier().verify(issuer.sign(), now=0.0, now_unix=1_800_000_000.0).principal()
-    assert allowed_tiers({}, principal, TenantsConfig().default) is None
+    assert allowed_tiers({}, TenantsConfig().default.models, principal.grants.models) is None
 
 
 async def test_content_of_other_kinds_is_refused(issuer: Issuer) -> None:
