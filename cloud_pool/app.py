@@ -47,7 +47,6 @@ from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.token_verifier import TokenVerifier
 from .accounts.ledger import Ledger, TenantAccounting, TenantMetrics
-from .accounts.model_access import allowed_tiers
 from .accounts.tenants.config import TenantLimits
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
@@ -98,7 +97,7 @@ from .storage.stores import JobStores
 from .storage.usage_outbox import AddUsage, UsageOutbox
 from .storage.webhook_outbox import WebhookDelivery
 from .tiers.config import TierConfig
-from .tiers.tier import Tier, by_name, encoders_of, load_tiers
+from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:

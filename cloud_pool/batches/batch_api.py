@@ -22,7 +22,6 @@ from router.serving.request import send_continue
 from router.serving.responses import json_response
 from router.serving.upload import check_upload, read_upload
 
-from ..accounts.model_access import AllowedTiers
 from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
@@ -35,6 +34,7 @@ from ..storage.errors import FileContentLost
 from ..storage.files.file_store import PART_BYTES
 from ..storage.off_peak import OffPeakHours, no_off_peak_hours
 from ..storage.stores import JobStores
+from ..tiers.tier import AllowedTiers
 from .views import BatchView, batch_view, file_view
 
 _READ_S = 20.0

@@ -14,9 +14,8 @@ from router.errors import EngineUnavailable, ModelNotFound
 from router.openai import ModelObject, ModelUse, encode_model, encode_models
 from router.serving.responses import body_response
 
-from ..accounts.model_access import AllowedTiers, find_tier, usable
 from ..dispatch.pool import Pool
-from ..tiers.tier import Tier
+from ..tiers.tier import AllowedTiers, Tier, find_tier, usable
 
 
 class TierReadiness(msgspec.Struct, frozen=True):

@@ -32,13 +32,12 @@ from router.types import Request, RoutingHints, folded_tags
 
 from ..accounts.identity.authenticator import Authenticator
 from ..accounts.ledger import BYTES_PER_TOKEN, Ledger, LedgerEntry
-from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..admission import RANK, Priority
 from ..cache.shared_cache import NO_STORE
 from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
 from ..observability.tracing import Tracing
-from ..tiers.tier import Tier
+from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, find_tier
 from .config import ServerConfig
 
 _HEADERS = frozenset(

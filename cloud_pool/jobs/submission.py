@@ -18,7 +18,6 @@ from router.parts.reading import text_bytes
 from router.types import Request, RoutingHints
 
 from ..accounts.ledger import BYTES_PER_TOKEN
-from ..accounts.model_access import AllowedTiers, allowed_tiers, find_tier
 from ..accounts.tenants.config import TenantLimits
 from ..admission import Priority
 from ..core.principal import Principal
@@ -26,7 +25,7 @@ from ..serving.service import check_parts, check_supported
 from ..storage.config import JobsConfig
 from ..storage.off_peak import OffPeakHours, no_off_peak_hours
 from ..storage.record import NewJob, Window, user_digest
-from ..tiers.tier import Tier, encoders_of
+from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
 from .named_files import refuse_named_files
 
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from cloud_pool.accounts.identity.issuing import issue
-from cloud_pool.accounts.model_access import allowed_tiers
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.config.schema import Config
 from cloud_pool.core.principal import Grants
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.http.config import ServerConfig
+from cloud_pool.tiers.tier import allowed_tiers
 from router.errors import ConfigError
 from tests.cloud.unreachable import unreachable_tier
 
