@@ -83,8 +83,7 @@ from .jobs.worker.runner import JobRunner
 from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
 from .lifetime import Closing, StopSignal, open_all, run_with_tasks
-from .observability.event_loop_lag import EventLoopLag
-from .observability.metrics import Metrics
+from .observability.metrics import EventLoopLag, Metrics
 from .observability.supervision import keep_running
 from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis

@@ -140,7 +140,7 @@ class AdmissionController:
         """Create the controller. Without `settings` the concurrency limit is fixed at `permits`.
 
         Args:
-            lost_s: Total time that this process lost itself (`observability.event_loop_lag`).
+            lost_s: Total time that this process lost itself (`observability.metrics.EventLoopLag`).
         """
         self.lost_s = lost_s
         self.wants_more = False  # a worker's: more work waits than that in here, as far as its last claim of jobs tells

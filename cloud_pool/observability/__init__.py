@@ -1,5 +1,5 @@
 """What the gateway and the workers show of themselves.
 
-`metrics` (the Prometheus registry), `tracing` (the protocol) with `otel_tracing` (its only implementation,
-loaded on demand), and `event_loop_lag` (time that this process lost).
+`metrics` (the Prometheus registry, and the time that the process lost), `tracing` (the protocol) with `otel_tracing`
+(its only implementation, loaded on demand).
 """

@@ -1,13 +1,22 @@
-"""The gateway's Prometheus metrics: one registry for all rooms. No label holds a value that a caller can choose."""
+"""The gateway's Prometheus metrics, one registry for all rooms, and the time that its event loop lost.
+
+No label holds a value that a caller can choose.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+import anyio
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _TIER = ("tier",)
+INTERVAL_S = 0.02
 
 
 class Metrics:
@@ -78,3 +87,37 @@ class Metrics:
     def text(self) -> bytes:
         """Return the exposition format, for /metrics."""
         return generate_latest(self.registry)
+
+
+class EventLoopLag:
+    """The time that this process lost because the machine or itself was busy, which stays 0 unless `watch` runs.
+
+    A first token that arrives during a lag may have been there long before the gateway read it, so it says nothing
+    about the tier. If the concurrency limit were cut for it, a gateway on a busy machine would refuse what its tiers
+    can do.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._lost_s = 0.0
+        self._due = math.inf
+
+    def lost_s(self) -> float:
+        """Return the seconds lost since the start, including a lag in progress."""
+        return self._lost_s + max(0.0, self._clock() - self._due)
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        try:
+            while True:
+                self._due = self._clock() + INTERVAL_S
+                await self._sleep(INTERVAL_S)
+                self._lost_s = self.lost_s()
+        finally:
+            self._due = math.inf

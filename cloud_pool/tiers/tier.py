@@ -1,4 +1,4 @@
-"""A tier as the gateway uses it: its model's chat format, how a request becomes its prompts, and which callers may use it."""
+"""A tier as the gateway uses it: its model's chat format, its prompts, and the callers that may use it."""
 
 from __future__ import annotations
 

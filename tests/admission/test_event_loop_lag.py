@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.observability.event_loop_lag import INTERVAL_S, EventLoopLag
+from cloud_pool.observability.metrics import INTERVAL_S, EventLoopLag
 
 from .simulation import settings
 

@@ -48,7 +48,7 @@ from cloud_pool.dispatch.discovery import TierEndpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.pool import Pool
 from cloud_pool.jobs.worker.slots import WorkerSlots
-from cloud_pool.observability.event_loop_lag import EventLoopLag
+from cloud_pool.observability.metrics import EventLoopLag
 from cloud_pool.serving.service import Service
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier

@@ -20,7 +20,7 @@ from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
 from cloud_pool.degradation import fallback_plan
 from cloud_pool.degradation.tier_health import offer_share
 from cloud_pool.dispatch import endpoint_selection
-from cloud_pool.observability.event_loop_lag import EventLoopLag
+from cloud_pool.observability.metrics import EventLoopLag
 from tests.tool import run_tool
 
 
