@@ -82,9 +82,8 @@ from .jobs.submission import SubmissionParser
 from .jobs.worker.runner import JobRunner
 from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker
-from .lifetime import Closing, StopSignal, open_all, run_with_tasks
+from .lifetime import Closing, StopSignal, keep_running, open_all, run_with_tasks
 from .observability.metrics import EventLoopLag, Metrics
-from .observability.supervision import keep_running
 from .observability.tracing import JobTrace, Tracing
 from .redis.connect import open_shared_redis
 from .redis.eviction import EvictionCheck

@@ -1,18 +1,23 @@
 """The life of a gateway or background process: its tasks, steps that wait for servers, what is closed after the tasks.
 
 A background task that fails ends the process: its error leaves `run_with_tasks`, the log gets a line, the status is 1.
+`keep_running` runs one that goes on after a fault that nothing expected.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 from anyio.abc import TaskGroup
 
 from router.errors import ConfigError
+from router.serving.logs import redacted
 
+RESTART_S: Final = 5.0
+_log = logging.getLogger("causeway.cloud")
 Closing = Callable[[], Awaitable[None]]
 
 
@@ -58,3 +63,22 @@ async def open_all(stop: StopSignal, *steps: Callable[[], Awaitable[None]]) -> b
     for error in errors:
         raise error
     return True
+
+
+async def keep_running(
+    name: str, run: Callable[[], Awaitable[None]], *, sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+) -> None:
+    """Run a loop until it returns or is cancelled. After an exception, which is logged, it begins again.
+
+    One loop that fails would else end its task group, and with it all others of the process.
+
+    Args:
+        name: in the log
+        run: the loop; what it holds has to survive a new beginning
+    """
+    while True:
+        try:
+            return await run()
+        except Exception as error:
+            _log.error("%s failed unexpectedly and begins again in %g s: %s", name, RESTART_S, redacted(error))
+        await sleep(RESTART_S)

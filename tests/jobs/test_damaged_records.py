@@ -27,7 +27,7 @@ from cloud_pool.accounts.tenants.usage import (
 )
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.observability.supervision import RESTART_S, keep_running
+from cloud_pool.lifetime import RESTART_S, keep_running
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.redis_client import RedisClient

@@ -25,8 +25,7 @@ from router.errors import CausewayError, JobStoreUnavailable, RecordUnreadable
 from router.jobs.revisions import outcome_of
 from router.jobs.states import JobState
 
-from ...lifetime import StopSignal
-from ...observability.supervision import keep_running
+from ...lifetime import StopSignal, keep_running
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing, JobStoreRefused
