@@ -18,10 +18,8 @@ from ..accounts.identity.issuing import read_private
 from ..accounts.identity.key_set import read_jwks
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
-from ..erasure.erasure import Erasure
-from ..erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
-from ..erasure.receipt import Receipt, Remainder, sign, verify
-from ..erasure.subject import ErasureSubject
+from ..erasure.erasure import CachedAnswers, ErasedKind, Erasure, TenantUsage, job_kinds
+from ..erasure.receipt import ErasureSubject, Receipt, Remainder, sign, verify
 from ..redis.config import shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import redis_fault

@@ -1,7 +1,5 @@
 """Erase what is stored of a tenant, a device or a user, and prove it.
 
-subject   whose data: a tenant, a device or a user
-kinds     what there is, how it is found and how it is erased
-erasure   all of it, in an order that a kill may interrupt
-receipt   counts and times, signed
+erasure   what there is by kind, how it is found, and erasing all of it in an order that a kill may interrupt
+receipt   whose data it was, counts and times, signed
 """

@@ -1,4 +1,6 @@
-"""Erase all of a subject's data, kind by kind, until nothing is found any more.
+"""Erase all of a subject's data, kind by kind, until nothing is found any more. Each step can be repeated.
+
+Jobs have no index by tenant that would hold all of them, so every key is looked at (SCAN), in pages.
 
 What was erased is counted in Redis, beside the jobs. So a run that was killed is continued by the next one, whose
 receipt has the counts of both. A kill may leave a few uncounted (32 at most), and counts none that is left.
@@ -7,17 +9,259 @@ receipt has the counts of both. A kill may leave a few uncounted (32 at most), a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Protocol, cast
+
+import redis.asyncio
 
 from router.errors import CausewayError
 
+from ..accounts.tenants.usage import READS, SUBMISSIONS
+from ..storage.batches.batch_store import output_file_id
 from ..storage.errors import JobStoreRefused
-from ..storage.redis_client import RedisClient, as_fields, as_int, redis_time
-from .kinds import ErasedKind
-from .receipt import Receipt, Remainder
-from .subject import ErasureSubject
+from ..storage.redis_client import RedisClient, Reply, as_fields, as_int, as_list, as_text, redis_time
+from ..storage.stores import JobStores
+from .receipt import ErasureSubject, Receipt, Remainder
+
+_PAGE = 1000
+_GLOB = str.maketrans({each: f"\\{each}" for each in "*?[]\\"})
+
+
+class ErasedKind(Protocol):
+    """One kind of data."""
+
+    @property
+    def name(self) -> str:
+        """As in the receipt."""
+
+    def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        """Yield the names of what is there. Raises JobStoreUnavailable or RedisError."""
+
+    async def erase(self, name: str) -> bool:
+        """Erase one. Returns False if it was gone. Raises JobStoreUnavailable or RedisError."""
+
+
+class _JobKeys:
+    """Keys below the prefix of jobs that begin with `kind:`."""
+
+    def __init__(self, stores: JobStores, name: str, kind: str, fields: Sequence[str] = ("owner",)) -> None:
+        self.name = name
+        self._stores = stores
+        self._kind = kind
+        self._fields = fields
+
+    async def _scan(self) -> AsyncIterator[list[str]]:
+        """Yield pages of what follows the kind in the keys."""
+        database, cursor = self._stores.database, "0"
+        prefix = database.key(self._kind, "")
+        while True:
+            reply = as_list(
+                await database.command("SCAN", cursor, "MATCH", f"{prefix.translate(_GLOB)}*", "COUNT", _PAGE)
+            )
+            cursor = as_text(reply[0])
+            yield [as_text(key).removeprefix(prefix) for key in as_list(reply[1])]
+            if cursor == "0":
+                return
+
+    async def _records(self) -> AsyncIterator[tuple[str, list[str]]]:
+        """Yield the names of records, and their fields."""
+        database = self._stores.database
+        async for page in self._scan():
+            names = [name for name in page if ":" not in name]
+            rows = await database.commands([("HMGET", database.key(self._kind, name), *self._fields) for name in names])
+            for name, row in zip(names, rows, strict=True):
+                yield name, [as_text(value) for value in as_list(row)]
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        async for name, (owner, *_) in self._records():
+            if subject.owns(owner):
+                yield name
+
+    async def _run(self, script: str, name: str) -> bool:
+        return bool(await self._stores.database.run(script, name))
+
+
+class Batches(_JobKeys):
+    """Batches. They go first: an open one would make further jobs and files."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "batches", "batch")
+
+    async def erase(self, name: str) -> bool:
+        erased = await self._run("erase_batch", name)
+        for part in ("output", "errors"):  # of a worker that writes them just now
+            await self._stores.contents.current.delete(output_file_id(name, part))
+        return erased
+
+
+class Jobs(_JobKeys):
+    """Jobs with their request, result, text, events, idempotency key and dead letter. A user's are not a batch's."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "jobs", "job", ("owner", "user", "batch"))
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        wanted = subject.user_digest
+        async for name, (owner, user, batch) in self._records():
+            is_users = wanted and user == wanted and not batch and owner.partition("/")[0] == subject.tenant
+            if is_users or subject.owns(owner):
+                yield name
+
+    async def erase(self, name: str) -> bool:
+        return await self._run("erase_job", name)
+
+
+class Files(_JobKeys):
+    """Files and their content."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "files", "file")
+
+    async def erase(self, name: str) -> bool:
+        return await self._stores.files.erase(name)
+
+
+class Deliveries(_JobKeys):
+    """Deliveries of webhooks."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "webhook_deliveries", "webhook")
+
+    async def erase(self, name: str) -> bool:
+        return await self._run("webhook_erase", name)
+
+
+class OwnerKeys(_JobKeys):
+    """Keys that name an owner, whose values are not records: `kind:<owner>`, or `kind:<owner>:…`."""
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        async for page in self._scan():
+            for name in page:
+                if subject.owns(name.partition(":")[0]):
+                    yield name
+
+    async def erase(self, name: str) -> bool:
+        return bool(await self._stores.database.command("UNLINK", self._stores.database.key(self._kind, name)))
+
+
+class DeadLetters(_JobKeys):
+    """Entries of dead letters whose record has expired. `name` of one: its id in the stream."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "dead_letters", "dead")
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        database = self._stores.database
+        for entry in as_list(await database.command("XRANGE", database.key("dead"), "-", "+")):
+            entry_id, fields = as_list(entry)
+            if subject.owns(as_text(_field(fields, "owner"))):
+                yield as_text(entry_id)
+
+    async def erase(self, name: str) -> bool:
+        return bool(await self._stores.database.command("XDEL", self._stores.database.key("dead"), name))
+
+
+class PendingUsage(_JobKeys):
+    """Bills that no worker has moved to the tenant's usage yet: fields `tenant|day|…`."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "pending_usage", "usage")
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        database = self._stores.database
+        for field in as_list(await database.command("HKEYS", database.key("usage"))):
+            if not (subject.device or subject.user) and as_text(field).partition("|")[0] == subject.tenant:
+                yield as_text(field)
+
+    async def erase(self, name: str) -> bool:
+        return bool(await self._stores.database.command("HDEL", self._stores.database.key("usage"), name))
+
+
+class TenantMarks(_JobKeys):
+    """A tenant's name in the queues' memory of turns and limits."""
+
+    def __init__(self, stores: JobStores) -> None:
+        super().__init__(stores, "queue_marks", "tags")
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        if subject.device or subject.user:
+            return
+        database, names = self._stores.database, ["blocked", "trials"]
+        async for page in self._scan():
+            names += [f"tags:{name}" for name in page]
+        scores = await database.commands([("ZSCORE", database.key(name), subject.tenant) for name in names])
+        for name, score in zip(names, scores, strict=True):
+            if score is not None:
+                yield f"{subject.tenant} {name}"
+
+    async def erase(self, name: str) -> bool:
+        tenant, _, key = name.partition(" ")
+        return bool(await self._stores.database.command("ZREM", self._stores.database.key(key), tenant))
+
+
+class _SharedKeys:
+    """Keys of the Redis that gateways share; it may be a cluster."""
+
+    def __init__(self, client: redis.asyncio.Redis, name: str) -> None:
+        self.name = name
+        self._client = client
+
+    async def _scan(self, pattern: str) -> AsyncIterator[str]:
+        async for key in self._client.scan_iter(match=pattern, count=_PAGE):
+            yield cast("bytes", key).decode("utf-8", "surrogateescape")
+
+    async def erase(self, name: str) -> bool:
+        return bool(await self._client.unlink(name.encode("utf-8", "surrogateescape")))
+
+
+class TenantUsage(_SharedKeys):
+    """A tenant's usage by day, rates, reservations: they are no device's and no user's."""
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        if subject.device or subject.user:
+            return
+        tenant = subject.tenant.translate(_GLOB)
+        for bucket in (tenant, tenant + SUBMISSIONS, tenant + READS):
+            async for key in self._scan(f"causeway:tenant:{{{bucket}}}:*"):
+                yield key
+
+
+class CachedAnswers(_SharedKeys):
+    """The whole shared cache: a key is a one-way digest, which does not tell whose answer it is."""
+
+    def __init__(self, client: redis.asyncio.Redis, prefix: str) -> None:
+        super().__init__(client, "cached_answers")
+        self._prefix = prefix
+
+    async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
+        async for key in self._scan(f"{self._prefix.translate(_GLOB)}:{{*}}:*"):
+            yield key
+
+
+def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
+    """Return the kinds of the job store, in the order in which they are erased."""
+    return (
+        Batches(stores),
+        Jobs(stores),
+        Files(stores),
+        DeadLetters(stores),
+        Deliveries(stores),
+        PendingUsage(stores),
+        TenantMarks(stores),
+        OwnerKeys(stores, "idempotency_keys", "idempotency"),
+        OwnerKeys(stores, "webhook_secrets", "webhook_secret"),
+        OwnerKeys(stores, "disabled_webhooks", "webhook_disabled"),
+        OwnerKeys(stores, "job_lists", "jobs"),
+        OwnerKeys(stores, "file_lists", "files"),
+        OwnerKeys(stores, "batch_lists", "batches"),
+    )
+
+
+def _field(flat: Reply, name: str) -> Reply:
+    pairs = as_list(flat)
+    return dict(zip(map(as_text, pairs[::2]), pairs[1::2], strict=True)).get(name)
+
 
 _PASSES: Final = 3
 _AT_ONCE: Final = 32

@@ -21,8 +21,8 @@ from cloud_pool.admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.dispatch.endpoint_selection import PoolCapacity
-from cloud_pool.erasure.kinds import CachedAnswers, TenantUsage
-from cloud_pool.erasure.subject import ErasureSubject
+from cloud_pool.erasure.erasure import CachedAnswers, TenantUsage
+from cloud_pool.erasure.receipt import ErasureSubject
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.redis.connect import open_shared_redis

@@ -15,10 +15,8 @@ from click.testing import CliRunner
 from cloud_pool.accounts.identity.issuing import new_key, read_private
 from cloud_pool.accounts.identity.key_set import read_jwks
 from cloud_pool.cli.erase import erase
-from cloud_pool.erasure.erasure import Erasure, StillAtWork
-from cloud_pool.erasure.kinds import CachedAnswers, ErasedKind, TenantUsage, job_kinds
-from cloud_pool.erasure.receipt import sign, verify
-from cloud_pool.erasure.subject import ErasureSubject
+from cloud_pool.erasure.erasure import CachedAnswers, ErasedKind, Erasure, StillAtWork, TenantUsage, job_kinds
+from cloud_pool.erasure.receipt import ErasureSubject, sign, verify
 from cloud_pool.storage.config import FilesConfig, JobsConfig
 from cloud_pool.storage.jobs.replies import LeaseStates, LiveText
 from cloud_pool.storage.record import NewJob, user_digest
