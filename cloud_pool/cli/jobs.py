@@ -1,4 +1,4 @@
-"""`causeway-cloud worker`, `causeway-cloud dlq` and `causeway-cloud jobs`."""
+"""`causeway-cloud dlq` and `causeway-cloud jobs`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..storage.config import with_shared_redis
 from ..storage.jobs.job_store import JobStore
-from .background import BackgroundProcess, background_command
-from .process import PROGRAM, refuse, until_stopped
+from .process import PROGRAM, refuse
 
 if TYPE_CHECKING:
     from ..storage.stores import JobStores
@@ -35,16 +34,6 @@ class _Source(NamedTuple):
 
     config: Path | None
     redis: str | None
-
-
-@click.command(context_settings=_HELP)
-@background_command
-def worker(process: BackgroundProcess) -> None:
-    """Run jobs from Redis on the tiers. Prints `ready worker=…` on stdout; SIGTERM drains."""
-    from ..app import run_worker
-
-    config, reread, serves_operators = process
-    until_stopped(lambda stop: run_worker(config, stop, reread, serves_operators=serves_operators))
 
 
 @click.group(context_settings=_HELP)

@@ -26,8 +26,8 @@ from ..admission import RANK, Priority
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
 from ..redis.replicas import PromotableReplicas
 from ..storage.encryption import rotate_keys
-from .gateways_redis import gateways_redis, replication_of_gateways_redis
 from .process import report_errors
+from .usage import gateways_redis, replication_of_gateways_redis
 
 _DEFAULTS = IdentityConfig()
 _PATH = click.Path(path_type=Path)

@@ -25,8 +25,8 @@ _ON_DEMAND = {
         *(".keys", "keys"),
         "Manage device tokens (`keys new`, `issue`, `show`, `revoke`) and the keys that encrypt jobs (`rotate`).",
     ),
-    "worker": (".jobs", "worker", "Run jobs from Redis on the tiers."),
-    "stream": (".streams", "stream", "Answer the messages of a broker's topic on the tiers."),
+    "worker": (".background", "worker", "Run jobs from Redis on the tiers."),
+    "stream": (".background", "stream", "Answer the messages of a broker's topic on the tiers."),
     "doctor": (".doctor", "doctor", "Check Redis, the store of jobs and the collector of traces."),
     "dlq": (
         *(".jobs", "dlq"),
