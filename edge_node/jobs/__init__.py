@@ -3,7 +3,7 @@
 entry      the handlers of /v1/jobs; opens the rest with the first job, or if there is a file
 api        /v1/jobs over HTTP, in the gateway's shape, and acceptance of jobs, whichever way they come in
 store      the outbox: one SQLite file, committed before a job is acknowledged
-tables     its transactions
+tables     its tables
 running    runs jobs on the service
 events     a job's events as server-sent events
 """

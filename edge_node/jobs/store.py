@@ -1,16 +1,22 @@
 """The outbox: the jobs of a device in one SQLite file. What returns is committed, and survives a power cut.
 
-Each method is one transaction (`tables`), together with those that wait at the same time (`GroupCommit`).
+Each public coroutine of `JobOutbox` is one transaction, together with those that wait at the same time (`GroupCommit`).
+It runs in the thread of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import functools
+import sqlite3
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from router.errors import CausewayError
-from router.jobs.revisions import LateParts
-from router.jobs.states import JobEvent
+import msgspec
+
+from router.errors import CausewayError, DeadlineExceeded, JobAlreadyEnded, JobCancelled, RecordUnreadable
+from router.jobs.revisions import LateParts, outcome_of, revision_id
+from router.jobs.states import JobEvent, JobState, next_state
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
@@ -24,6 +30,9 @@ from .record import (
     DueReply,
     EdgeJob,
     JobAnswer,
+    JobLost,
+    JobNotDead,
+    JobNotEnded,
     Lane,
     OutboxStats,
     OutboxWebhook,
@@ -31,15 +40,49 @@ from .record import (
     WebhookStatus,
 )
 from .tables.acceptance import OutboxAcceptance
-from .tables.callers import OutboxCallers
-from .tables.revisions import OutboxRevisions
-from .tables.rows import PAGE_BYTES, Cancellation, OutboxRows
-from .tables.runs import OutboxRuns
-from .tables.schema import SCHEMA
+from .tables.rows import PAGE_BYTES, Cancellation, OutboxRows, body_of
+from .tables.schema import (
+    DUE,
+    LATE,
+    LISTED,
+    OLD,
+    OLD_BODIES,
+    OLD_UNREADABLE,
+    OLDEST_EMPTY,
+    REVISABLE,
+    SCHEMA,
+    UNTOLD,
+    WAITING,
+    decode_job,
+    stored_bytes,
+    unreadable_job,
+)
+
+READ_BYTES = 16 * 1024 * 1024  # of requests that are read at once; one may be larger
+_MOST_LOST = 32  # runs that end with the daemon, before the job is taken for the cause
+_ENDED_AT_ONCE = 500  # jobs that one transaction expires or deletes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def transaction(
+    work: Callable[Concatenate[JobOutbox, sqlite3.Connection, P], T],
+) -> Callable[Concatenate[JobOutbox, P], Coroutine[Any, Any, T]]:
+    """Make a coroutine of a method that uses the database: it returns, or raises, once its work is committed.
+
+    Besides the errors of its own it raises JobStoreUnavailable.
+    """
+
+    @functools.wraps(work)
+    async def run(self: JobOutbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._file.run(lambda db: work(self, db, *args, **kwargs))
+
+    return run
 
 
 class JobOutbox:
-    """The jobs of one device. `start` comes first; times are the box's own, s.
+    """The jobs of one device. `start` comes first; times are the box's own, s. `owner` None: anybody's jobs.
 
     Args:
         erase_after_s: Least time from a deletion until nothing of it is left in the folder; without other calls it
@@ -50,12 +93,7 @@ class JobOutbox:
         self.time = BoxTime(clock)
         self._config = config
         self._rows = rows = OutboxRows(self.time)
-        self._replies = rows.replies
-        self._webhooks = rows.webhooks
-        self._revisions = OutboxRevisions(rows)
         self._acceptance = OutboxAcceptance(config, rows)
-        self._callers = OutboxCallers(config, rows, self._revisions)
-        self._runs = OutboxRuns(config, rows)
         self._file = GroupCommit(
             folder / FILE,
             SCHEMA,
@@ -92,13 +130,9 @@ class JobOutbox:
         """Start the thread of the file."""
         self._file.start()
 
-    async def open(self) -> None:
-        """Open the file, unless it is open. `time` counts from then on. Raises JobStoreUnavailable."""
-        await self._file.run(lambda _: None)
-
-    async def recover(self) -> None:
-        """Take back the jobs that ran when the daemon ended; once, before the first claim."""
-        await self._file.run(self._runs.recover)
+    @transaction
+    def open(self, db: sqlite3.Connection) -> None:
+        """Open the file, unless it is open. `time` counts from then on."""
 
     def close(self) -> None:
         """Commit what waits. Blocks."""
@@ -106,104 +140,211 @@ class JobOutbox:
 
     # --- callers -----------------------------------------------------------------------------------------------------
 
-    async def accept(self, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
-        """Store a job. Raises IdempotencyConflict, OutboxFull or JobStoreUnavailable.
+    @transaction
+    def accept(self, db: sqlite3.Connection, job: EdgeJob, body: bytes, reply: ReplyTo | None = None) -> Accepted:
+        """Store a job. Raises IdempotencyConflict or OutboxFull.
 
         Args:
             reply: where its answer is sent; None: it is fetched. That of a known job that has ended is sent again.
         """
-        return await self._file.run(lambda db: self._acceptance.accept(db, job, body, reply))
+        return self._acceptance.accept(db, job, body, reply)
 
-    async def known(self, owner: str, key: str) -> EdgeJob | None:
+    @transaction
+    def known(self, db: sqlite3.Connection, owner: str, key: str) -> EdgeJob | None:
         """Return the job that `owner` submitted under this key; None: there is none."""
-        return await self._file.run(lambda db: self._acceptance.known(db, owner, key))
+        return self._acceptance.known(db, owner, key)
 
-    async def get(self, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
-        """Return a job and its result. `owner` None: anybody's. Raises NotFound."""
-        return await self._file.run(lambda db: self._callers.get(db, job_id, owner))
+    @transaction
+    def get(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> tuple[EdgeJob, bytes]:
+        """Return a job and its result. Raises NotFound."""
+        job = self._rows.find(db, job_id, owner)
+        row = db.execute("SELECT body FROM results WHERE seq = ?", (job.seq,)).fetchone()
+        return job, b"" if row is None else body_of(row[0], job.result_bytes)
 
-    async def list_owned(self, owner: str, after: str, limit: int) -> list[EdgeJob]:
+    @transaction
+    def list_owned(self, db: sqlite3.Connection, owner: str, after: str, limit: int) -> list[EdgeJob]:
         """Return jobs, newest first. Raises NotFound for an unknown `after`."""
-        return await self._file.run(lambda db: self._callers.list_owned(db, owner, after, limit))
+        before = self._rows.find(db, after, owner).seq if after else 1 << 62
+        return [decode_job(row[0]) for row in db.execute(LISTED, (owner, before, limit))]
 
-    async def cancel(self, job_id: str, owner: str | None) -> EdgeJob:
+    @transaction
+    def cancel(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         """End a job, or what may still revise its answer. Raises NotFound or JobAlreadyEnded."""
-        return await self._file.run(lambda db: self._callers.cancel(db, job_id, owner))
+        job = self._rows.find(db, job_id, owner)
+        if job.late is not None:
+            if job.late.target:
+                self._rows.cancellations.add(db, revision_id(job.cloud_key, job.revision + 1), job.deadline)
+            return self._drop_revision(db, job, JobCancelled("the job was cancelled before the part was read"))
+        if job.has_ended:
+            raise JobAlreadyEnded(f"the job has ended: {job.state.value}")
+        return self._rows.end(db, job, JobEvent.CANCEL, {})
 
-    async def retry(self, job_id: str, owner: str | None) -> EdgeJob:
+    @transaction
+    def retry(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         """Queue a dead letter again, with all attempts and a new deadline. Raises NotFound or JobNotDead."""
-        return await self._file.run(lambda db: self._callers.retry(db, job_id, owner))
+        job = self._rows.find(db, job_id, owner)
+        if job.state is not JobState.DEAD:
+            raise JobNotDead(f"only a dead letter can be retried; this job is {job.state.value}")
+        if not job.body_bytes:
+            raise JobNotDead("the time of this dead letter has passed and its request is deleted: submit it again")
+        now = self.time.now()
+        job = msgspec.structs.replace(
+            job,
+            state=next_state(job.state, JobEvent.REVIVE),
+            lane="",
+            target="",
+            due=now,
+            deadline=now + self._config.default_deadline_s,
+            ended=None,
+            ended_unix=None,
+            attempts=0,
+            revived=job.revived + 1,
+            lost=0,
+            error=b"",
+            webhook_status="",
+        )
+        self._rows.add_bytes(job, -job.body_bytes)
+        self._rows.count(job, 1)
+        self._rows.save(db, job)
+        self._rows.replies.set_due(db, job.seq, None)
+        db.execute("UPDATE jobs SET deadline = ? WHERE seq = ?", (job.deadline, job.seq))
+        return job
 
-    async def purge(self, job_id: str, owner: str | None) -> EdgeJob:
+    @transaction
+    def purge(self, db: sqlite3.Connection, job_id: str, owner: str | None) -> EdgeJob:
         """Delete a job that has ended, with its request and its result. Raises NotFound or JobNotEnded."""
-        return await self._file.run(lambda db: self._callers.purge(db, job_id, owner))
+        try:
+            job = self._rows.find(db, job_id, owner)
+        except RecordUnreadable as error:
+            job = unreadable_job(self._rows.seq_of(job_id), job_id, error)
+            self._rows.delete_unreadable(db, job.seq)
+            return job
+        if not job.has_ended:
+            raise JobNotEnded(f"the job is {job.state.value}; cancel it first")
+        self._rows.delete(db, job)
+        return job
 
-    async def due_replies(self, limit: int) -> list[DueReply]:
+    @transaction
+    def due_replies(self, db: sqlite3.Connection, limit: int) -> list[DueReply]:
         """Return the answers that are to be sent now, those that wait longest first."""
-        return await self._file.run(lambda db: self._replies.due(db, limit))
+        return self._rows.replies.due(db, limit)
 
-    async def replied(self, reply: DueReply, *, again_s: float | None = None) -> None:
+    @transaction
+    def replied(self, db: sqlite3.Connection, reply: DueReply, *, again_s: float | None = None) -> None:
         """Note that an answer was sent; or, after a failure, that it is to be sent in `again_s` seconds."""
-        until = None if again_s is None else self.time.now() + again_s
-        await self._file.run(lambda db: self._replies.sent(db, reply, until))
+        self._rows.replies.sent(db, reply, None if again_s is None else self.time.now() + again_s)
 
     # --- what the cloud is told ------------------------------------------------------------------------------------
 
-    async def due_cancellations(self, limit: int) -> list[Cancellation]:
+    @transaction
+    def due_cancellations(self, db: sqlite3.Connection, limit: int) -> list[Cancellation]:
         """Return the cancelled jobs that the cloud is to be told of now."""
-        return await self._file.run(lambda db: self._rows.cancellations.due(db, limit))
+        return self._rows.cancellations.due(db, limit)
 
-    async def settle_cancellation(self, one: Cancellation, *, known: bool) -> None:
+    @transaction
+    def settle_cancellation(self, db: sqlite3.Connection, one: Cancellation, *, known: bool) -> None:
         """Note the cloud's answer. `known` False: it did not know the job, and is asked once more."""
         cancellations = self._rows.cancellations
-        settle = cancellations.done if known else cancellations.unknown
-        await self._file.run(lambda db: settle(db, one))
+        (cancellations.done if known else cancellations.unknown)(db, one)
 
     # --- webhooks ----------------------------------------------------------------------------------------------------
 
-    async def due_webhooks(
-        self, limit: int, receivers: Collection[str], in_flight: Collection[int]
+    @transaction
+    def due_webhooks(
+        self, db: sqlite3.Connection, limit: int, receivers: Collection[str], in_flight: Collection[int]
     ) -> list[OutboxWebhook]:
         """Return the webhooks that are to be sent now, but for these receivers, and those that are being sent."""
-        return await self._file.run(lambda db: self._webhooks.due(db, limit, receivers, in_flight))
+        return self._rows.webhooks.due(db, limit, receivers, in_flight)
 
-    async def postpone_webhook(self, number: int, delay_s: float) -> None:
+    @transaction
+    def postpone_webhook(self, db: sqlite3.Connection, number: int, delay_s: float) -> None:
         """Count an attempt that failed; another follows after `delay_s`."""
-        until = self.time.now() + delay_s
-        await self._file.run(lambda db: self._webhooks.postpone(db, number, until))
+        self._rows.webhooks.postpone(db, number, self.time.now() + delay_s)
 
-    async def finish_webhook(self, number: int, status: WebhookStatus) -> bool:
+    @transaction
+    def finish_webhook(self, db: sqlite3.Connection, number: int, status: WebhookStatus) -> bool:
         """End a delivery. False: its job was deleted meanwhile."""
-        return await self._file.run(lambda db: self._webhooks.finish(db, number, status))
+        return self._rows.webhooks.finish(db, number, status)
 
-    async def webhook_secrets(self, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
+    @transaction
+    def webhook_secrets(self, db: sqlite3.Connection, owner: str, *, rotate: bool = False) -> tuple[str, ...]:
         """Return the valid secrets of an owner, newest first. The first call makes one; `rotate` replaces it."""
-        return await self._file.run(lambda db: self._webhooks.secrets(db, owner, rotate=rotate))
+        return self._rows.webhooks.secrets(db, owner, rotate=rotate)
 
     # --- the runner --------------------------------------------------------------------------------------------------
 
-    async def claim(self, lane: Lane, limit: int) -> list[Claimed]:
+    @transaction
+    def recover(self, db: sqlite3.Connection) -> None:
+        """Take back the jobs that ran when the daemon ended; once, before the first claim.
+
+        One that was lost too often is a dead letter.
+        """
+        for (record,) in db.execute("SELECT record FROM jobs WHERE state = 'running'").fetchall():
+            job = decode_job(record)
+            job = msgspec.structs.replace(job, lost=job.lost + 1)
+            if job.lost >= _MOST_LOST:
+                error = JobLost(f"the daemon ended during {job.lost} runs of this job")
+                self._rows.end(db, job, JobEvent.EXHAUST, {"error": encode_job_error(error)})
+            else:
+                self._rows.save(db, msgspec.structs.replace(job, state=next_state(job.state, JobEvent.RELEASE)))
+
+    @transaction
+    def claim(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
         """Move the first jobs of a lane that are due to running."""
-        return await self._file.run(lambda db: self._runs.claim(db, lane, limit))
+        claimed = []
+        for waiting in self._waiting(db, lane, limit):
+            job = waiting.job
+            state = next_state(job.state, JobEvent.PROMOTE) if job.state is JobState.WAITING else job.state
+            job = msgspec.structs.replace(
+                job, state=next_state(state, JobEvent.CLAIM), lane=lane, run=job.run + 1, started_unix=self.time.unix()
+            )
+            self._rows.save(db, job)
+            claimed.append(Claimed(job, waiting.body))
+        return claimed
 
-    async def unplaced(self, limit: int) -> list[Claimed]:
+    @transaction
+    def unplaced(self, db: sqlite3.Connection, limit: int) -> list[Claimed]:
         """Return the first jobs without a lane."""
-        return await self._file.run(lambda db: self._runs.waiting(db, "", limit))
+        return self._waiting(db, "", limit)
 
-    async def place(self, lanes: Sequence[tuple[EdgeJob, Lane]]) -> None:
+    def _waiting(self, db: sqlite3.Connection, lane: Lane, limit: int) -> list[Claimed]:
+        found: list[Claimed] = []
+        left_bytes = READ_BYTES
+        for record, body in db.execute(DUE, (lane, self.time.now(), limit)):
+            job = decode_job(record)
+            found.append(Claimed(job, body_of(body, job.body_bytes)))
+            left_bytes -= job.body_bytes
+            if left_bytes <= 0:  # requests with pictures are large
+                break
+        return found
+
+    @transaction
+    def place(self, db: sqlite3.Connection, lanes: Sequence[tuple[EdgeJob, Lane]]) -> None:
         """Set the lanes of jobs that still wait."""
-        await self._file.run(lambda db: self._runs.place(db, lanes))
+        statement = f"UPDATE jobs SET lane = ? WHERE seq = ? AND {WAITING}"
+        db.executemany(statement, [(lane, job.seq) for job, lane in lanes])
 
-    async def reset_lanes(self) -> None:
+    @transaction
+    def reset_lanes(self, db: sqlite3.Connection) -> None:
         """Let every waiting job be decided anew."""
-        await self._file.run(self._runs.reset_lanes)
+        db.execute(f"UPDATE jobs SET lane = '' WHERE {WAITING} AND lane != ''")
 
-    async def pin(self, job: EdgeJob, target: str) -> bool:
+    @transaction
+    def pin(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:
         """Note that the request may have been sent to this target from now on; False: it is no longer this run's."""
-        return await self._file.run(lambda db: self._runs.pin(db, job, target))
+        current = self._current_run(db, job)
+        if current is not None and current.target != target:
+            self._rows.save(db, msgspec.structs.replace(current, target=target))
+        return current is not None
 
-    async def succeed(
-        self, job: EdgeJob, answer: JobAnswer, late: LateParts | None = None, late_error: CausewayError | None = None
+    @transaction
+    def succeed(
+        self,
+        db: sqlite3.Connection,
+        job: EdgeJob,
+        answer: JobAnswer,
+        late: LateParts | None = None,
+        late_error: CausewayError | None = None,
     ) -> bool:
         """End a run with an answer. False: it is not the job's last run, and the answer is dropped.
 
@@ -214,47 +355,179 @@ class JobOutbox:
         notes: dict[str, object] = answer.notes | {"late": late}
         if late_error is not None:
             notes["late_error"] = encode_job_error(late_error)
-        return await self._file.run(
-            lambda db: self._runs.finish(db, job, JobEvent.SUCCEED, notes, result=answer.result)
-        )
+        return self._finish(db, job, JobEvent.SUCCEED, notes, answer.result)
 
-    async def fail(self, job: EdgeJob, event: JobEvent, error: CausewayError | bytes, *, decision: str = "") -> bool:
+    @transaction
+    def fail(
+        self,
+        db: sqlite3.Connection,
+        job: EdgeJob,
+        event: JobEvent,
+        error: CausewayError | bytes,
+        *,
+        decision: str = "",
+    ) -> bool:
         """End a run for good: FAIL, EXHAUST or EXPIRE."""
         body = error if isinstance(error, bytes) else encode_job_error(error)
-        notes = {"error": body, "decision": decision, "attempts": job.attempts + 1}
-        return await self._file.run(lambda db: self._runs.finish(db, job, event, notes))
+        return self._finish(db, job, event, {"error": body, "decision": decision, "attempts": job.attempts + 1})
 
-    async def postpone(self, job: EdgeJob, until: float, error: CausewayError, *, decision: str) -> bool:
+    def _finish(
+        self, db: sqlite3.Connection, job: EdgeJob, event: JobEvent, notes: Mapping[str, object], result: bytes = b""
+    ) -> bool:
+        current = self._current_run(db, job)
+        if current is not None:
+            self._rows.end(db, current, event, notes, result=result)
+        return current is not None
+
+    @transaction
+    def postpone(
+        self, db: sqlite3.Connection, job: EdgeJob, until: float, error: CausewayError, *, decision: str
+    ) -> bool:
         """End a run that failed: another follows at `until`."""
         notes = {"error": encode_job_error(error), "decision": decision, "attempts": job.attempts + 1, "due": until}
-        return await self._file.run(lambda db: self._runs.move(db, job, JobEvent.POSTPONE, notes))
+        return self._move(db, job, JobEvent.POSTPONE, notes)
 
-    async def release(self, job: EdgeJob, *, until: float = 0.0, unpin: bool = False, lane: Lane | None = None) -> bool:
+    @transaction
+    def release(
+        self,
+        db: sqlite3.Connection,
+        job: EdgeJob,
+        *,
+        until: float = 0.0,
+        unpin: bool = False,
+        lane: Lane | None = None,
+    ) -> bool:
         """Give a run back that could not begin, or was stopped: this is no attempt. `lane` None: as it was."""
         notes: dict[str, object] = {"due": max(job.due, until)} | ({"target": ""} if unpin else {})
-        notes |= {} if lane is None else {"lane": lane}
-        return await self._file.run(lambda db: self._runs.move(db, job, JobEvent.RELEASE, notes))
+        return self._move(db, job, JobEvent.RELEASE, notes | ({} if lane is None else {"lane": lane}))
 
-    async def late(self) -> list[Claimed]:
-        """Return the jobs whose answers may still be revised."""
-        return await self._file.run(self._revisions.all)
+    def _move(self, db: sqlite3.Connection, job: EdgeJob, event: JobEvent, notes: Mapping[str, object]) -> bool:
+        current = self._current_run(db, job)
+        if current is not None:
+            self._rows.save(db, msgspec.structs.replace(current, state=next_state(current.state, event), **notes))
+        return current is not None
 
-    async def pin_revision(self, job: EdgeJob, target: str) -> bool:
+    def _current_run(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:
+        """The job as stored, if `job` is its last run and still running."""
+        current = self._rows.stored(db, job.seq)
+        is_last = current is not None and current.run == job.run and current.state is JobState.RUNNING
+        return current if is_last else None
+
+    @transaction
+    def expire(self, db: sqlite3.Connection) -> int:
+        """End jobs whose deadline passed, and delete those that ended long ago. Returns how many of both."""
+        now, config = self.time.now(), self._config
+        late = _found(db, LATE, now, _ENDED_AT_ONCE)
+        error = encode_job_error(DeadlineExceeded("the job's deadline passed before it was answered"))
+        for job in late:
+            self._rows.end(db, job, JobEvent.EXPIRE, {"error": error})
+        deleted = 0
+        for dead, ttl_s in enumerate((config.result_ttl_s, config.dead_letter_ttl_s)):
+            deleted += self._delete(db, OLD, dead, now - ttl_s, _ENDED_AT_ONCE)
+            for job in _found(db, OLD_BODIES, dead, now - ttl_s, _ENDED_AT_ONCE):  # a webhook of it waits
+                self._rows.empty(db, job)
+            for job in _found(db, UNTOLD, dead, now - config.webhooks.max_age_s, _ENDED_AT_ONCE):
+                self._rows.webhooks.give_up(db, job)
+        if (surplus := self._rows.stats.empty - config.max_jobs) > 0:
+            deleted += self._delete(db, OLDEST_EMPTY, min(surplus, _ENDED_AT_ONCE))
+        if self._rows.stats.unreadable:
+            old = db.execute(OLD_UNREADABLE, (False, now - config.dead_letter_ttl_s, _ENDED_AT_ONCE)).fetchall()
+            for (seq,) in old:
+                self._rows.delete_unreadable(db, seq)
+            deleted += len(old)
+        return len(late) + deleted
+
+    def _delete(self, db: sqlite3.Connection, query: str, *arguments: float) -> int:
+        found = _found(db, query, *arguments)
+        for job in found:
+            self._rows.delete(db, job)
+        return len(found)
+
+    # --- what may still revise the answer of a job that has succeeded ------------------------------------------------
+
+    @transaction
+    def late(self, db: sqlite3.Connection) -> list[Claimed]:
+        """Return the jobs whose answers may still be revised: their requests are kept as long."""
+        found = [(decode_job(record), body) for record, body in db.execute(REVISABLE)]
+        return [Claimed(job, body_of(body, job.body_bytes)) for job, body in found]
+
+    @transaction
+    def pin_revision(self, db: sqlite3.Connection, job: EdgeJob, target: str) -> bool:
         """As `pin`, for the next revision of an answer."""
-        return await self._file.run(lambda db: self._revisions.pin(db, job, target))
+        current = self._current_answer(db, job)
+        if current is None or current.late is None:
+            return False
+        if current.late.target != target:
+            late = msgspec.structs.replace(current.late, target=target)
+            self._rows.save(db, msgspec.structs.replace(current, late=late))
+        return True
 
-    async def revise(self, job: EdgeJob, kinds: Sequence[Modality], answer: JobAnswer) -> EdgeJob | None:
+    @transaction
+    def revise(
+        self, db: sqlite3.Connection, job: EdgeJob, kinds: Sequence[Modality], answer: JobAnswer
+    ) -> EdgeJob | None:
         """Replace the answer of a job by one that was made with late parts of these kinds.
 
         Returns:
             The job as it is now; None: another revision came before, or none is wanted any more.
         """
-        return await self._file.run(lambda db: self._revisions.revise(db, job, kinds, answer.notes, answer.result))
+        current = self._current_answer(db, job)
+        if current is None or current.late is None or not set(kinds) <= set(current.late.kinds):
+            return None
+        left = tuple(kind for kind in current.late.kinds if kind not in kinds)
+        revised = msgspec.structs.replace(
+            current,
+            state=next_state(current.state, JobEvent.REVISE),
+            revision=current.revision + 1,
+            late=LateParts(left, current.late.until) if left else None,
+            body_bytes=current.body_bytes if left else 0,
+            result_bytes=len(answer.result),
+            webhook_status="pending" if current.webhook else "",
+            **answer.notes,
+        )
+        self._rows.bodies.delete(db, "results", job.seq)
+        self._rows.bodies.put(db, "results", job.seq, answer.result)
+        self._keep(db, current, revised, "revised")
+        self._rows.replies.set_due(db, revised.seq, self.time.now())
+        self._rows.stats.count_revision("made")
+        return revised
 
-    async def drop_revision(self, job: EdgeJob, error: CausewayError) -> None:
+    @transaction
+    def drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> None:
         """Note that no further revision comes, and why; the request is deleted."""
-        await self._file.run(lambda db: self._revisions.drop(db, job, error))
+        current = self._current_answer(db, job)
+        if current is not None:
+            self._drop_revision(db, current, error)
 
-    async def expire(self) -> int:
-        """End jobs whose deadline passed, and delete those that ended long ago. Returns how many of both."""
-        return await self._file.run(self._runs.expire)
+    def _drop_revision(self, db: sqlite3.Connection, job: EdgeJob, error: CausewayError) -> EdgeJob:
+        """As `drop_revision`, for a job as it is stored."""
+        dropped = msgspec.structs.replace(
+            job,
+            late=None,
+            body_bytes=0,
+            late_error=encode_job_error(error),
+            webhook_status="pending" if job.webhook else "",
+        )
+        self._keep(db, job, dropped, "not_revised")
+        self._rows.stats.count_revision(outcome_of(error))
+        return dropped
+
+    def _keep(self, db: sqlite3.Connection, before: EdgeJob, after: EdgeJob, event: str) -> None:
+        """Store an answer that was revised, or will not be any more, and tell the receiver of its webhooks."""
+        if after.late is None:
+            self._rows.bodies.delete(db, "requests", after.seq)
+        self._rows.add_bytes(after, stored_bytes(after) - stored_bytes(before))
+        self._rows.save(db, after)
+        if after.webhook:
+            self._rows.webhooks.add(db, after, event)
+
+    def _current_answer(self, db: sqlite3.Connection, job: EdgeJob) -> EdgeJob | None:
+        """The job as stored, if `job` is its last revision and another one is wanted."""
+        current = self._rows.stored(db, job.seq)
+        if current is None or current.late is None or (current.id, current.revision) != (job.id, job.revision):
+            return None
+        return current
+
+
+def _found(db: sqlite3.Connection, query: str, *arguments: float) -> list[EdgeJob]:
+    return [decode_job(row[0]) for row in db.execute(query, arguments).fetchall()]

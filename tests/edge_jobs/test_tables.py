@@ -16,10 +16,9 @@ from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import OutboxConfig
 from edge_node.jobs.record import EdgeJob
 from edge_node.jobs.running.runner import OutboxRunner
-from edge_node.jobs.store import JobOutbox
+from edge_node.jobs.store import READ_BYTES, JobOutbox
 from edge_node.jobs.tables.acceptance import OutboxAcceptance
 from edge_node.jobs.tables.rows import OutboxRows
-from edge_node.jobs.tables.runs import READ_BYTES, OutboxRuns
 from edge_node.jobs.tables.schema import QUERIES, SCHEMA
 from edge_node.serving.generation import Generation, RequestContext
 from edge_node.serving.service import Service
@@ -57,20 +56,18 @@ def test_a_run_of_a_file_that_was_lost_ends_no_job_of_the_new_file(tmp_path: Pat
     """A corrupt file is replaced while its jobs run: their answers are nobody else's."""
     store = JobOutbox(tmp_path, OutboxConfig(), system_clock())
     rows = OutboxRows(store.time)
-    acceptance, runs = OutboxAcceptance(OutboxConfig(), rows), OutboxRuns(OutboxConfig(), rows)
+    acceptance = OutboxAcceptance(OutboxConfig(), rows)
 
-    def run_in_a_new_file(text: str) -> tuple[sqlite3.Connection, EdgeJob]:
+    def accept_in_a_new_file(text: str) -> tuple[sqlite3.Connection, EdgeJob]:
         database = sqlite3.connect(":memory:", isolation_level=None)
         database.executescript(SCHEMA)
         rows.load(database)
-        acceptance.accept(database, new_job(store, text), text.encode())
-        (claimed,) = runs.claim(database, "edge", 1)
-        return database, claimed.job
+        return database, acceptance.accept(database, new_job(store, text), text.encode()).job
 
-    _, lost = run_in_a_new_file("lost")
-    database, job = run_in_a_new_file("new")
-    assert not runs.finish(database, lost, JobEvent.SUCCEED, {}, b"somebody's answer")
-    assert runs.finish(database, job, JobEvent.SUCCEED, {}, b"the answer")
+    _, lost = accept_in_a_new_file("lost")
+    database, job = accept_in_a_new_file("new")
+    assert rows.stored(database, lost.seq) is None
+    assert rows.stored(database, job.seq) == job
 
 
 async def test_a_job_stays_where_the_policy_placed_it_when_its_run_is_given_back(tmp_path: Path) -> None:
