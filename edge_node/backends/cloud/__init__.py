@@ -1,4 +1,4 @@
 """The cloud. `backend` decides how a request is sent and what its end says of the server; `connection` sends it with a
-bearer token; `job_answers` sends jobs; `response_reader` reads the responses; `error_mapping` translates
+bearer token; `response_reader` reads the responses; `error_mapping` translates
 failures; `health` logs what changes.
 """
