@@ -19,8 +19,7 @@ from packaging.requirements import Requirement
 from edge_node.deploy.prepare import checks, cuda, llama, plan
 from edge_node.deploy.prepare.environments import locked_names, package_counter
 from edge_node.deploy.prepare.places import Places, child_environment, find_places
-from edge_node.deploy.prepare.progress import QUIET_S, Progress, StepFailed, run
-from edge_node.deploy.prepare.steps import Step, carry_out, digest
+from edge_node.deploy.prepare.progress import QUIET_S, Progress, Step, StepFailed, carry_out, digest, run
 
 from .sources import ROOT
 
@@ -174,7 +173,7 @@ def test_the_program_answers_sigterm_with_143(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "from edge_node.deploy.prepare import __main__ as prepare\n"
         "from edge_node.deploy.prepare.progress import run\n"
-        "from edge_node.deploy.prepare.steps import Step, carry_out\n"
+        "from edge_node.deploy.prepare.progress import Step, carry_out\n"
         "from edge_node.deploy.prepare.progress import Progress\n"
         "signal.signal(signal.SIGTERM, prepare._terminated)\n"
         f"folder = Path({str(tmp_path)!r})\n"

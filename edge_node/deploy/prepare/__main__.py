@@ -16,8 +16,7 @@ from .checks import choose_python
 from .lock import write_locks
 from .places import Places, find_places
 from .plan import plan
-from .progress import Progress, StepFailed
-from .steps import carry_out
+from .progress import Progress, StepFailed, carry_out
 
 GOALS = ("run", "fleet", "test", "quick", "check", "bench", "train", "lock")
 

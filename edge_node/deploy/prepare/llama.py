@@ -23,8 +23,7 @@ from . import cuda
 from .checks import glibc_version, require_compilers, require_disk
 from .environments import NETWORK_ADVICE, install_locked
 from .places import Places, child_environment, usable_cores
-from .progress import Progress, StepFailed, run
-from .steps import digest
+from .progress import Progress, StepFailed, digest, run
 
 CPU_SECONDS = 215  # measured: AMD EPYC, GCC 12
 GIB_PER_JOB = 1.0  # the largest translation units of ggml need about so much

@@ -21,8 +21,7 @@ from .distribution import (
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
-from .progress import Progress, StepFailed, run
-from .steps import Step, digest
+from .progress import Progress, Step, StepFailed, digest, run
 from .triton import install_triton
 
 OPTIONAL = ("triton", "redis", "nats", "mosquitto", "postgres", "chromium", "torch")
