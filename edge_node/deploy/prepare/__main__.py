@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .checks import choose_python
 from .lock import write_locks
-from .places import Places, find_places
+from .places import Places, choose_python, find_places
 from .plan import plan
 from .progress import Progress, StepFailed, carry_out
 

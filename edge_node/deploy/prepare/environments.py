@@ -7,8 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from .checks import is_made_here, require_venv
-from .places import Places, child_environment
+from .places import Places, child_environment, is_made_here, require_venv
 from .progress import Progress, Watch, run
 
 NETWORK_ADVICE = (

@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from . import cuda
-from .checks import glibc_version, require_compilers, require_disk
 from .environments import NETWORK_ADVICE, install_locked
-from .places import Places, child_environment, usable_cores
+from .places import Places, child_environment, glibc_version, require_compilers, require_disk, usable_cores
 from .progress import Progress, StepFailed, digest, run
 
 CPU_SECONDS = 215  # measured: AMD EPYC, GCC 12

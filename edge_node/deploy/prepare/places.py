@@ -1,13 +1,149 @@
-"""Where things lie: the checkout, its two environments, and the cache that outlives it."""
+"""Which Python, compiler and system this is, what to say when it will not do, and where things lie: the checkout, its two
+environments, and the cache that outlives it.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .checks import base_python
+from .progress import StepFailed
+
+OLDEST = (3, 11)  # no release of common-expression-language supports an older one
+NEWEST = (3, 12)  # Triton's environment needs numpy<2, which was never built for a newer one
+CANDIDATES = ("python3.12", "python3.11")
+CHOSEN = "CAUSEWAY_PREPARE_PYTHON"  # set for the program that we start again, so that it does not choose once more
+
+
+def choose_python(venv: Path, environ: Mapping[str, str]) -> None:
+    """Starts this program again under another Python where that is the better one, else just returns.
+
+    (1) A Python that the user named stays: make PYTHON=/path/to/python3.11.
+    (2) An environment that is there, made here and in order, stays with its Python, whichever is first on PATH today:
+        making it anew would throw away what the user installed into it.
+    (3) The current one, if it is a version that will do. (4) One of CANDIDATES on PATH.
+    Raises StepFailed when there is none. JetPack 6 ships Python 3.10; Ubuntu 22.04 beneath it packages 3.11 too.
+    """
+    supported = OLDEST <= sys.version_info[:2] <= NEWEST
+    named = bool(environ.get("PYTHON")) or CHOSEN in environ
+    if not named:
+        resident = _resident(venv)
+        if resident is not None and resident != base_python().resolve():  # (2)
+            _start_again(str(resident), environ)
+    if supported:  # (1) (3)
+        return
+    for name in () if named else CANDIDATES:  # (4)
+        path = shutil.which(name)
+        if path is not None and _version(path) is not None:
+            _start_again(path, environ)
+    found = ".".join(map(str, sys.version_info[:3]))
+    raise StepFailed(
+        f"Python 3.11 or 3.12 is needed, and this is {found} ({sys.executable})",
+        "Install one (Debian, Ubuntu: apt-get install python3.11 python3.11-venv), "
+        "or name one: make PYTHON=/path/to/python3.11 ...",
+    )
+
+
+def base_python() -> Path:
+    """The interpreter beneath the environment that we may have been started from (an activated .venv)."""
+    return Path(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def is_made_here(venv: Path) -> bool:
+    """An environment holds absolute paths: one that was moved or copied is of no use."""
+    try:
+        return str(venv) in (venv / "bin" / "activate").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def _resident(venv: Path) -> Path | None:
+    python = venv / "bin" / "python"
+    version = _version(str(python)) if is_made_here(venv) else None
+    return python.resolve() if version is not None and OLDEST <= version <= NEWEST else None
+
+
+def _version(python: str) -> tuple[int, int] | None:
+    """None when it does not run: pyenv's shims exist for versions that are not switched on too."""
+    script = "import sys, venv; print(*sys.version_info[:2])"
+    try:
+        answer = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    numbers = answer.stdout.split()
+    return (int(numbers[0]), int(numbers[1])) if answer.returncode == 0 and len(numbers) == 2 else None
+
+
+def _start_again(python: str, environ: Mapping[str, str]) -> None:
+    os.execve(python, [python, "-m", "edge_node.deploy.prepare", *sys.argv[1:]], {**environ, CHOSEN: python})
+
+
+def require_venv() -> None:
+    """Debian and Ubuntu package `venv` apart from Python."""
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError as error:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        raise StepFailed(
+            "this Python cannot make virtual environments",
+            f"Install its venv package: apt-get install python{version}-venv",
+        ) from error
+
+
+def require_compilers() -> None:
+    """llama.cpp is compiled here, once: it wants a C and a C++ compiler. CMake and Ninja come with pip."""
+    missing = [
+        names[0] for names in (("cc", "gcc", "clang"), ("c++", "g++", "clang++")) if not any(map(shutil.which, names))
+    ]
+    if missing:
+        raise StepFailed(
+            f"no compiler found: {', '.join(missing)}",
+            "Install one: apt-get install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora).",
+        )
+
+
+def require_disk(folder: Path, needed_bytes: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise StepFailed(
+            f"{folder} has {free / 1e9:.1f} GB free, {needed_bytes / 1e9:.1f} GB are needed while compiling",
+            "Free some space, or put the cache elsewhere: CAUSEWAY_CACHE=/path make ...",
+        )
+
+
+def glibc_version() -> tuple[int, int]:
+    """(0, 0) where the C library is another one."""
+    try:
+        name, _, number = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        return (0, 0)
+    major, _, minor = number.partition(".")
+    return (int(major), int(minor)) if name == "glibc" and minor.isdigit() else (0, 0)
+
+
+def find_libpython() -> Path | None:
+    """The folder of the shared libpython that Triton's Python stub loads, None if this Python has none."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    name = f"libpython{version}.so.1.0"
+    folders = [
+        sysconfig.get_config_var("LIBDIR"),
+        Path(sys.base_prefix) / "lib",
+        "/usr/lib",
+        "/usr/local/lib",
+        "/usr/lib64",
+    ]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch:
+        folders.append(Path("/usr/lib") / multiarch)
+    return next((Path(folder) for folder in folders if folder and (Path(folder) / name).exists()), None)
 
 
 @dataclass(frozen=True)

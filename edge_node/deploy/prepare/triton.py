@@ -16,10 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .checks import find_libpython, glibc_version
 from .environments import install_locked, make_environment
 from .llama import install_engine
-from .places import Places, child_environment
+from .places import Places, child_environment, find_libpython, glibc_version
 from .progress import Progress, StepFailed, run
 
 SKIP_ADVICE = "Or go on without a cloud of your own: CAUSEWAY_SKIP=triton make ..."
