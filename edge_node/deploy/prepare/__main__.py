@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from .lock import write_locks
+from .environments import write_locks
 from .places import Places, choose_python, find_places
 from .plan import plan
 from .progress import Progress, StepFailed, carry_out
