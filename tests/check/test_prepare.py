@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from edge_node.deploy.prepare import checks, cuda, llama, plan
+from edge_node.deploy.prepare import llama, plan
 from edge_node.deploy.prepare.environments import locked_names, package_counter
-from edge_node.deploy.prepare.places import Places, child_environment, find_places
+from edge_node.deploy.prepare.places import Places, child_environment, find_places, is_made_here, require_disk
 from edge_node.deploy.prepare.progress import QUIET_S, Progress, Step, StepFailed, carry_out, digest, run
 
 from .sources import ROOT
@@ -314,15 +314,15 @@ def test_a_moved_environment_is_not_taken_for_ours(tmp_path: Path) -> None:
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "activate").write_text("VIRTUAL_ENV=/elsewhere/.venv")
-    assert not checks.is_made_here(venv)
+    assert not is_made_here(venv)
     (venv / "bin" / "activate").write_text(f"VIRTUAL_ENV={venv}")
-    assert checks.is_made_here(venv)
+    assert is_made_here(venv)
 
 
 def test_too_little_disk_is_said_before_compiling(tmp_path: Path) -> None:
     """Both sizes are in the message, and how to put the cache elsewhere."""
     with pytest.raises(StepFailed, match="GB are needed") as caught:
-        checks.require_disk(tmp_path, 10**18)
+        require_disk(tmp_path, 10**18)
     assert "CAUSEWAY_CACHE" in caught.value.advice
 
 
@@ -344,7 +344,7 @@ def toolkit(folder: Path, *files: str) -> dict[str, str]:
 
 def test_a_whole_cuda_toolkit_is_used_as_it_is(tmp_path: Path) -> None:
     environ = toolkit(tmp_path / "cuda", "include/cublas_v2.h", "lib64/stubs/libcuda.so")
-    flags = cuda.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
+    flags = llama.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
     assert "-DCMAKE_CUDA_ARCHITECTURES=87" in flags
     assert f"-DCMAKE_CUDA_COMPILER={tmp_path}/cuda/bin/nvcc" in flags
     assert not any("cublas" in flag or "VMM" in flag for flag in flags)
@@ -356,7 +356,7 @@ def test_cublas_from_packages_completes_a_bare_compiler(tmp_path: Path) -> None:
     for name in ("include/cublas_v2.h", "lib/libcublas.so.12", "lib/libcublasLt.so.12"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    flags = cuda.cuda_flags(here, Path("no-python"), toolkit(tmp_path / "cuda"), quiet())
+    flags = llama.cuda_flags(here, Path("no-python"), toolkit(tmp_path / "cuda"), quiet())
     assert f"-DCUDA_cublas_LIBRARY={folder}/lib/libcublas.so.12" in flags
     assert f"-DCUDA_cublasLt_LIBRARY={folder}/lib/libcublasLt.so.12" in flags
     assert f"-DCMAKE_CUDA_FLAGS=-I{folder}/include" in flags
@@ -365,9 +365,9 @@ def test_cublas_from_packages_completes_a_bare_compiler(tmp_path: Path) -> None:
 
 def test_a_build_for_cuda_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StepFailed, match="there is no nvcc"):
-        cuda.find_toolkit({"CUDACXX": str(tmp_path / "nvcc")})
-    monkeypatch.setattr(cuda, "GPU_FILES", (tmp_path / "none",))
+        llama.find_toolkit({"CUDACXX": str(tmp_path / "nvcc")})
+    monkeypatch.setattr(llama, "GPU_FILES", (tmp_path / "none",))
     environ = toolkit(tmp_path / "cuda") | {"CUDAARCHS": ""}
     with pytest.raises(StepFailed, match="there is none") as caught:
-        cuda.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
+        llama.cuda_flags(places(tmp_path), Path("no-python"), environ, quiet())
     assert "CUDAARCHS=87" in caught.value.advice

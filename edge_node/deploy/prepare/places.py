@@ -1,5 +1,6 @@
-"""Which Python, compiler and system this is, what to say when it will not do, and where things lie: the checkout, its two
-environments, and the cache that outlives it.
+"""Which Python, compiler and system this is, what to say when it will not do, and where things lie.
+
+The places are the checkout, its two environments, and the cache that outlives it.
 """
 
 from __future__ import annotations
