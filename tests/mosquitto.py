@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.deploy.prepare.distribution import find_mosquitto
+from edge_node.deploy.prepare.distribution import MOSQUITTO
 
 from .ports import free_port
 from .server_process import ServerProcess
@@ -33,7 +33,7 @@ class Mosquitto(ServerProcess):
 
     def start(self) -> None:
         assert self._process is None, "it runs"
-        program = find_mosquitto()
+        program = MOSQUITTO.find()
         assert program is not None, "mosquitto is not installed: apt-get install mosquitto"
         config = self._folder / "mosquitto.conf"
         # As root it would become another account, which cannot read the folder.

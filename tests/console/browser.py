@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright, expect
 
-from edge_node.deploy.prepare.distribution import find_chromium
+from edge_node.deploy.prepare.distribution import CHROMIUM
 
 Scheme = Literal["light", "dark"]
 VENDOR = Path(__file__).parent / "vendor"
@@ -62,7 +62,7 @@ class Watched:
 @asynccontextmanager
 async def browser(*flags: str) -> AsyncIterator[Browser]:
     """Start Chromium, with more flags of the command line; without one the test is skipped."""
-    program = find_chromium()
+    program = CHROMIUM.find()
     if program is None:
         pytest.skip("no chromium here")
     async with async_playwright() as playwright:

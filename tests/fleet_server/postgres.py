@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import psutil
 import pytest
 
-from edge_node.deploy.prepare.distribution import POSTGRES_ADVICE, find_postgres
+from edge_node.deploy.prepare.distribution import POSTGRES
 from tests.ports import free_port
 
 
@@ -102,6 +102,6 @@ def make_postgres() -> PostgresServer:
     """Start one, or skip the test if $CAUSEWAY_SKIP names postgres; without it, a missing PostgreSQL is a failure."""
     if "postgres" in os.environ.get("CAUSEWAY_SKIP", "").replace(",", " ").split():
         pytest.skip("CAUSEWAY_SKIP names postgres")
-    binaries = find_postgres()
-    assert binaries is not None, f"PostgreSQL is not installed: {POSTGRES_ADVICE}"
-    return PostgresServer(Path(mkdtemp(prefix="causeway-postgres-")), binaries)
+    initdb = POSTGRES.find()
+    assert initdb is not None, f"PostgreSQL is not installed: {POSTGRES.advice}"
+    return PostgresServer(Path(mkdtemp(prefix="causeway-postgres-")), Path(initdb).parent)

@@ -1,98 +1,83 @@
-"""Programs from the distribution's packages: Redis for jobs and the cache; PostgreSQL, Chromium, NATS and mosquitto for
-tests.
-"""
+"""Programs from the distribution's packages: Redis for jobs and the cache; the others for tests."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from .places import Places
 from .progress import Progress, StepFailed
 from .triton import apt_install
 
-POSTGRES_ADVICE = (
-    "apt-get install postgresql (Debian, Ubuntu), dnf install postgresql-server (Fedora). "
-    "Or go on without: CAUSEWAY_SKIP=postgres make ..."
-)
 _DEBIAN_POSTGRES = Path("/usr/lib/postgresql")  # its programs are not on PATH
-_CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_SYSTEM = ("/usr/sbin", "/usr/local/sbin")  # Debian keeps mosquitto off an ordinary account's PATH
 
 
-def find_postgres() -> Path | None:
-    """Return the folder with the newest PostgreSQL's initdb and pg_ctl, or None."""
-    newest = max(_DEBIAN_POSTGRES.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]), default=None)
-    found = str(newest) if newest else shutil.which("initdb")
-    return None if found is None else Path(found).parent
+class Package(NamedTuple):
+    """A package of the distribution.
+
+    `name`: as $CAUSEWAY_SKIP has it; `package`: as Debian has it; `programs`: the names that its program may have;
+    `by_hand`: the commands that install it.
+    """
+
+    name: str
+    package: str
+    title: str
+    programs: Sequence[str]
+    by_hand: str
+
+    @property
+    def advice(self) -> str:
+        """What to do without the program."""
+        return f"{self.by_hand}. Or go on without: CAUSEWAY_SKIP={self.name} make ..."
+
+    def find(self) -> str | None:
+        """Return the path of the program, of PostgreSQL's the newest version; None if there is none."""
+        newest_first = sorted(_DEBIAN_POSTGRES.glob("*/bin"), key=lambda path: int(path.parts[-2]), reverse=True)
+        path = os.pathsep.join([*map(str, newest_first), *os.get_exec_path(), *_SYSTEM])
+        return next((found for name in self.programs if (found := shutil.which(name, path=path)) is not None), None)
+
+    def install(self, places: Places, progress: Progress) -> str:
+        """Use the program that is there, or as root install it. Raises StepFailed, saying what to install by hand."""
+        if self.find() is None:
+            if os.geteuid() != 0 or shutil.which("apt-get") is None:
+                raise StepFailed(f"{self.title} is not installed", self.advice)
+            apt_install(places, self.package, progress)
+        if self.find() is None:
+            raise StepFailed(f"the package {self.package} brought no {self.title}", f"Install {self.title} by hand.")
+        return self.title
 
 
-def find_chromium() -> str | None:
-    """Return the path of the Chromium on PATH; None if there is none."""
-    return next((path for name in _CHROMIUM_NAMES if (path := shutil.which(name)) is not None), None)
-
-
-def find_redis() -> str | None:
-    """Return the path of the redis-server on PATH; None if there is none."""
-    return shutil.which("redis-server")
-
-
-def find_nats() -> str | None:
-    """Return the path of the nats-server on PATH; None if there is none."""
-    return shutil.which("nats-server")
-
-
-def find_mosquitto() -> str | None:
-    """Return the path of mosquitto, which Debian keeps off an ordinary account's PATH; None if there is none."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-
-
-def install_redis(places: Places, progress: Progress) -> str:
-    """Uses the redis-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
-    advice = (
-        "apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora). "
-        "Or go on without: CAUSEWAY_SKIP=redis make ..."
-    )
-    return _install("redis-server", "redis-server", find_redis, advice, places, progress)
-
-
-def install_postgres(places: Places, progress: Progress) -> str:
-    """Uses the PostgreSQL that is there, or as root installs it. Raises StepFailed, saying what to install by hand."""
-    return _install("PostgreSQL", "postgresql", find_postgres, POSTGRES_ADVICE, places, progress)
-
-
-def install_chromium(places: Places, progress: Progress) -> str:
-    """Uses the Chromium on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
-    advice = (
-        "apt-get install chromium (Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora). "
-        "Or go on without: CAUSEWAY_SKIP=chromium make ..."
-    )
-    return _install("Chromium", "chromium", find_chromium, advice, places, progress)
-
-
-def install_nats(places: Places, progress: Progress) -> str:
-    """Uses the nats-server on PATH, or as root installs it. Raises StepFailed, saying what to install by hand."""
-    advice = "apt-get install nats-server (Debian, Ubuntu). Or go on without: CAUSEWAY_SKIP=nats make ..."
-    return _install("nats-server", "nats-server", find_nats, advice, places, progress)
-
-
-def install_mosquitto(places: Places, progress: Progress) -> str:
-    """Uses the mosquitto that is there, or as root installs it. Raises StepFailed, saying what to install by hand."""
-    advice = (
-        "apt-get install mosquitto (Debian, Ubuntu), dnf install mosquitto (Fedora). "
-        "Or go on without: CAUSEWAY_SKIP=mosquitto make ..."
-    )
-    return _install("mosquitto", "mosquitto", find_mosquitto, advice, places, progress)
-
-
-def _install(
-    title: str, package: str, find: Callable[[], object], advice: str, places: Places, progress: Progress
-) -> str:
-    if find() is None:
-        if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            raise StepFailed(f"{title} is not installed", advice)
-        apt_install(places, package, progress)
-    if find() is None:
-        raise StepFailed(f"the package {package} brought no {title}", f"Install {title} by hand.")
-    return title
+REDIS = Package(
+    "redis",
+    "redis-server",
+    "redis-server",
+    ["redis-server"],
+    "apt-get install redis-server (Debian, Ubuntu), dnf install redis (Fedora)",
+)
+NATS = Package("nats", "nats-server", "nats-server", ["nats-server"], "apt-get install nats-server (Debian, Ubuntu)")
+MOSQUITTO = Package(
+    "mosquitto",
+    "mosquitto",
+    "mosquitto",
+    ["mosquitto"],
+    "apt-get install mosquitto (Debian, Ubuntu), dnf install mosquitto (Fedora)",
+)
+POSTGRES = Package(
+    "postgres",
+    "postgresql",
+    "PostgreSQL",
+    ["initdb"],
+    "apt-get install postgresql (Debian, Ubuntu), dnf install postgresql-server (Fedora)",
+)
+CHROMIUM = Package(
+    "chromium",
+    "chromium",
+    "Chromium",
+    ["chromium", "chromium-browser", "google-chrome"],
+    "apt-get install chromium (Debian), chromium-browser (Ubuntu), dnf install chromium (Fedora)",
+)
+PACKAGES = (REDIS, NATS, MOSQUITTO, POSTGRES, CHROMIUM)

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from .distribution import (
-    find_chromium,
-    find_mosquitto,
-    find_nats,
-    find_postgres,
-    find_redis,
-    install_chromium,
-    install_mosquitto,
-    install_nats,
-    install_postgres,
-    install_redis,
-)
+from .distribution import PACKAGES, Package
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
 from .progress import Progress, Step, StepFailed, digest, run
 from .triton import install_triton
 
-OPTIONAL = ("triton", "redis", "nats", "mosquitto", "postgres", "chromium", "torch")
+OPTIONAL = ("triton", *(package.name for package in PACKAGES), "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
 TORCH = "torch==2.13.0"
 
@@ -40,32 +29,20 @@ def plan(goal: str, places: Places, environ: Mapping[str, str]) -> list[Step]:
     tools = _editable(places, "causeway-train", "causeway-train", "causeway-train", places.training)
     development = _packages(places, places.edge_deploy / "requirements-dev.txt")
     engine, triton = _engine(places, environ), _triton(places, environ)
-    redis = _from_distribution(places, "redis", "redis-server", "redis-server", find_redis, install_redis)
-    nats = _from_distribution(places, "nats", "nats-server", "nats-server", find_nats, install_nats)
-    mosquitto = _from_distribution(places, "mosquitto", "mosquitto", "mosquitto", find_mosquitto, install_mosquitto)
-    postgres = _from_distribution(places, "postgres", "postgresql", "PostgreSQL", find_postgres, install_postgres)
+    programs = {package.name: _from_distribution(places, package) for package in PACKAGES}
     training, torch = _packages(places, places.training / "requirements-train.txt"), _torch(places, environ)
-    chromium = _from_distribution(places, "chromium", "chromium", "Chromium", find_chromium, install_chromium)
-    bench = [environment, packages, development, engine, project, tools, triton, redis]
+    bench = [environment, packages, development, engine, project, tools, triton]
     compiled = [] if cached_wheel(places, environ) is None else [engine]
     goals = {
         "run": [environment, packages, engine, project, triton],
         "fleet": [environment, packages, engine, project],
-        "test": [*bench, nats, mosquitto, postgres, chromium, training, torch],
-        "bench": [*bench, postgres],
+        "test": [*bench, *programs.values(), training, torch],
+        "bench": [*bench, programs["redis"], programs["postgres"]],
         "check": [environment, packages, development, project, tools],
         "quick": [environment, packages, development, *compiled, project, tools],
         "train": [environment, packages, development, engine, project, tools, training, torch],
     }
-    optional = {
-        "triton": [triton],
-        "redis": [redis],
-        "nats": [nats],
-        "mosquitto": [mosquitto],
-        "postgres": [postgres],
-        "chromium": [chromium],
-        "torch": [training, torch],
-    }
+    optional = {name: [step] for name, step in programs.items()} | {"triton": [triton], "torch": [training, torch]}
     left_out = {id(step) for name in skipped for step in optional[name]}
     return [step for step in goals[goal] if id(step) not in left_out]
 
@@ -145,20 +122,13 @@ def _triton(places: Places, environ: Mapping[str, str]) -> Step:
     )
 
 
-def _from_distribution(
-    places: Places,
-    stamp: str,
-    package: str,
-    title: str,
-    find: Callable[[], object],
-    install: Callable[[Places, Progress], str],
-) -> Step:
+def _from_distribution(places: Places, package: Package) -> Step:
     return Step(
-        title=title,
-        stamp=_stamp(places, stamp),
-        key=package,
-        there=lambda: find() is not None,
-        work=lambda progress: install(places, progress),
+        title=package.title,
+        stamp=_stamp(places, package.name),
+        key=package.package,
+        there=lambda: package.find() is not None,
+        work=lambda progress: package.install(places, progress),
     )
 
 
