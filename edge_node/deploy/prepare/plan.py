@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from .distribution import PACKAGES, Package
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
 from .places import Places, child_environment
+from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
-from .triton import install_triton
 
 OPTIONAL = ("triton", *(package.name for package in PACKAGES), "torch")
 # The release that our tests and our models were made with. In no lock file: see `_torch`.
