@@ -14,8 +14,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from edge_node.cli.doctor import host, network, packages, policy_and_models
-from edge_node.cli.doctor.finding import Finding, worst
+from edge_node.cli.doctor import Finding, host, network, packages, policy_and_models, worst
 from edge_node.cli.doctor.report import examine
 from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ResponseCacheConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest

@@ -1,5 +1,41 @@
 """`causeway-edge doctor`: check everything that the daemon needs and say how to fix each problem.
 
 It changes nothing and may run beside a daemon. Read `report` first (all checks in order, printed or as JSON). Each
-check is a function that returns a `Finding` or several: see `packages`, `policy_and_models`, `host` and `network`.
+check is a function that returns a `Finding` or several: see `packages`, `policy_and_models`, `report` and `network`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Level = Literal["ok", "warn", "fail"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`warn`: the daemon works, with reduced function. `fail`: it would not start, or could not answer."""
+
+    check: str
+    level: Level
+    found: str
+    advice: str = ""  # how to fix it; empty if the level is ok
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, "ok", found)
+
+
+def warn(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, "warn", found, advice)
+
+
+def fail(check: str, found: str, advice: str) -> Finding:
+    return Finding(check, "fail", found, advice)
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """Return the most severe level; ok for no findings."""
+    levels = {finding.level for finding in findings}
+    return "fail" if "fail" in levels else "warn" if "warn" in levels else "ok"

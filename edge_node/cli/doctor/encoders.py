@@ -15,7 +15,7 @@ from router.types import Modality
 from ...config.schema import Config
 from ...modalities.sound import PROGRAM, find_program, is_onnxruntime_installed
 from ...modalities.voices import SEPARATOR
-from .finding import Finding, fail, ok, warn
+from . import Finding, fail, ok, warn
 
 _INSTALL_VOICE = "`pip install 'causeway[voice]'`"
 

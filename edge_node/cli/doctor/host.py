@@ -15,7 +15,7 @@ from router.policy.compiled import Policy
 from router.types import DeviceSignals
 
 from ...config.schema import EngineConfig, ResponseCacheConfig
-from .finding import Finding, fail, ok, warn
+from . import Finding, fail, ok, warn
 
 _MIB = 2**20
 _MIN_FREE_BYTES = 50 * _MIB

@@ -23,7 +23,7 @@ from router.serving.config import TracingConfig
 from ...config.schema import CloudConfig, MqttConfig, ServerConfig
 from ...mqtt.envelope import BrokerError
 from ...mqtt.topics import BrokerUrl, Topics
-from .finding import Finding, fail, ok, warn
+from . import Finding, fail, ok, warn
 
 _PROBE_TIMEOUT_S = 2.0
 _TRITON = "http://127.0.0.1:8000"  # where a Triton with its own defaults has its HTTP

@@ -19,7 +19,7 @@ from models.llama_cpp.native.gpu import GpuReport
 from router.child_environment import minimal_environment
 
 from ...config.schema import EngineConfig
-from .finding import Finding, fail, ok, warn
+from . import Finding, fail, ok, warn
 
 OUR_PACKAGES = ("cloud_pool", "edge_node", "fleet", "models", "router")
 OLDEST_PYTHON = (3, 11)

@@ -16,7 +16,7 @@ from router.types import DeviceSignals
 
 from ...config.schema import EngineConfig
 from ...signals.estimators import QUALITY, judged_models, load_calibrator, load_pair, load_quality_estimator
-from .finding import Finding, fail, ok, warn
+from . import Finding, fail, ok, warn
 
 _MIB = 2**20
 _SHORT_IDLE_S = 30.0

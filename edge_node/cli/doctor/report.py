@@ -15,9 +15,8 @@ from router.types import DeviceSignals
 from ...config.schema import Config
 from ...signals.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
-from . import host, network, packages, policy_and_models
+from . import Finding, Level, host, network, packages, policy_and_models, worst
 from .encoders import check_encoders
-from .finding import Finding, Level, worst
 from .network import check_broker, check_tracing
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
