@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from edge_node.cli.doctor import Finding, host, network, packages, policy_and_models, worst
+from edge_node.cli.doctor import Finding, network, packages, policy_and_models, report, worst
 from edge_node.cli.doctor.report import examine
 from edge_node.config.schema import CloudConfig, Config, EngineConfig, KeyConfig, ResponseCacheConfig, ServerConfig
 from models.catalog.artifact import SHIPPED, find_artifact, save_manifest
@@ -284,7 +284,7 @@ def test_free_memory_is_compared_with_the_models_need(share: float | None, level
 def test_a_state_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
     """A file in its place fails for root too."""
     (tmp_path / "state").write_text("a file")
-    (finding,) = host.check_state_dir(tmp_path / "state" / "causeway", ResponseCacheConfig())
+    (finding,) = report.check_state_dir(tmp_path / "state" / "causeway", ResponseCacheConfig())
     assert finding.level == "fail"
     assert "state_dir" in finding.advice
 
@@ -292,28 +292,28 @@ def test_a_state_folder_that_cannot_be_written_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("free", "level"), [(10 * MIB, "fail"), (200 * MIB, "warn"), (2000 * MIB, "ok")])
 def test_a_nearly_full_disk_is_reported(tmp_path: Path, free: int, level: str) -> None:
     """The check creates nothing."""
-    findings = host.check_state_dir(tmp_path / "a" / "b", ResponseCacheConfig(), free_bytes_of=lambda _: free)
+    findings = report.check_state_dir(tmp_path / "a" / "b", ResponseCacheConfig(), free_bytes_of=lambda _: free)
     assert levels(findings) == [("state folder", level)]
     assert not (tmp_path / "a").exists()
-    assert levels(host.check_state_dir(tmp_path, ResponseCacheConfig(disk_bytes=0))) == [("state folder", "ok")]
+    assert levels(report.check_state_dir(tmp_path, ResponseCacheConfig(disk_bytes=0))) == [("state folder", "ok")]
 
 
 def test_more_threads_than_cores_is_a_warning() -> None:
     """Threads wait for the slowest one at each barrier."""
-    assert host.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
-    assert host.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
-    assert host.check_threads(EngineConfig()).level == "ok"
+    assert report.check_threads(EngineConfig(threads=8), cores=2).level == "warn"
+    assert report.check_threads(EngineConfig(threads=2), cores=2).level == "ok"
+    assert report.check_threads(EngineConfig()).level == "ok"
 
 
 def test_only_missing_sensors_that_the_policy_needs_are_warnings() -> None:
     policy, _ = policy_and_models.read_policy(POLICY)
     assert policy is not None
-    without_sensors = levels(host.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
+    without_sensors = levels(report.check_sensors(policy, DeviceSignals(memory_free_mb=1.0)))
     assert set(without_sensors) == {("sensors", "warn")}
     assert len(without_sensors) == len({"device.temperature_c", "device.throttled"} & policy.needs)
     with_sensors = DeviceSignals(temperature_c=50.0, throttled=False, memory_free_mb=1.0, power_w=5.0, battery=None)
-    assert levels(host.check_sensors(policy, with_sensors)) == [("sensors", "ok")]
-    assert levels(host.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
+    assert levels(report.check_sensors(policy, with_sensors)) == [("sensors", "ok")]
+    assert levels(report.check_sensors(None, DeviceSignals())) == [("sensors", "ok")]
 
 
 def test_unreachable_targets_are_warnings() -> None:
