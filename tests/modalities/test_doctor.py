@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.cli.doctor import Finding
-from edge_node.cli.doctor.encoders import check_encoders
+from edge_node.cli.doctor.policy_and_models import check_encoders
 from edge_node.config.schema import Config, EngineConfig, ModalitiesConfig
 from models.catalog.artifact import Manifest, save_manifest
 from models.catalog.fit import Device

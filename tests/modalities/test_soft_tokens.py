@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from edge_node.app import build
-from edge_node.cli.doctor.encoders import check_encoders
+from edge_node.cli.doctor.policy_and_models import check_encoders
 from edge_node.clock import system_clock
 from edge_node.config.schema import EngineConfig
 from edge_node.serving.generation import Generation

@@ -9,7 +9,7 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.cli.doctor.encoders import check_encoders
+from edge_node.cli.doctor.policy_and_models import check_encoders
 from edge_node.config.schema import EngineConfig
 from edge_node.serving.part_encoders import Projectors
 from models.catalog import projector

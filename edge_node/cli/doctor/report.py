@@ -21,8 +21,8 @@ from ...config.schema import Config, EngineConfig, ResponseCacheConfig
 from ...signals.device import DeviceProbes
 from ...storage.policies import DEFAULT_POLICY
 from . import Finding, Level, fail, network, ok, packages, policy_and_models, warn, worst
-from .encoders import check_encoders
 from .network import check_broker, check_tracing
+from .policy_and_models import check_encoders
 
 _STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
