@@ -212,36 +212,28 @@ def check_encoders(
     """
     if not config.modalities.enabled:
         return
+    folders = _model_dirs(config.engine)
     if installed("audio"):
-        yield _check_speech([Path(folder) for folder in config.engine.model_dirs])
+        absent = "the extra `voice` is installed, its model is not: sound is refused"
+        yield _check_encoder("speech", SPEECH_MODEL, folders, absent)
     if installed("image"):
-        yield _check_pictures([Path(folder) for folder in config.engine.model_dirs])
-    yield from _check_projectors([Path(folder) for folder in config.engine.model_dirs])
-    yield from _check_voices([Path(folder) for folder in config.engine.model_dirs], environ, has_onnxruntime)
+        absent = "text in pictures is read; the model that tells what they show is not here"
+        yield _check_encoder("pictures", PICTURES_MODEL, folders, absent, "text is read; ")
+    yield from _check_projectors(folders)
+    yield from _check_voices(folders, environ, has_onnxruntime)
 
 
-def _check_speech(folders: list[Path]) -> Finding:
-    pull = f"`causeway-models pull {SPEECH_MODEL}`"
+def _check_encoder(check: str, model: str, folders: list[Path], absent: str, also: str = "") -> Finding:
+    """Check one model. `absent`: what its absence means; `also`: what works besides."""
+    pull = f"`causeway-models pull {model}`"
     try:
-        speech = find_artifact(SPEECH_MODEL, folders)
-        verify_artifact(speech)
+        artifact = find_artifact(model, folders)
+        verify_artifact(artifact)
     except ArtifactNotFound:
-        return warn("speech", "the extra `voice` is installed, its model is not: sound is refused", pull)
+        return warn(check, absent, pull)
     except ArtifactError as error:
-        return fail("speech", str(error), f"delete the folder, then {pull}")
-    return ok("speech", f"{speech.manifest.note}, SHA-256 matches ({speech.path})")
-
-
-def _check_pictures(folders: list[Path]) -> Finding:
-    pull = f"`causeway-models pull {PICTURES_MODEL}`"
-    try:
-        pictures = find_artifact(PICTURES_MODEL, folders)
-        verify_artifact(pictures)
-    except ArtifactNotFound:
-        return warn("pictures", "text in pictures is read; the model that tells what they show is not here", pull)
-    except ArtifactError as error:
-        return fail("pictures", str(error), f"delete the folder, then {pull}")
-    return ok("pictures", f"text is read; {pictures.manifest.note}, SHA-256 matches ({pictures.path})")
+        return fail(check, str(error), f"delete the folder, then {pull}")
+    return ok(check, f"{also}{artifact.manifest.note}, SHA-256 matches ({artifact.path})")
 
 
 def _check_projectors(folders: list[Path]) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Run all checks and report the findings, on a terminal as they come or as JSON. The checks of the box itself are here."""
+"""Run all checks and report the findings, as they come or as JSON. The checks of the box itself are here, too."""
 
 from __future__ import annotations
 
