@@ -99,7 +99,7 @@ def route(
 
     prompt, out, console = read_prompt(text), Console(), Console(stderr=True)
     if policy_path is not None:
-        from .draft import request_settings, route_draft
+        from .ask import request_settings, route_draft
 
         draft = (*request_settings(flags), *settings)
         sys.exit(route_draft(policy_path, prompt, draft, as_json=as_json, out=out, console=console))
@@ -128,8 +128,8 @@ def listen(sound: str, url: str, api_key: str, as_json: bool, seconds: float, **
     """
     from rich.console import Console
 
-    from .listen import listen as run_listen
-    from .listen import read_sound
+    from .ask import listen as run_listen
+    from .ask import read_sound
 
     data = read_sound(sound, seconds)
     with connect(url, api_key) as causeway:
