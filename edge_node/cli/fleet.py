@@ -123,7 +123,7 @@ def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, *
     """
     config = load_config_or_exit(config_path, settings, flags)
     from ..agent.link.owner import as_owner
-    from .fleet_import import import_bundle
+    from .fleet_status import import_bundle
 
     with as_owner(Path(config.state_dir)) as state_dir:
         sys.exit(import_bundle(state_dir, medium.absolute()))
