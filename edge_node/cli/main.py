@@ -226,8 +226,7 @@ def up(
     from models.catalog.artifact import ArtifactError
 
     from .up.models import choose_models
-    from .up.resources import default_runs_dir, find_programs
-    from .up.session import UpOptions, run
+    from .up.session import UpOptions, default_runs_dir, find_programs, run
 
     try:
         models = choose_models(config, small, large, with_cloud=not no_cloud)

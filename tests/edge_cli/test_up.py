@@ -17,10 +17,8 @@ import msgspec
 import psutil
 import pytest
 
-from edge_node.cli.up.models import StartedModels, choose_models
-from edge_node.cli.up.resources import find_programs
-from edge_node.cli.up.session import UpOptions
-from edge_node.cli.up.tour import KNOWLEDGE, TOUR
+from edge_node.cli.up.models import KNOWLEDGE, TOUR, StartedModels, choose_models
+from edge_node.cli.up.session import UpOptions, find_programs
 from edge_node.config.loader import load_config
 from edge_node.config.schema import Config, ServerConfig
 

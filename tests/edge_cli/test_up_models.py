@@ -14,8 +14,7 @@ import yaml
 from cloud_pool.config.loader import Flags
 from cloud_pool.config.loader import load_config as load_gateway_config
 from cloud_pool.config.schema import Config as GatewayConfig
-from edge_node.cli.up.models import choose_models, pair_policy
-from edge_node.cli.up.tour import KNOWLEDGE, TOUR
+from edge_node.cli.up.models import KNOWLEDGE, TOUR, choose_models, pair_policy
 from edge_node.config.schema import Config, EngineConfig
 from models.catalog.artifact import ArtifactError, Manifest, find_artifact
 from models.pull.demo import demo_models

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edge_node.cli.up.tour import TOUR
+from edge_node.cli.up.models import TOUR
 
 ROOT = Path(__file__).parents[2]
 TRITON = Path(os.environ.get("CAUSEWAY_TRITON_ENV", ROOT / ".venv-triton")) / "triton.json"

@@ -1,1 +1,1 @@
-"""`causeway-edge up`. Read `session` first; it runs programs (`child_process`) and asks demo questions (`tour`)."""
+"""`causeway-edge up`. Read `session` first; it runs programs (`child_process`) for what `models` chooses and asks."""
