@@ -51,8 +51,8 @@ from .accounts.tenants.config import TenantLimits
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
 from .admission import AdmissionConfig, AdmissionController, AdmissionSettings
+from .admission.controller import AdmissionMetrics
 from .admission.division import PeerKind
-from .admission.metrics import AdmissionMetrics
 from .admission.peer_heartbeat import PeerHeartbeat, SharedTier
 from .batches.batch_api import BatchApi
 from .batches.processor import BatchProcessor

@@ -1,4 +1,6 @@
-"""How many requests may be in a tier's Triton at once: found from their times to first token, and followed. Pure.
+"""What a tier can take: its concurrency limit, how fast permits are released, and when a queue is overload. Pure.
+
+The limit, how many requests may be in a tier's Triton at once, is found from their times to first token, and followed.
 
 A server of S sequences answers up to S requests without any of them waiting; one more waits inside it, where we can
 neither reorder nor shed it. The time to first token (TTFT) shows that, not the whole latency, which is mostly the
@@ -29,9 +31,13 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
+
+from router.jobs.submission import RANK, Priority
 
 DOUBT_S = 30.0
 PROBE_S = 10.0
@@ -49,6 +55,15 @@ _FAILED = 0.9
 _LARGE = 4  # permits of a large cut
 _SPARED = 8  # limit from which on one permit may be free
 _LATE_S = 5.0  # how long a window with late first tokens counts
+INTERVAL_S = 1.0  # in which every request waits too long: then a queue is a standing one
+_TARGETS: Final[dict[Priority, float]] = {"interactive": 0.5, "standard": 1.0, "bulk": 5.0}
+"""Times the objective for an interactive request's first token: half of it is for the queue."""
+MEMORY_S = 5.0  # of time with waiters, for the rate of releases; older releases count less and less
+_MIN_RELEASES = 8.0  # the memory is extended to this many releases where they are slow
+_MIN_SPAN_S = 0.05
+_SMOOTHING = 0.1  # of the times for which a permit is held, and held without a first token
+_RECENT = 50  # permits whose single times are kept
+_SHORT_QUANTILE = 0.2  # share of the answers that take less than `short_s`
 
 
 class Window(msgspec.Struct):
@@ -294,3 +309,151 @@ def noise(ttfts: Sequence[float]) -> float:
     """Return two standard errors of the median (1.25 times the mean's, as for normal samples), s."""
     count, mean = len(ttfts), math.fsum(ttfts) / len(ttfts)
     return 2.5 * math.sqrt(math.fsum((ttft - mean) ** 2 for ttft in ttfts) / ((count - 1) * count))
+
+
+class StandingQueue:
+    """The queue of one priority."""
+
+    def __init__(self) -> None:
+        self._above_since = math.inf
+        self._since = math.inf
+        self._long_wait_at = -math.inf
+
+    def record_wait(self, now: float, seconds: float, target_s: float) -> None:
+        """Record the wait of a request, which was admitted or predicted."""
+        if seconds < target_s:
+            self._above_since = math.inf
+        else:
+            self._above_since = min(self._above_since, now)
+        if self.since(now) is None:
+            self._since = math.inf
+        if seconds >= target_s / 2:
+            self._long_wait_at = now
+        if now - self._above_since >= INTERVAL_S:
+            self._since = min(self._since, now)
+
+    def since(self, now: float) -> float | None:
+        """Return when it became a standing queue, s; None: it is not."""
+        return self._since if now - self._long_wait_at < INTERVAL_S and self._since < math.inf else None
+
+
+class OverloadDetector:
+    """Tells a standing queue from a burst, and which requests are shed for it. Owns the state of each priority's queue.
+
+    After CoDel (Nichols and Jacobson 2012, RFC 8289): a queue in which every request waits longer than a target for a
+    whole interval is a standing queue, and only shedding shrinks it. Here a standing queue takes only requests that
+    would be admitted within the target, predicted rather than found out afterwards, and work of lower priority is not
+    taken at all: bulk first, standard an interval later. It ends when for an interval no request has waited half as
+    long, so that it does not flap.
+    """
+
+    def __init__(self, objective_s: float) -> None:
+        self._objective_s = objective_s
+        self._queues = {priority: StandingQueue() for priority in RANK}
+
+    def target_s(self, priority: Priority) -> float:
+        return self._objective_s * _TARGETS[priority]
+
+    def record_wait(self, now: float, priority: Priority, seconds: float) -> None:
+        self._queues[priority].record_wait(now, seconds, self.target_s(priority))
+
+    def is_standing(self, now: float, priority: Priority) -> bool:
+        return self._queues[priority].since(now) is not None
+
+    def should_shed(self, now: float, priority: Priority) -> bool:
+        """Tell whether work of this priority is rejected because a queue above it is a standing one."""
+        interactive = self._queues["interactive"].since(now)
+        if priority == "bulk":
+            return interactive is not None or self.is_standing(now, "standard")
+        return priority == "standard" and interactive is not None and now - interactive >= INTERVAL_S
+
+
+class ReleaseRate:
+    """Owns decayed sums: of permits released, of permits granted to each priority, and of the time with waiters.
+
+    Time without waiters does not count: an idle tier releases nothing, and is not slow for it. A tier that is stuck
+    with all its permits held releases nothing either, and the rate shows it. When a queue begins after a while without
+    one, Little's law gives the initial rate: permits over the time for which one is held.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._at = now
+        self._full_at = -math.inf
+        self._memory_s = MEMORY_S
+        self._full = False
+        self._span_s = 0.0
+        self._released = 0.0
+        self._granted = dict.fromkeys(RANK, 0.0)
+        self._held_s: float | None = None
+        self._pending_s: float | None = None
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._permits = 1
+
+    def tick(self, now: float, *, full: bool) -> None:
+        """Account for the time since the last tick. Call it before each change; `full`: requests were waiting."""
+        past_s, self._at = max(0.0, now - self._at), now
+        self._full = full
+        if not full:
+            return
+        if self._at - past_s - self._full_at > self._memory_s and self._held_s is not None:
+            self._begin(self._held_s)
+        self._full_at = now
+        decay = math.exp(-past_s / self._memory_s)
+        self._span_s = self._span_s * decay + self._memory_s * (1.0 - decay)
+        self._released *= decay
+        for priority in self._granted:
+            self._granted[priority] *= decay
+
+    def record_release(self, held_s: float, permits: int) -> None:
+        """Record the release of one of `permits`, which was held for `held_s`."""
+        self._released += self._full
+        self._held_s = _smoothed(self._held_s, held_s)
+        self._recent.append(held_s)
+        self._permits = max(1, permits)
+        self._memory_s = max(MEMORY_S, _MIN_RELEASES * self._held_s / self._permits)
+
+    def record_first_token(self, pending_s: float) -> None:
+        """Record a first token, which came so long after its sequence got its permit."""
+        self._pending_s = _smoothed(self._pending_s, pending_s)
+
+    def record_grant(self, priority: Priority) -> None:
+        self._granted[priority] += 1.0
+
+    @property
+    def held_s(self) -> float | None:
+        """Recent mean time for which a permit is held; None before the first sample."""
+        return self._held_s
+
+    @property
+    def pending_share(self) -> float | None:
+        """Share of the held permits whose sequence has no first token, if they began evenly; None: not known yet."""
+        return self._pending_s / self._held_s if self._pending_s is not None and self._held_s else None
+
+    @property
+    def short_s(self) -> float:
+        """An answer would hardly be complete in less time than this; 0 before the first sample."""
+        return sorted(self._recent)[int(_SHORT_QUANTILE * len(self._recent))] if self._recent else 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Permits released a second; None where nothing is known yet."""
+        if (self._released >= 1.0 and self._span_s >= _MIN_SPAN_S) or self._span_s > 0.98 * self._memory_s:
+            return self._released / self._span_s
+        return self._permits / self._held_s if self._held_s else None
+
+    def rate_for(self, priority: Priority, share: float) -> float | None:
+        """Return what is left of the rate for this priority: all but the grants above it, and at least `share`."""
+        rate = self.rate
+        if rate is None:
+            return None
+        above = sum(granted for each, granted in self._granted.items() if RANK[each] < RANK[priority])
+        return max(rate - above / self._span_s, share * rate) if self._span_s else rate
+
+    def _begin(self, held_s: float) -> None:
+        self._span_s = min(held_s, self._memory_s)
+        self._released = self._permits * self._span_s / held_s if held_s else 0.0
+        self._granted = dict.fromkeys(RANK, 0.0)
+
+
+def _smoothed(mean_s: float | None, newest_s: float) -> float:
+    return newest_s if mean_s is None else mean_s + _SMOOTHING * (newest_s - mean_s)

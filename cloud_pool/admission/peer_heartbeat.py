@@ -30,9 +30,9 @@ from redis.exceptions import RedisError
 from ..dispatch.endpoint_selection import PoolCapacity
 from ..redis.faults import client_fault
 from ..redis.scripts import load_script
-from .config import TierCapacity
 from .controller import AdmissionController
 from .division import JobShare, PeerKind, Peers, PeerState, gateway_permits, reserved_for_jobs, worker_permits
+from .permits import TierCapacity
 
 EVERY_S = 0.5
 ALIVE_S = 2.5

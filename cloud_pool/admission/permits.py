@@ -26,10 +26,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from .config import AdmissionConfig
-from .ticket import RANK, Ticket, TicketState
+import msgspec
+from msgspec import Meta
 
+from router.jobs.submission import RANK
+
+from .waiting import Ticket, TicketState
+
+Share = Annotated[float, Meta(ge=0, le=0.5)]
 MAX_PREEMPTIONS = 2
 _PRESENT_S = 10.0
 _CROWDED_S = 5.0
@@ -39,6 +45,34 @@ _MIN_LIMIT = 4  # permits of which one is reserved
 _MIN_LEFT_S = 2.0  # a request with less time left is not preempted
 _MAX_SAVED = 4  # preemptions saved up while none was needed
 _EVEN = 0.5  # sequences without a first token beyond those that there would be if they came evenly
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tier's key `admission`."""
+
+    reserved_share: Share = 0.08  # share of the permits reserved for urgent requests and light tenants, if mixed
+    preemption_share: Share = 0.1  # share of the requests that may preempt one without a first token; 0: none
+    standard_share: Share = 0.05  # share of the released permits that standard work gets while interactive work waits
+    bulk_share: Share = 0.02  # the same for bulk work while any other work waits
+
+
+class TierCapacity(msgspec.Struct, frozen=True):
+    """What serves a tier now."""
+
+    permits: int  # of all gateways and workers
+    endpoints: float  # as many as take requests
+    jobs: int = 0  # this gateway's part of the permits that jobs hold
+    away: int = 0  # open calls of this process at endpoints that take no more requests
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier's admission with the tier's limits."""
+
+    permits: int  # upper bound of the sequences in Triton at once; PeerHeartbeat changes it
+    max_queued: int  # sequences that may wait for their request to begin
+    min_permits: int = 0  # lower bound of the concurrency limit; 0: the limit is fixed at `permits`
+    ttft_objective_s: float = 2.0  # of an interactive request, queue and Triton together
+    config: AdmissionConfig = AdmissionConfig()
 
 
 @dataclass(slots=True)

@@ -7,14 +7,14 @@ On arrival, in this order:
 1. No time left: DeadlineExceeded.
 2. A permit is free and no ticket is ahead, or one is given back for it (`permits`): it is admitted. Of a request with
    several sequences, as many as there are such permits; 3 and 4 come first if some have to wait.
-3. A queue above it is a standing one: Shed (429); bulk first, then standard (`overload`).
+3. A queue above it is a standing one: Shed (429); bulk first, then standard (`OverloadDetector`).
 4. Its last sequence would not be admitted with time enough left for an answer, or, where its own queue is a standing
    one, its first not within the target: Shed (429).
 5. The queue is full: the youngest of the lowest priority below it is displaced; else the youngest of a tenant that has
    more of the queue for its weight (`waiting`). The displaced request, or else the new one, gets QueueFull (429).
 6. It waits.
 
-A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`fair_queue`).
+A released permit goes to interactive, then standard, then bulk, and within each to the tenants in turn (`waiting`).
 Lower priorities get a small share of the permits all the same, unless a more urgent ticket would miss its deadline for
 it: no queue starves, and each such turn makes an interactive request wait for one more release. The last permits are
 reserved (`permits`).
@@ -27,14 +27,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal, NoReturn
 
 from router.errors import DeadlineExceeded, QueueFull, Shed
+from router.jobs.submission import RANK, Priority
 
-from .concurrency_limit import ConcurrencyLimit
-from .config import AdmissionSettings, TierCapacity
-from .overload import OverloadDetector
-from .permits import PermitAllocator
-from .release_rate import ReleaseRate
-from .ticket import RANK, Priority, Ticket, TicketState
-from .waiting import WaitingTickets
+from .concurrency_limit import ConcurrencyLimit, OverloadDetector, ReleaseRate
+from .permits import AdmissionSettings, PermitAllocator, TierCapacity
+from .waiting import Ticket, TicketState, WaitingTickets
 
 Reason = Literal["overload", "deadline", "queue_full", "displaced"]
 RETRY_S = 1.0

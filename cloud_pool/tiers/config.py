@@ -11,7 +11,7 @@ from router.errors import InvalidRequest
 from router.serving.config import Count, Positive, Seconds
 from router.types import Modality, Request
 
-from ..admission.config import AdmissionConfig, AdmissionSettings
+from ..admission.permits import AdmissionConfig, AdmissionSettings
 from ..dispatch.config import DispatchSettings, LoadBalancing, RetryBudgetConfig
 from ..dispatch.discovery import EndpointAddress, parse_endpoint_address
 from ..upstreams.triton.sampling_parameters import GuidedKey

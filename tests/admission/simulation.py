@@ -14,10 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cloud_pool.admission.config import AdmissionConfig, AdmissionSettings
+from cloud_pool.admission.permits import AdmissionConfig, AdmissionSettings
 from cloud_pool.admission.scheduler import AdmissionScheduler, Reason
-from cloud_pool.admission.ticket import Priority, Ticket, TicketState
+from cloud_pool.admission.waiting import Ticket, TicketState
 from router.errors import CausewayError, DeadlineExceeded
+from router.jobs.submission import Priority
 
 Profile = Callable[[float], float]
 """Something over time."""

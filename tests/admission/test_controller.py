@@ -5,9 +5,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from cloud_pool.admission import AdmissionController, Priority
+from cloud_pool.admission import AdmissionController
 from cloud_pool.http.request_admission import read_headers
 from router.errors import DeadlineExceeded, InvalidRequest, QueueFull
+from router.jobs.submission import Priority
 
 
 async def settle() -> None:

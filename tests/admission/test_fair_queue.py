@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.fair_queue import FairQueue
-from cloud_pool.admission.ticket import Ticket
+from cloud_pool.admission.waiting import FairQueue, Ticket
 
 MAY, DO = 50.0, 14.0  # tokens
 PLACES = 8

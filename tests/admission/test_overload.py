@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_pool.admission.overload import INTERVAL_S, OverloadDetector
-from cloud_pool.admission.release_rate import ReleaseRate
+from cloud_pool.admission.concurrency_limit import INTERVAL_S, OverloadDetector, ReleaseRate
 
 OBJECTIVE_S = 2.0
 

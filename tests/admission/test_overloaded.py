@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from cloud_pool.admission import Priority
+from router.jobs.submission import Priority
 
 from .simulation import (
     Callers,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cloud_pool.admission.config import AdmissionConfig
-from cloud_pool.admission.permits import PermitAllocator
-from cloud_pool.admission.ticket import Priority, Ticket, TicketState
+from cloud_pool.admission.permits import AdmissionConfig, PermitAllocator
+from cloud_pool.admission.waiting import Ticket, TicketState
+from router.jobs.submission import Priority
 
 
 class PermitBooks:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import AdmissionController, AdmissionSettings, Preempted
-from cloud_pool.admission.metrics import AdmissionMetrics
+from cloud_pool.admission.controller import AdmissionMetrics
 from router.errors import DeadlineExceeded, QueueFull
 
 

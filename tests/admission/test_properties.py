@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from cloud_pool.admission.fair_queue import FairQueue
 from cloud_pool.admission.scheduler import AdmissionScheduler
-from cloud_pool.admission.ticket import RANK, Priority, Ticket, TicketState
+from cloud_pool.admission.waiting import FairQueue, Ticket, TicketState
 from router.errors import CausewayError
+from router.jobs.submission import RANK, Priority
 
 from .simulation import settings
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 import pytest
 
 from cloud_pool.admission.scheduler import RETRY_S, AdmissionScheduler, Reason
-from cloud_pool.admission.ticket import Priority, Ticket, TicketState
+from cloud_pool.admission.waiting import Ticket, TicketState
 from router.errors import DeadlineExceeded, QueueFull, Shed
+from router.jobs.submission import Priority
 
 from .simulation import settings
 

@@ -9,8 +9,9 @@ import pytest
 
 from cloud_pool.admission import AdmissionController, Permit
 from cloud_pool.admission.scheduler import AdmissionScheduler, Reason
-from cloud_pool.admission.ticket import Priority, Ticket, TicketState
+from cloud_pool.admission.waiting import Ticket, TicketState
 from router.errors import DeadlineExceeded, QueueFull, Shed
+from router.jobs.submission import Priority
 
 from .simulation import settings
 

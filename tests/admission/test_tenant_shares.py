@@ -8,9 +8,10 @@ from contextlib import AsyncExitStack
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cloud_pool.admission import AdmissionController, Priority
-from cloud_pool.admission.metrics import AdmissionMetrics
+from cloud_pool.admission import AdmissionController
+from cloud_pool.admission.controller import AdmissionMetrics
 from router.errors import QueueFull, Shed
+from router.jobs.submission import Priority
 
 
 async def settle() -> None:

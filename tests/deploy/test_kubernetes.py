@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.admission.metrics import AdmissionMetrics
+from cloud_pool.admission.controller import AdmissionMetrics
 from cloud_pool.cli.main import main
 from cloud_pool.config.loader import Flags, load_config
 from cloud_pool.jobs.metrics import JobMetrics

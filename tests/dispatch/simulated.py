@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from cloud_pool.admission import AdmissionController
-from cloud_pool.admission.config import AdmissionSettings as AdmissionSettings
+from cloud_pool.admission.permits import AdmissionSettings as AdmissionSettings
 from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
 from cloud_pool.degradation.fallback import TierFallback, TierSignals

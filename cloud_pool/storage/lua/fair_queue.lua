@@ -1,7 +1,7 @@
 -- Queues of jobs, one for each tier and priority: tenants take turns by the tokens that their jobs may use, and each
 -- tenant's own jobs come in the order of acceptance.
 --
--- Start-time fair queueing, as admission/fair_queue.py does it for requests: the next tenant is the one with the lowest
+-- Start-time fair queueing, as admission/waiting.py does it for requests: the next tenant is the one with the lowest
 -- tag, which grows by the cost of its job (tokens over the tenant's weight). Virtual time is the highest tag of a job
 -- that was claimed. A tenant that was away enters CREDIT jobs before that, so it waits for no other tenant's backlog.
 local PRIORITIES = {'interactive', 'standard', 'bulk'}
