@@ -61,8 +61,7 @@ from .cache.shared_cache import SharedCache, is_private, read_secret
 from .config.schema import Config
 from .core.request_context import BodyMemory
 from .degradation.continue_token import load_continue_tokens
-from .degradation.fallback import TierFallback, TierSignals
-from .degradation.metrics import DegradationMetrics
+from .degradation.fallback import DegradationMetrics, TierFallback, TierSignals
 from .degradation.tier_attempt import TierRuntime
 from .degradation.warm_up import TierWarmer
 from .dispatch.dispatcher import build_dispatcher

@@ -3,15 +3,11 @@
 Reading order:
 
     config           the tiers in order, how fast to back off and to return
-    tier_health      one tier's share of the work, with hysteresis; pure
-    demand           arrival rate, and how much work fits; pure
-    fallback_plan    tier states → the fallback steps of one request, each with its reason; pure
-    fallback         owns tier health, breakers and times to first token; reads pools and admission
-    tier_attempt     one tier up to its first delta
-    stream_merge     the deltas of several sequences as they come
+    tier_health      one tier's share of the work, with hysteresis; arrival rate, and how much work fits; pure
+    fallback         tier states → the fallback steps of one request; owns health, breakers and times to first token
+    tier_attempt     one tier up to its first delta; the deltas of several sequences as they come
     continue_token   truncated answers, and the token that asks for the rest
     warm_up          keeps tiers warm
-    metrics          Prometheus
 
 Each priority has its own health on each tier: under stress the least urgent work that is present moves first, and comes
 back last. Otherwise every priority would be spread over every tier.

@@ -1,4 +1,7 @@
-"""One attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows."""
+"""One attempt at a tier: a permit and the first delta of the answer, within the time that the fallback step allows.
+
+The sequences of one request run in Triton side by side, and their streams are read as one.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import anyio
 import msgspec
 
 from router.errors import (
     BreakerOpen,
     CausewayError,
+    CloudFailed,
     CloudTimeout,
     DeadlineExceeded,
     InvalidRequest,
@@ -24,12 +29,11 @@ from ..admission import AdmissionController, Permit, Preempted, Priority
 from ..core.request_context import RequestContext
 from ..tiers.tier import Tier
 from ..upstreams.triton.tensors import Delta, InferenceRequest
-from .fallback import TierFallback
-from .fallback_plan import FallbackRequest, FallbackStep
-from .stream_merge import merge_streams
+from .fallback import FallbackRequest, FallbackStep, TierFallback
 from .tier_health import Stress
 
 BuildRequests = Callable[[], Sequence[InferenceRequest]]
+T = TypeVar("T")
 
 
 class TierDispatch(Protocol):
@@ -265,3 +269,44 @@ class TierAttempt:
             except Preempted:
                 self._sent_at = None
                 await permit.reacquire()
+
+
+async def merge_streams(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield each stream's items as they come, with the stream's index. The first error ends all, as does closing."""
+    # At most one item waits for each stream, so a slow reader slows Triton's streams down.
+    ready: asyncio.Queue[tuple[int, T] | CausewayError | None] = asyncio.Queue(len(streams))
+    failure: CausewayError | None = None
+    async with anyio.create_task_group() as tasks:
+        for index, stream in enumerate(streams):
+            tasks.start_soon(_pump, index, stream, ready)
+        try:
+            remaining = len(streams)
+            while remaining and failure is None:
+                entry = await ready.get()
+                if isinstance(entry, CausewayError):
+                    failure = entry  # Raised below: a task group would wrap it.
+                elif entry is None:
+                    remaining -= 1
+                else:
+                    yield entry
+        except GeneratorExit:
+            pass  # Closed: a task group would wrap it.
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _pump(
+    index: int, stream: AsyncGenerator[T, None], ready: asyncio.Queue[tuple[int, T] | CausewayError | None]
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await ready.put((index, item))
+    except CausewayError as error:
+        await ready.put(error)
+    except Exception as error:  # The reader waits for an entry, so every failure has to reach it.
+        await ready.put(CloudFailed(f"an answer failed: {type(error).__name__}", phase="stream"))
+    else:
+        await ready.put(None)

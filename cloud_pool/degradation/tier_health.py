@@ -34,6 +34,10 @@ _NEARLY = 0.99
 _FINE = 0.04  # of a share: nearer to the ceiling than twice this, the ceiling itself is tried
 _CREDIT_RANGE = 32.0  # requests too few, or too many, that move the end of the line from one end to the other
 _POSITION_BYTES = 8
+MEMORY_S = 1.5
+"""Short: work that no longer arrives must be forgotten soon."""
+ROOM = 0.9
+"""Share of a tier's permits that may be in use after work has come back: arrivals are never even."""
 
 
 class TierSnapshot(msgspec.Struct, frozen=True):
@@ -188,3 +192,36 @@ def caller_position(tenant: str, client: str, conversation: bytes) -> float:
     caller = f"{tenant}/{client}".encode() if client else conversation
     digest = hashlib.blake2b(caller, digest_size=_POSITION_BYTES).digest()
     return int.from_bytes(digest, "big") / 256.0**_POSITION_BYTES
+
+
+class ArrivalRate:
+    """Requests a second: a count that decays exponentially."""
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._at = -math.inf
+
+    def add(self, now: float) -> None:
+        self._count, self._at = self._decayed(now) + 1.0, now
+
+    def per_s(self, now: float) -> float:
+        return self._decayed(now) / MEMORY_S
+
+    def _decayed(self, now: float) -> float:
+        return self._count * math.exp(-max(0.0, now - self._at) / MEMORY_S)
+
+
+def fitting_share(rate: float, held_s: float | None, running: int, limit: int) -> float:
+    """Return the share of the arriving work that would find a permit besides what runs (Little's law).
+
+    Args:
+        rate: Arrivals a second.
+        held_s: How long each request holds its permit; None: unknown.
+        running: Permits in use.
+        limit: Permits there are.
+
+    Returns:
+        0 and more, above 1 where there is room to spare; infinity where nothing is known.
+    """
+    wanted = rate * (held_s or 0.0)
+    return max(0.0, ROOM * limit - running) / wanted if wanted else math.inf

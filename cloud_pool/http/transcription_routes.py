@@ -27,7 +27,7 @@ from router.types import Chunk, RoutingHints, Usage
 
 from ..accounts.ledger import LedgerEntry
 from ..core.request_context import RequestContext, answer_head
-from ..degradation.fallback_plan import REQUESTED
+from ..degradation.fallback import REQUESTED
 from ..http.request_admission import RequestAdmission
 from ..http.request_runner import OnChunk, RequestRunner
 from ..parts.request_parts import RequestParts, sound_request

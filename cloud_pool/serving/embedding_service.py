@@ -17,8 +17,7 @@ from router.errors import CloudFailed, UnsupportedFeature
 from router.types import Embeddings, Request, Usage
 
 from ..core.request_context import AnswerHead, RequestContext, answer_head
-from ..degradation.fallback import TierFallback
-from ..degradation.fallback_plan import REQUESTED
+from ..degradation.fallback import REQUESTED, TierFallback
 from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
 from ..tiers.tier import InferencePrompt
 from ..upstreams.triton.sampling_parameters import SamplingParameters

@@ -35,9 +35,7 @@ from router.types import Chunk, Embeddings, FinishReason, Modality, Request, Tok
 
 from ..core.request_context import AnswerHead, CachedAnswer, Piece, RequestContext, answer_head
 from ..degradation.continue_token import PARAM, ContinueTokens, PartialAnswer, Truncator, continued, is_resumable
-from ..degradation.fallback import TierFallback
-from ..degradation.fallback_plan import FallbackRequest, FallbackStep
-from ..degradation.metrics import DegradationMetrics, Kind
+from ..degradation.fallback import DegradationMetrics, FallbackRequest, FallbackStep, Kind, TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from ..degradation.tier_health import Stress, caller_position
 from ..dispatch.endpoint_selection import prefix_key

@@ -17,7 +17,7 @@ import msgspec
 from cloud_pool.admission import scheduler
 from cloud_pool.admission.permits import PermitAllocator
 from cloud_pool.cache.store import AnswerStore, RemoteLeader, StreamEntry
-from cloud_pool.degradation import fallback_plan
+from cloud_pool.degradation import fallback
 from cloud_pool.degradation.tier_health import offer_share
 from cloud_pool.dispatch import endpoint_selection
 from cloud_pool.observability.metrics import EventLoopLag
@@ -60,7 +60,7 @@ def _without_lag_correction() -> None:
 
 def _without_shares_by_device() -> None:
     """A tier's share is drawn for each request instead of for each device."""
-    vars(fallback_plan)["offer_share"] = lambda health, position: offer_share(health, random.random())
+    vars(fallback)["offer_share"] = lambda health, position: offer_share(health, random.random())
 
 
 def _without_answer_streaming() -> None:

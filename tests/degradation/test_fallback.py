@@ -8,8 +8,7 @@ import anyio
 import pytest
 
 from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals, stress_of_error
-from cloud_pool.degradation.fallback_plan import FallbackRequest, FallbackStep
+from cloud_pool.degradation.fallback import FallbackRequest, FallbackStep, TierFallback, TierSignals, stress_of_error
 from cloud_pool.degradation.warm_up import TierWarmer
 from router.errors import (
     CausewayError,

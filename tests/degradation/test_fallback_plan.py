@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.degradation.config import ShareRamp
-from cloud_pool.degradation.fallback_plan import FallbackPlan, FallbackRequest, plan
+from cloud_pool.degradation.fallback import FallbackPlan, FallbackRequest, plan
 from cloud_pool.degradation.tier_health import TierHealth, TierSnapshot
 
 SHARE_RAMP = ShareRamp()

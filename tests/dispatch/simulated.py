@@ -18,8 +18,7 @@ from cloud_pool.admission import AdmissionController
 from cloud_pool.admission.permits import AdmissionSettings as AdmissionSettings
 from cloud_pool.core.request_context import RequestContext
 from cloud_pool.degradation.config import DegradationConfig
-from cloud_pool.degradation.fallback import TierFallback, TierSignals
-from cloud_pool.degradation.fallback_plan import FallbackRequest
+from cloud_pool.degradation.fallback import FallbackRequest, TierFallback, TierSignals
 from cloud_pool.degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
