@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from cloud_pool.upstreams.triton import logprobs
+from cloud_pool.upstreams.triton.logprobs import decode_logprobs, encode_logprobs
 from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest, read_delta, to_infer_request
 from router.errors import CloudFailed
@@ -90,12 +90,12 @@ def test_logprobs_round_trip() -> None:
     half = TokenLogprob("\ufffd", -0.1, (0xC3,), (TokenAlternative("\ufffd", -0.1, (0xC3,)),))
     outside = TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)),))
     tokens = (first, half, outside)
-    assert logprobs.decode(logprobs.encode(tokens), alternatives=2) == (
+    assert decode_logprobs(encode_logprobs(tokens), alternatives=2) == (
         first,
         half,
         TokenLogprob("z", -9.0, (122,), (TokenAlternative("a", -0.1, (97,)), TokenAlternative("z", -9.0, (122,)))),
     )
-    assert logprobs.decode(logprobs.encode(tokens), alternatives=0)[0] == TokenLogprob("b", -1.5, (98,))
+    assert decode_logprobs(encode_logprobs(tokens), alternatives=0)[0] == TokenLogprob("b", -1.5, (98,))
 
 
 def test_logprobs_of_vllm() -> None:
@@ -108,7 +108,7 @@ def test_logprobs_of_vllm() -> None:
             }
         ]
     )
-    (token,) = logprobs.decode(document, alternatives=1)
+    (token,) = decode_logprobs(document, alternatives=1)
     assert (token.token, token.bytes) == (" x", (32, 120))
     assert [one.token for one in token.top] == ["y"]
-    assert logprobs.decode(b"null", alternatives=1) == ()
+    assert decode_logprobs(b"null", alternatives=1) == ()

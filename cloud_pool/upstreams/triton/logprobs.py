@@ -23,11 +23,11 @@ _LOWEST = -9999.0
 """JSON has no -inf; OpenAI's servers write this value for it."""
 
 
-def encode(tokens: tuple[TokenLogprob, ...]) -> bytes:
+def encode_logprobs(tokens: tuple[TokenLogprob, ...]) -> bytes:
     return msgspec.json.encode([_entries(token) for token in tokens])
 
 
-def decode(document: bytes, alternatives: int) -> tuple[TokenLogprob, ...]:
+def decode_logprobs(document: bytes, alternatives: int) -> tuple[TokenLogprob, ...]:
     """Decode with at most `alternatives` per token. Raises msgspec.DecodeError."""
     return tuple(_token(entries, alternatives) for entries in _decoder.decode(document) or () if entries)
 

@@ -40,19 +40,7 @@ class PartFailed(msgspec.Struct, frozen=True, tag="failed"):
 PartReply = SegmentFound | PartRead | Refused | PartFailed
 """Segments, where they are asked for, and then one of the others."""
 
-_decode_job = msgspec.json.Decoder(EncodeJob).decode
-_decode_reply: msgspec.json.Decoder[PartReply] = msgspec.json.Decoder(PartReply)
-
-
-def encode_message(message: EncodeJob | PartReply) -> bytes:
-    return msgspec.json.encode(message)
-
-
-def read_job(text: bytes) -> EncodeJob:
-    """Raises msgspec.DecodeError."""
-    return _decode_job(text)
-
-
-def read_reply(text: str) -> PartReply:
-    """Raises msgspec.DecodeError."""
-    return _decode_reply.decode(text)
+read_job = msgspec.json.Decoder(EncodeJob).decode
+"""Read the tensor `job`. Raises msgspec.DecodeError."""
+read_reply = msgspec.json.Decoder[PartReply](PartReply).decode
+"""Read the tensor `text_output`. Raises msgspec.DecodeError."""

@@ -180,13 +180,13 @@ def _guided(schema: str, frame: CallFrame) -> Guided:
     return Guided(json=msgspec.json.decode(schema), call_frame=frame)
 
 
-def encode(parameters: SamplingParameters) -> bytes:
+def encode_parameters(parameters: SamplingParameters) -> bytes:
     """Encode for the tensor; `max_tokens` is always written, because the backend's default of 16 is never intended."""
     document = msgspec.to_builtins(parameters)
     return msgspec.json.encode({**document, "max_tokens": parameters.max_tokens})
 
 
-def decode(document: bytes | str) -> SamplingParameters:
+def decode_parameters(document: bytes | str) -> SamplingParameters:
     """Decode the tensor; numbers may be strings, as in the backend's examples. Raises InvalidRequest naming the key."""
     try:
         parameters = msgspec.json.decode(document, type=SamplingParameters, strict=False)

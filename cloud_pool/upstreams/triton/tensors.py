@@ -16,9 +16,9 @@ from router.types import TokenLogprob
 
 from ...observability.tracing import Trace
 from ..token_meter import SequenceMeter
-from . import logprobs
-from .part_messages import EncodeJob, encode_message
-from .sampling_parameters import SamplingParameters, encode
+from .logprobs import decode_logprobs
+from .part_messages import EncodeJob
+from .sampling_parameters import SamplingParameters, encode_parameters
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"
@@ -78,7 +78,7 @@ def to_infer_request(request: InferenceRequest, left_s: float, call: str = "") -
     message = service_pb2.ModelInferRequest(model_name=request.model, id=request.request_id)
     if request.part is not None:
         _add_text(message, "part", request.part.data)
-        _add_text(message, "job", encode_message(request.part.job))
+        _add_text(message, "job", msgspec.json.encode(request.part.job))
     elif request.embed:
         _add_text(message, "embedding_request", msgspec.json.encode({"input": request.prompt}))
         _add(message, "return_num_input_tokens", "BOOL", _TRUE)
@@ -99,7 +99,7 @@ def _add_generation(message: service_pb2.ModelInferRequest, request: InferenceRe
         _add(
             message, "token_ids", "INT32", struct.pack(f"<{len(request.prompt)}i", *request.prompt), len(request.prompt)
         )
-    _add_text(message, "sampling_parameters", encode(request.parameters))
+    _add_text(message, "sampling_parameters", encode_parameters(request.parameters))
     flags = ["stream", "exclude_input_in_output", "return_finish_reason", "return_num_input_tokens"]
     flags.append("return_num_output_tokens")
     if request.parameters.logprobs is not None:
@@ -133,7 +133,7 @@ def read_delta(response: service_pb2.ModelInferResponse, alternatives: int) -> D
         tokens = _numbers(raw.get("num_output_tokens", b"")) or (0,) * count
         tops: tuple[tuple[TokenLogprob, ...], ...] = ((),) * count
         if "logprobs" in raw:
-            tops = tuple([logprobs.decode(text, alternatives) for text in _texts(raw["logprobs"])]) or tops
+            tops = tuple([decode_logprobs(text, alternatives) for text in _texts(raw["logprobs"])]) or tops
         inputs = _numbers(raw.get("num_input_tokens", b""))
     except (struct.error, msgspec.DecodeError) as error:
         raise CloudFailed(f"Triton's response cannot be decoded: {error}", phase="stream") from error

@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from cloud_pool.triton_server.encoder_runtime import EncoderOptions, EncoderRuntime, PartRequest
-from cloud_pool.upstreams.triton.part_messages import PartReply, encode_message, read_job
+from cloud_pool.upstreams.triton.part_messages import PartReply, read_job
 from router.errors import CausewayError, InvalidRequest
 
 GAUGES = {
@@ -53,7 +53,7 @@ class PartSender:
         self._sender = sender
 
     def send(self, reply: PartReply, *, last: bool) -> None:
-        tensor = pb_utils.Tensor("text_output", np.array([encode_message(reply)], dtype=np.object_))
+        tensor = pb_utils.Tensor("text_output", np.array([msgspec.json.encode(reply)], dtype=np.object_))
         response = pb_utils.InferenceResponse(output_tensors=[tensor])
         self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0)
 

@@ -16,8 +16,8 @@ import triton_python_backend_utils as pb_utils
 
 from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
 from cloud_pool.triton_server.model_runtime import ModelRuntime
-from cloud_pool.upstreams.triton import logprobs
-from cloud_pool.upstreams.triton.sampling_parameters import decode
+from cloud_pool.upstreams.triton.logprobs import encode_logprobs
+from cloud_pool.upstreams.triton.sampling_parameters import decode_parameters
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
 from router.errors import CausewayError, ClientGone, InvalidRequest
@@ -135,7 +135,7 @@ def model_request_of(request: Any) -> ModelRequest:
         return ModelRequest(
             prompt=content if is_text else "",
             token_ids=() if is_text else content,
-            parameters=decode("{}"),
+            parameters=decode_parameters("{}"),
             embed=True,
             outputs=outputs_of(request),
             deadline_s=deadline_s,
@@ -150,7 +150,7 @@ def model_request_of(request: Any) -> ModelRequest:
     return ModelRequest(
         prompt=prompt or "",
         token_ids=token_ids,
-        parameters=decode(text_of(request, "sampling_parameters") or plain_parameters(request)),
+        parameters=decode_parameters(text_of(request, "sampling_parameters") or plain_parameters(request)),
         stream=stream,
         with_input=not (stream if without_input is None else without_input),
         outputs=outputs_of(request),
@@ -205,7 +205,7 @@ def tensors_of(response: ModelResponse, requested: RequestedOutputs) -> list[Any
     if requested.cumulative_logprob:
         tensors.append(pb_utils.Tensor("cumulative_logprob", np.array(response.cumulative_logprobs, dtype=np.float32)))
     if requested.logprobs:
-        tensors.append(bytes_tensor("logprobs", [logprobs.encode(tokens) for tokens in response.logprobs]))
+        tensors.append(bytes_tensor("logprobs", [encode_logprobs(tokens) for tokens in response.logprobs]))
     if requested.num_input_tokens:
         tensors.append(pb_utils.Tensor("num_input_tokens", np.array([response.input_tokens], dtype=np.uint32)))
     if requested.num_output_tokens:
