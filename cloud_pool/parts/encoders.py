@@ -24,8 +24,7 @@ from ..core.request_context import RequestContext
 from ..degradation.fallback import TierFallback
 from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime, sole_attempt
 from ..tiers.tier import Tier, encoders_of
-from ..upstreams.triton.part_messages import EncodeJob, PartFailed, PartRead, PartReply, read_reply
-from ..upstreams.triton.sampling_parameters import SamplingParameters
+from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply, SamplingParameters, read_reply
 from ..upstreams.triton.tensors import Delta, EncodePart, InferenceRequest
 from .config import PartsConfig
 

@@ -20,7 +20,7 @@ from ..core.request_context import AnswerHead, RequestContext, answer_head
 from ..degradation.fallback import REQUESTED, TierFallback
 from ..degradation.tier_attempt import TierFailed, TierRuntime, sole_attempt
 from ..tiers.tier import InferencePrompt
-from ..upstreams.triton.sampling_parameters import SamplingParameters
+from ..upstreams.triton.messages import SamplingParameters
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 
 Vector = tuple[float, ...]

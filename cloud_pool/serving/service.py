@@ -40,7 +40,7 @@ from ..degradation.tier_attempt import TierAttempt, TierFailed, TierRuntime
 from ..degradation.tier_health import Stress, caller_position
 from ..dispatch.endpoint_selection import prefix_key
 from ..tiers.tier import InferencePrompt, Tier
-from ..upstreams.triton.sampling_parameters import SamplingParameters, from_request
+from ..upstreams.triton.messages import SamplingParameters, from_request
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .embedding_service import EmbeddingService
 

@@ -14,7 +14,7 @@ from router.types import Modality, Request
 from ..admission.permits import AdmissionConfig, AdmissionSettings
 from ..dispatch.config import DispatchSettings, LoadBalancing, RetryBudgetConfig
 from ..dispatch.discovery import EndpointAddress, parse_endpoint_address
-from ..upstreams.triton.sampling_parameters import GuidedKey
+from ..upstreams.triton.messages import GuidedKey
 
 TierAbility = Literal["chat", "completion", "embedding", "audio", "image", "file"]
 PARTS: tuple[Modality, ...] = ("audio", "image", "file")

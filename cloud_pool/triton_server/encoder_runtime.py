@@ -20,7 +20,7 @@ from models.modalities.process.parent import WorkerFailed, WorkerTimeout
 from router.errors import CausewayError, ClientGone
 from router.types import Fact, Modality
 
-from ..upstreams.triton.part_messages import EncodeJob, PartFailed, PartRead, PartReply
+from ..upstreams.triton.messages import EncodeJob, PartFailed, PartRead, PartReply
 
 POLL_S = 0.05
 _LONGEST_S = 600.0  # of a request that names no deadline

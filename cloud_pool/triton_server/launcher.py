@@ -21,7 +21,7 @@ from anyio.abc import TaskGroup
 
 from router.serving.process import end_with_parent
 
-from ..upstreams.triton.connection import TritonConnection
+from ..upstreams.triton.calls import TritonConnection
 from .log_filter import LogFilter
 from .server_process import (
     Ports,

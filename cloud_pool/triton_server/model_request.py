@@ -10,7 +10,7 @@ from models.llama_cpp.protocol import Job, Prompt
 from router.errors import InvalidRequest
 from router.types import TokenLogprob
 
-from ..upstreams.triton.sampling_parameters import SamplingParameters
+from ..upstreams.triton.messages import SamplingParameters
 
 
 class RequestedOutputs(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 from tritonclient.grpc import service_pb2
 
-from ..upstreams.triton.connection import TritonConnection
+from ..upstreams.triton.calls import TritonConnection
 from ..upstreams.triton.model_control import restriction
 from .environment import TritonEnvironment
 

@@ -19,8 +19,8 @@ from cloud_pool.dispatch.config import LoadBalancingConfig
 from cloud_pool.dispatch.discovery import TierEndpoints, parse_endpoint_address
 from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.pool import Pool, TritonClients
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.model_control import default_key_file
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import CausewayError
 from tests.waiting import until

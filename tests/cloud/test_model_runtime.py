@@ -9,8 +9,8 @@ import pytest
 
 from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
 from cloud_pool.triton_server.model_runtime import ModelRuntime
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
-from cloud_pool.upstreams.triton.sampling_parameters import decode_parameters as decode
+from cloud_pool.upstreams.triton.messages import SamplingParameters
+from cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, Emit, EngineOptions, EngineStats, Job, OnFailure

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
-from cloud_pool.upstreams.triton.sampling_parameters import Guided, from_request
-from cloud_pool.upstreams.triton.sampling_parameters import decode_parameters as decode
-from cloud_pool.upstreams.triton.sampling_parameters import encode_parameters as encode
+from cloud_pool.upstreams.triton.messages import Guided, from_request
+from cloud_pool.upstreams.triton.messages import decode_parameters as decode
+from cloud_pool.upstreams.triton.messages import encode_parameters as encode
 from router.errors import InvalidRequest
 from router.types import Request, Sampling
 

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from cloud_pool.upstreams.triton.logprobs import decode_logprobs, encode_logprobs
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.messages import SamplingParameters, decode_logprobs, encode_logprobs
 from cloud_pool.upstreams.triton.tensors import InferenceRequest, read_delta, to_infer_request
 from router.errors import CloudFailed
 from router.types import TokenAlternative, TokenLogprob

@@ -10,9 +10,9 @@ from cloud_pool.serving.service import AnswerBuilder
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
-from cloud_pool.upstreams.triton.sampling_parameters import decode_parameters as decode
-from cloud_pool.upstreams.triton.sampling_parameters import encode_parameters as encode
-from cloud_pool.upstreams.triton.sampling_parameters import from_request
+from cloud_pool.upstreams.triton.messages import decode_parameters as decode
+from cloud_pool.upstreams.triton.messages import encode_parameters as encode
+from cloud_pool.upstreams.triton.messages import from_request
 from cloud_pool.upstreams.triton.tensors import Delta
 from router.types import Chunk, Message, Request, Tool, ToolCallDelta, Usage
 

@@ -30,7 +30,7 @@ from cloud_pool.serving.service import Service
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudFailed, CloudRejected, DeadlineExceeded, StreamBroken
 from router.types import Chunk, Message, Request

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cloud_pool.core.request_context import CachedAnswer, answer_head
-from cloud_pool.upstreams.triton.sampling_parameters import Guided
+from cloud_pool.upstreams.triton.messages import Guided
 from router.errors import (
     CausewayError,
     CloudRejected,

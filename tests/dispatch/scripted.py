@@ -11,7 +11,7 @@ import anyio
 
 from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import Dispatcher, InferenceBackend
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, CloudUnreachable
 

@@ -25,7 +25,7 @@ from cloud_pool.dispatch.dispatcher import Dispatcher
 from cloud_pool.dispatch.pool import Pool
 from cloud_pool.tiers.tier import Tier
 from cloud_pool.upstreams.triton.client import TritonClient
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import Delta, InferenceRequest
 from router.errors import CausewayError, DeadlineExceeded
 from router.types import Request

@@ -13,7 +13,7 @@ from cloud_pool.config.schema import Config
 from cloud_pool.dispatch.config import DispatchSettings, RetryBudgetConfig
 from cloud_pool.dispatch.dispatcher import build_dispatcher
 from cloud_pool.dispatch.metrics import DispatchMetrics
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import CloudUnreachable, ConfigError
 

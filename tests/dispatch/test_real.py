@@ -22,8 +22,8 @@ from cloud_pool.dispatch.discovery import EndpointAddress, TierEndpoints
 from cloud_pool.dispatch.dispatcher import Dispatcher, EndpointLease, EndpointSource
 from cloud_pool.dispatch.pool import Pool as RealPool
 from cloud_pool.upstreams.triton.client import TritonClient
+from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, read_key
-from cloud_pool.upstreams.triton.sampling_parameters import SamplingParameters
 from cloud_pool.upstreams.triton.tensors import InferenceRequest
 from router.errors import (
     CausewayError,

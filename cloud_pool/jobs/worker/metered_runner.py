@@ -28,7 +28,7 @@ from ...observability.tracing import JobTrace, Trace
 from ...storage.errors import TokenRevoked
 from ...storage.jobs.replies import ExpiredJob
 from ...storage.record import RunBill
-from ...upstreams.triton.cancellation import STOP_S
+from ...upstreams.triton.calls import STOP_S
 from .runner import JobBackend, JobPiece, JobRun
 
 _COUNT_S = 2 * STOP_S  # until the model has stopped

@@ -2,7 +2,7 @@
 
 Its InferenceServerClient is not used: it drops the flag of the last response, which tells a whole answer from a broken
 one, and sends each request through an iterator and numpy. Each request is one call, so that the call's end is the end
-of the work (`cancellation`).
+of the work (`calls`).
 
 A Python model whose process (stub) died stays "ready", answers each new call with an error, and leaves calls in
 progress hanging for ever. So the pool probes a model that is silent although it has work (`last_received_at`, `probe`).
@@ -40,12 +40,10 @@ from router.errors import (
     StreamBroken,
 )
 
-from .cancellation import STOP_S, Canceller, RunningCall
-from .connection import TritonConnection
+from .calls import STOP_S, CallCancelled, Canceller, GrpcStream, RunningCall, TritonConnection
 from .errors import RETRY_S, StubProcessDied, stub_process_died, translate
-from .grpc_stream import CallCancelled, GrpcStream
+from .messages import SamplingParameters
 from .model_control import HEADER, is_refusal, read_key
-from .sampling_parameters import SamplingParameters
 from .tensors import Delta, InferenceRequest, read_delta, to_infer_request
 
 PROBE_S = 3.0

@@ -16,9 +16,7 @@ from router.types import TokenLogprob
 
 from ...observability.tracing import Trace
 from ..token_meter import SequenceMeter
-from .logprobs import decode_logprobs
-from .part_messages import EncodeJob
-from .sampling_parameters import SamplingParameters, encode_parameters
+from .messages import EncodeJob, SamplingParameters, decode_logprobs, encode_parameters
 
 _LENGTH = struct.Struct("<I")
 _TRUE = b"\x01"

@@ -13,7 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from cloud_pool.triton_server.encoder_runtime import EncoderOptions, EncoderRuntime, PartRequest
-from cloud_pool.upstreams.triton.part_messages import PartReply, read_job
+from cloud_pool.upstreams.triton.messages import PartReply, read_job
 from router.errors import CausewayError, InvalidRequest
 
 GAUGES = {

@@ -16,8 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
 from cloud_pool.triton_server.model_runtime import ModelRuntime
-from cloud_pool.upstreams.triton.logprobs import encode_logprobs
-from cloud_pool.upstreams.triton.sampling_parameters import decode_parameters
+from cloud_pool.upstreams.triton.messages import decode_parameters, encode_logprobs
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
 from router.errors import CausewayError, ClientGone, InvalidRequest

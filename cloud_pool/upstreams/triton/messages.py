@@ -1,8 +1,16 @@
-"""The `sampling_parameters` tensor of Triton's vLLM backend: JSON that the gateway writes and our CPU model reads.
+"""What the gateway and our models in Triton tell each other, in the tensors of Triton's vLLM backend. Pure.
 
-Names and defaults are those of vLLM's `SamplingParams`, so a stock vLLM deployment accepts what the gateway writes.
-Grammars travel in that backend's form: a JSON document inside a string, under `guided_decoding` (up to release 25.08)
-or `structured_outputs`.
+`sampling_parameters` is JSON that the gateway writes and our CPU model reads. Names and defaults are those of vLLM's
+`SamplingParams`, so a stock vLLM deployment accepts what the gateway writes. Grammars travel in that backend's form: a
+JSON document inside a string, under `guided_decoding` (up to release 25.08) or `structured_outputs`.
+
+`logprobs` is JSON, one `{token id: {logprob, rank, decoded_token}}` per token. The chosen token comes first, then the
+best ones by rank (which may include it). We do not know token ids, so our keys only tell entries apart. The key `bytes`
+is ours, written only for a token that is not UTF-8 by itself; vLLM has none.
+
+An encoder model gets JSON in the tensor `job`, beside the part as the bytes that the client sent, and answers JSON in
+`text_output`. What becomes of the part is an answer and no error of Triton's: a file that kills its decoder says
+nothing about the tier.
 """
 
 from __future__ import annotations
@@ -11,14 +19,17 @@ from typing import Literal
 
 import msgspec
 
+from models.modalities.process.messages import Found, Refused, SegmentFound
 from router.errors import InvalidRequest
 from router.reasoning import Thinking, thinking_limit, thinks
 from router.tool_calls.formats import NO_FRAME, CallFrame
-from router.types import Request, Sampling
+from router.types import Modality, Request, Sampling, TokenAlternative, TokenLogprob
 
 GuidedKey = Literal["guided_decoding", "structured_outputs"]
 ANY_OBJECT = "{}"
 """The JSON schema of any object (models.llama_cpp.protocol)."""
+_LOWEST = -9999.0
+"""JSON has no -inf; OpenAI's servers write this value for it."""
 
 
 class Guided(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -202,3 +213,94 @@ def decode_parameters(document: bytes | str) -> SamplingParameters:
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+    bytes: tuple[int, ...] | None = None
+
+
+_decoder = msgspec.json.Decoder(list[dict[str, _Entry]] | None)
+
+
+def encode_logprobs(tokens: tuple[TokenLogprob, ...]) -> bytes:
+    return msgspec.json.encode([_entries(token) for token in tokens])
+
+
+def decode_logprobs(document: bytes, alternatives: int) -> tuple[TokenLogprob, ...]:
+    """Decode with at most `alternatives` per token. Raises msgspec.DecodeError."""
+    return tuple(_token(entries, alternatives) for entries in _decoder.decode(document) or () if entries)
+
+
+def _entries(token: TokenLogprob) -> dict[str, _Entry]:
+    ranks = {_name(one): rank for rank, one in enumerate(token.top, 1)}
+    chosen = _Entry(
+        logprob=max(token.logprob, _LOWEST),
+        rank=ranks.get(_name(token), len(token.top) + 1),
+        decoded_token=token.token,
+        bytes=_odd_bytes(token),
+    )
+    entries = {"0": chosen}
+    for rank, one in enumerate(token.top, 1):
+        if _name(one) != _name(token):
+            entries[str(rank)] = _Entry(max(one.logprob, _LOWEST), rank, one.token, _odd_bytes(one))
+    return entries
+
+
+def _name(token: TokenLogprob | TokenAlternative) -> tuple[str, tuple[int, ...] | None]:
+    return token.token, token.bytes
+
+
+def _odd_bytes(token: TokenLogprob | TokenAlternative) -> tuple[int, ...] | None:
+    return None if token.bytes is None or bytes(token.bytes) == token.token.encode() else token.bytes
+
+
+def _token(entries: dict[str, _Entry], count: int) -> TokenLogprob:
+    alternatives = [_alternative(entry) for entry in entries.values()]
+    by_rank = sorted(
+        zip((entry.rank or 0 for entry in entries.values()), alternatives, strict=True), key=lambda pair: pair[0]
+    )
+    chosen = alternatives[0]
+    top = tuple(one for _, one in by_rank[:count])
+    return TokenLogprob(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top=top)
+
+
+def _alternative(entry: _Entry) -> TokenAlternative:
+    text = entry.decoded_token or ""
+    return TokenAlternative(token=text, logprob=max(entry.logprob, _LOWEST), bytes=entry.bytes or tuple(text.encode()))
+
+
+class EncodeJob(msgspec.Struct, frozen=True):
+    """What to find in a part. All but `kind`: as `Transcribe`, for a sound."""
+
+    kind: Modality
+    language: str = ""
+    prompt: str = ""
+    temperature: float = 0.0
+    tell: bool = False
+    words: bool = False
+
+
+class PartRead(msgspec.Struct, frozen=True, tag="read"):
+    """The part was read. `seconds`: of a sound."""
+
+    found: Found
+    seconds: float = 0.0
+
+
+class PartFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """It was not. `late`: in time."""
+
+    reason: str
+    late: bool = False
+
+
+PartReply = SegmentFound | PartRead | Refused | PartFailed
+"""Segments, where they are asked for, and then one of the others."""
+
+read_job = msgspec.json.Decoder(EncodeJob).decode
+"""Read the tensor `job`. Raises msgspec.DecodeError."""
+read_reply = msgspec.json.Decoder[PartReply](PartReply).decode
+"""Read the tensor `text_output`. Raises msgspec.DecodeError."""
