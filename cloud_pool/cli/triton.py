@@ -22,8 +22,7 @@ from router.types import Modality
 
 from ..tiers.config import DEFAULT_TIER
 from ..triton_server.encoder_runtime import EncoderOptions
-from ..triton_server.environment import find_environment
-from ..triton_server.repository import ServedModel, write_repository
+from ..triton_server.server_process import ServedModel, find_environment, write_repository
 from ..upstreams.triton.model_control import default_key_file, ensure_key
 from .process import refuse, until_stopped
 

@@ -5,6 +5,8 @@
 
 If a model's process (stub) dies within milliseconds of its start, Triton waits for it for ever, reports nothing and
 does not even unload it: a server that is not ready and lacks such a process for STUCK_S is killed.
+
+Triton's log is made readable: without noise, and without texts that may quote a request (`LogFilter`).
 """
 
 from __future__ import annotations
@@ -12,32 +14,85 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 
 import anyio
+import grpc
 import msgspec
 from anyio.abc import TaskGroup
+from tritonclient.grpc import service_pb2
 
 from router.serving.process import end_with_parent
 
 from ..upstreams.triton.calls import TritonConnection
-from .log_filter import LogFilter
-from .server_process import (
-    Ports,
-    count_living_children,
-    hide_in_command_line,
-    is_ready,
-    remove_leftovers,
-)
+from .server_process import Ports, count_living_children, hide_in_command_line, remove_leftovers
 
+_NOISE = re.compile(
+    r"""
+    ^\s*$
+    | ^[+|]                                                   # tables of backends, models and options,
+    | ^I\d{4}\ .*server\.cc:\d+\]\s*$                        # and their headings
+    | CUDA | CudaDriverHelper | NVML | DCGM
+    | Collecting\ (CPU|GPU)\ metrics
+    | TRITONBACKEND_ModelInstance
+    | HandleCancellation\ called\ even\ when\ the\ context   # logged at a client's deadline, though nothing is wrong
+    """,
+    re.VERBOSE,
+)
+_HEAD = re.compile(r'^([IWEF])\d{4} [\d:.]+ \d+ (\S+\.(?:cc|h)):\d+\] "?(.*?)"?$')
+_LEVEL = {"I": "", "W": "warning: ", "E": "error: ", "F": "fatal: "}
+_RAISED = re.compile(r"^(.*?message: (?:[\w.]+(?=:|$))?).*$")  # by a Python model
+_EXCEPTION = re.compile(r"^((?:\w+\.)+[A-Z]\w*|\w*(?:Error|Exception|Interrupt|Exit))(?::.*)?$")
+_GRAMMAR = re.compile(r"^(.*error parsing grammar).*$")
+_FRAME = re.compile(r'^(?:  )+(?:File "[^"]+", line \d+, in \S+|/\S+\(\d+\): \S+)$')
 POLL_S = 0.05
+_READY_S = 2.0  # for the answer to the question whether it is ready
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 10.0
 STEADY_S = 60.0
 """A server that ran this long starts again with the first delay."""
 STUCK_S = 20.0
 """A server that notices a dead stub reports it or ends within a second; a starting one has its stubs within seconds."""
+
+
+class LogFilter:
+    """Filters the lines of one process, in order: a text that may quote a request can have several.
+
+    On a machine without a GPU half of Triton's lines complain about that. What a model raises is in its log with the
+    whole message, and llama.cpp prints a grammar that it cannot parse, which may hold words of the user's message. Of
+    these the log keeps the exception's class and the source lines. Before the models are ready there is no request to
+    quote.
+
+    `is_serving`: whether the process's models have been ready.
+    """
+
+    def __init__(self, is_serving: Callable[[], bool]) -> None:
+        self._is_serving = is_serving
+        self._in_text = False
+
+    def readable(self, line: str) -> str | None:
+        """Return `line` without Triton's own time and source position; None for noise and for hidden text."""
+        if _NOISE.search(line):
+            return None
+        head = _HEAD.match(line)
+        if head is not None:
+            text = f"{_LEVEL[head[1]]}{head[3]}"
+            if not self._is_serving():
+                return text
+            raised = _RAISED.match(text)
+            self._in_text = raised is not None
+            return text if raised is None else raised[1]
+        if not self._is_serving():
+            return line
+        if line.startswith("Traceback (most recent call last)"):
+            self._in_text = False
+        for begins in (_EXCEPTION, _GRAMMAR):
+            if (match := begins.match(line)) is not None:
+                self._in_text = True
+                return match[1]
+        return line if not self._in_text or _FRAME.match(line) else None
 
 
 class ProcessExit(msgspec.Struct, frozen=True):
@@ -172,7 +227,7 @@ class Launcher:
     ) -> None:
         healthy_at = time.monotonic()
         while time.monotonic() - healthy_at < self._stuck_s:
-            if await is_ready(connection):
+            if await _is_ready(connection):
                 healthy_at = time.monotonic()
                 if not ready_at:
                     if self._command.secret and not hide_in_command_line(process.pid, self._command.secret):
@@ -203,6 +258,15 @@ class Launcher:
         finally:
             transport.close()
             read_out.set()
+
+
+async def _is_ready(connection: TritonConnection) -> bool:
+    """Ask Triton whether every model is ready; its ports open when they are loaded."""
+    try:
+        answer = await connection.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
+    except grpc.aio.AioRpcError:
+        return False
+    return bool(answer.ready)
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:

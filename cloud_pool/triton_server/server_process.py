@@ -1,4 +1,14 @@
-"""Triton's process from the outside: ports, command line, readiness, children and what it leaves behind.
+"""Triton's process from the outside: environment, models, ports, command line, children and leftovers.
+
+Set-up describes Triton's own Python environment in `<environment>/triton.json`. It holds the PyPI wheel
+`nvidia-pytriton`, numpy < 2 (with numpy 2 answers arrive empty), the engine's bindings and our packages.
+
+The model repository that `tritonserver` reads is a folder that lives as long as the server:
+
+    <folder>/<model>/config.pbtxt    copied from triton_models/<template>
+                     1/model.py
+                     1/model.json    an engine's options (EngineOptions) or an encoder's (EncoderOptions); weights are
+                                     named by path, never copied
 
 `kill -9` leaves the Python backend's stub processes and their shared memory behind. Stubs stay in the server's process
 group and their memory carries our prefix, so both can be removed without touching those of another server.
@@ -8,23 +18,70 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
-import grpc
 import msgspec
 import psutil
-from tritonclient.grpc import service_pb2
 
-from ..upstreams.triton.calls import TritonConnection
+from models.llama_cpp.protocol import EngineOptions
+from router.child_environment import minimal_environment
+from router.errors import ConfigError
+
 from ..upstreams.triton.model_control import restriction
-from .environment import TritonEnvironment
+from .encoder_runtime import EncoderOptions
 
+DESCRIPTION = "triton.json"
 SHARED_MEMORY = Path("/dev/shm")
 _REGION = "triton_python_backend_shm_region_causeway"
 _ALMOST_NEVER = 2**31 - 1
-_READY_S = 2.0
+TEMPLATES = Path(__file__).parent / "triton_models"
+
+
+class TritonEnvironment(msgspec.Struct, frozen=True):
+    """The content of `triton.json`."""
+
+    server: str  # the binary
+    backend_directory: str  # the Python backend with the stub of this environment's Python beside it
+    library_path: tuple[str, ...]
+    path: str  # the environment's bin: the stub finds its packages by the first python on PATH, not by PYTHONPATH
+
+    def environ(self, base: Mapping[str, str]) -> dict[str, str]:
+        """Return what the server and its models need of `base`: no token or password of the gateway's."""
+        inherited = {
+            name: value
+            for name, value in minimal_environment(base, "OTEL_").items()
+            if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        }
+        return {
+            **inherited,
+            "PATH": ":".join(filter(None, (self.path, base.get("PATH")))),
+            "LD_LIBRARY_PATH": ":".join(filter(None, (*self.library_path, base.get("LD_LIBRARY_PATH")))),
+            # Busy-waiting threads make a decode ten times slower on shared cores.
+            "OMP_WAIT_POLICY": base.get("OMP_WAIT_POLICY", "PASSIVE"),
+        }
+
+
+def find_environment(root: Path) -> TritonEnvironment:
+    """Read the description and check its paths. Raises ConfigError that names what is missing and how to get it."""
+    description = root / DESCRIPTION
+    try:
+        environment = msgspec.json.decode(description.read_bytes(), type=TritonEnvironment)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.strerror}; run `make setup` to create Triton's environment", where=str(description)
+        ) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{error}; `make setup` writes it again", where=str(description)) from error
+    for path in (environment.server, environment.backend_directory, *environment.library_path):
+        if not Path(path).exists():
+            raise ConfigError(
+                f"{path} does not exist; run `make setup` to create Triton's environment", where=str(description)
+            )
+    return environment
 
 
 class Ports(msgspec.Struct, frozen=True):
@@ -112,15 +169,6 @@ def _tracing(endpoint: str) -> tuple[str, ...]:
     )
 
 
-async def is_ready(connection: TritonConnection) -> bool:
-    """Ask Triton whether every model is ready; its ports open when they are loaded."""
-    try:
-        answer = await connection.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=_READY_S)
-    except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.ready)
-
-
 def hide_in_command_line(pid: int, secret: str) -> bool:
     """Overwrite `secret` in the command line that every account of this machine can read (/proc/PID/cmdline).
 
@@ -166,3 +214,30 @@ def clear_orphans() -> None:
         pid = region.name.removeprefix(_REGION).partition("_")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             region.unlink(missing_ok=True)
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """A model under the name that Triton gives it."""
+
+    name: str
+    options: EngineOptions | EncoderOptions
+
+    @property
+    def template(self) -> str:
+        return "llama_cpp" if isinstance(self.options, EngineOptions) else "encoder"
+
+
+def write_repository(folder: Path, models: tuple[ServedModel, ...], *, has_gpu: bool = False) -> None:
+    """Write one model folder for each of `models` into `folder`.
+
+    Args:
+        has_gpu: llama.cpp finds a GPU. Models that use it are one instance on the first one: each spreads its layers
+            over all GPUs by itself.
+    """
+    for model in models:
+        target = folder / model.name
+        shutil.copytree(TEMPLATES / model.template, target, ignore=shutil.ignore_patterns("__pycache__"))
+        if has_gpu and isinstance(model.options, EngineOptions) and model.options.gpu_layers != 0:
+            config = target / "config.pbtxt"
+            config.write_text(config.read_text().replace("kind: KIND_CPU", "kind: KIND_GPU gpus: [ 0 ]"))
+        (target / "1" / "model.json").write_bytes(msgspec.json.encode(model.options))

@@ -11,10 +11,17 @@ from pathlib import Path
 
 from cloud_pool.cli.process import until_stopped
 from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher, ServerCommand
-from cloud_pool.triton_server.repository import TEMPLATES, ServedModel, write_repository
-from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.server_process import (
+    TEMPLATES,
+    Ports,
+    ServedModel,
+    clear_orphans,
+    command,
+    find_environment,
+    memory_prefix,
+    write_repository,
+)
 from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
 from models.catalog.artifact import find_artifact
 from models.llama_cpp.protocol import EngineOptions

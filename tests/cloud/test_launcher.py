@@ -15,17 +15,17 @@ import msgspec
 import psutil
 import pytest
 
-from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.launcher import STUCK_S, Launcher, ServerCommand
-from cloud_pool.triton_server.log_filter import LogFilter
-from cloud_pool.triton_server.repository import ServedModel, write_repository
+from cloud_pool.triton_server.launcher import STUCK_S, Launcher, LogFilter, ServerCommand
 from cloud_pool.triton_server.server_process import (
     SHARED_MEMORY,
     Ports,
+    ServedModel,
     choose_ports,
     clear_orphans,
     command,
+    find_environment,
     memory_prefix,
+    write_repository,
 )
 from models.llama_cpp.protocol import EngineOptions
 from router.errors import ConfigError

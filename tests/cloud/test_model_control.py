@@ -18,8 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from cloud_pool.dispatch.pool import TritonClients
-from cloud_pool.triton_server.environment import find_environment
-from cloud_pool.triton_server.server_process import Ports, choose_ports, command
+from cloud_pool.triton_server.server_process import Ports, choose_ports, command, find_environment
 from cloud_pool.upstreams.triton.model_control import HEADER, default_key_file, ensure_key, read_key, restriction
 from edge_node.cli.doctor.network import check_triton
 from router.errors import ConfigError

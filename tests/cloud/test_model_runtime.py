@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
-from cloud_pool.triton_server.model_runtime import ModelRuntime
+from cloud_pool.triton_server.model_runtime import ModelRequest, ModelResponse, ModelRuntime, RequestedOutputs
 from cloud_pool.upstreams.triton.messages import SamplingParameters
 from cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from models.catalog.artifact import find_artifact

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
+from cloud_pool.triton_server.model_runtime import ModelRequest, jobs_of
 from cloud_pool.upstreams.triton.messages import Guided, from_request
 from cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from cloud_pool.upstreams.triton.messages import encode_parameters as encode

@@ -9,7 +9,7 @@ import msgspec
 from cloud_pool.serving.service import AnswerBuilder
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
-from cloud_pool.triton_server.model_request import ModelRequest, jobs_of
+from cloud_pool.triton_server.model_runtime import ModelRequest, jobs_of
 from cloud_pool.upstreams.triton.messages import decode_parameters as decode
 from cloud_pool.upstreams.triton.messages import encode_parameters as encode
 from cloud_pool.upstreams.triton.messages import from_request

@@ -18,12 +18,18 @@ import psutil
 
 from cloud_pool.cli.process import until_stopped
 from cloud_pool.cli.triton import ENVIRONMENT
-from cloud_pool.triton_server import repository
+from cloud_pool.triton_server import server_process
 from cloud_pool.triton_server.encoder_runtime import EncoderOptions
-from cloud_pool.triton_server.environment import find_environment
 from cloud_pool.triton_server.launcher import Launcher, ServerCommand
-from cloud_pool.triton_server.repository import TEMPLATES, ServedModel
-from cloud_pool.triton_server.server_process import Ports, clear_orphans, command, memory_prefix
+from cloud_pool.triton_server.server_process import (
+    TEMPLATES,
+    Ports,
+    ServedModel,
+    clear_orphans,
+    command,
+    find_environment,
+    memory_prefix,
+)
 from cloud_pool.upstreams.triton.model_control import default_key_file, ensure_key
 from models.modalities.installed import ENCODERS
 from models.modalities.process.messages import PartLimits, WorkerSpec
@@ -126,7 +132,7 @@ def main() -> None:
             ServedModel(name, encoder_options(kind, arguments.journal.absolute())) for name, kind in ENCODERS.items()
         )
         if arguments.encoders:
-            repository.write_repository(Path(folder), encoders)
+            server_process.write_repository(Path(folder), encoders)
         names = (*MODELS, *(model.name for model in encoders if arguments.encoders))
         launcher = Launcher(
             ServerCommand(

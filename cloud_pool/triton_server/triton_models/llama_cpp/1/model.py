@@ -14,8 +14,7 @@ import msgspec
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from cloud_pool.triton_server.model_request import ModelRequest, ModelResponse, RequestedOutputs
-from cloud_pool.triton_server.model_runtime import ModelRuntime
+from cloud_pool.triton_server.model_runtime import ModelRequest, ModelResponse, ModelRuntime, RequestedOutputs
 from cloud_pool.upstreams.triton.messages import decode_parameters, encode_logprobs
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emit, EngineOptions, EngineStats, OnFailure
