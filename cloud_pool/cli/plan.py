@@ -15,17 +15,19 @@ from rich.table import Table
 
 from router.errors import ConfigError
 
-from ..planning.capacity import (
+from ..planning import (
     CapacityPlan,
     ExpectedLoad,
     Lengths,
+    MeasuredEndpoint,
     PlanTargets,
+    ReplicaMeasurement,
     ReplicaProfile,
     ThroughputPoint,
     lengths_of,
+    measure,
     plan,
 )
-from ..planning.measurement import MeasuredEndpoint, ReplicaMeasurement, measure
 
 
 class _LengthsType(click.ParamType[Lengths]):

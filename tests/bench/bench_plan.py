@@ -13,8 +13,17 @@ from pathlib import Path
 
 import aiohttp
 
-from cloud_pool.planning.capacity import ExpectedLoad, Lengths, PlanTargets, ReplicaProfile, plan
-from cloud_pool.planning.measurement import LoadRun, MeasuredEndpoint, ReplicaMeasurement, measure
+from cloud_pool.planning import (
+    ExpectedLoad,
+    Lengths,
+    LoadRun,
+    MeasuredEndpoint,
+    PlanTargets,
+    ReplicaMeasurement,
+    ReplicaProfile,
+    measure,
+    plan,
+)
 from tests.stack import TOKEN, Stack
 
 from .rows import Row

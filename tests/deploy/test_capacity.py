@@ -19,18 +19,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.cli.plan import plan_command
-from cloud_pool.planning.capacity import (
+from cloud_pool.planning import (
     ExpectedLoad,
     Lengths,
+    MeasuredEndpoint,
     PlanTargets,
     ReplicaProfile,
     ThroughputPoint,
     decode_tokens_per_s,
     erlang_c,
     lengths_of,
+    measure,
     plan,
 )
-from cloud_pool.planning.measurement import MeasuredEndpoint, measure
 from router.errors import ConfigError
 
 LOAD = ExpectedLoad(peak_rps=10.0, prompt=Lengths(400.0), completion=Lengths(100.0))

@@ -1,1 +1,0 @@
-"""How many replicas a load needs: `capacity` computes it, `measurement` measures one replica."""
