@@ -13,6 +13,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sized
+from functools import partial
 from typing import Protocol
 
 import anyio
@@ -22,7 +23,7 @@ from router.errors import CausewayError, ClientGone, CloudFailed, DeadlineExceed
 
 from ..upstreams.triton.tensors import Delta, InferenceRequest
 from .config import DispatchSettings
-from .metrics import DispatchMetrics, NoCounters
+from .metrics import DispatchMetrics
 from .retries import FirstTokenLatency, RetryBudget, RetryState
 
 PAUSE_S = 0.02
@@ -61,11 +62,6 @@ class EndpointSource(Protocol):
     def lease(self, *, key: bytes = b"", excluding: Collection[str] = (), tokens: int = 0) -> EndpointLease:
         """Select an endpoint for a prompt of about so many tokens. Raises CausewayError when none can take it."""
         ...
-
-
-class DispatchCounters(Protocol):
-    def retried(self, code: str) -> None:
-        """Count a retry that follows an error with this code."""
 
 
 class EndpointAttempt:
@@ -137,26 +133,27 @@ class Dispatcher:
         pool: EndpointSource,
         settings: DispatchSettings | None = None,
         *,
-        counters: DispatchCounters | None = None,
+        retried: Callable[[str], None] = lambda code: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        """Create the dispatcher; `chance` draws from [0, 1)."""
+        """Create the dispatcher.
+
+        Args:
+            retried: Gets the code of each error that a retry follows.
+            chance: Draws from [0, 1).
+        """
         self._settings = settings or DispatchSettings()
         self._pool = pool
-        self._counters = counters or NoCounters()
+        self._retried = retried
         self._clock = clock
         self._chance = chance
         self._sleep = sleep
         self._retry_budget = RetryBudget(
             self._settings.retry_budget.share, self._settings.retry_budget.min_retries_per_s
         )
-        self._latency = FirstTokenLatency()
-
-    @property
-    def latency(self) -> FirstTokenLatency:
-        return self._latency
+        self.latency = FirstTokenLatency()
 
     @property
     def retries_left(self) -> float:
@@ -192,7 +189,7 @@ class Dispatcher:
         lease = self._lease(request, key, retry_state)  # (1)
         while True:
             retry_state.begin_attempt(lease.endpoint)
-            attempt = EndpointAttempt(lease, request, self._latency, self._clock)
+            attempt = EndpointAttempt(lease, request, self.latency, self._clock)
             try:
                 return attempt, await attempt.begin()  # (2), (3)
             except CausewayError as error:
@@ -200,7 +197,7 @@ class Dispatcher:
                 if next_lease is None:
                     raise  # (5)
                 _log.debug("%s: %s, retried on %s", request.request_id, error.code, next_lease.endpoint)
-                self._counters.retried(error.code)
+                self._retried(error.code)
                 lease = next_lease
 
     async def _retry_lease(
@@ -243,7 +240,7 @@ class Dispatcher:
                 if too_slow:
                     raise DeadlineExceeded(f"no endpoint gives a first token within the {left_s:.3f} s left") from None
                 raise
-            if left_s >= self._latency.fastest_s(lease.endpoint, now):
+            if left_s >= self.latency.fastest_s(lease.endpoint, now):
                 return lease
             lease.close()
             too_slow.add(lease.endpoint)
@@ -253,6 +250,6 @@ def build_dispatcher(
     tier: str, settings: DispatchSettings, pool: EndpointSource, metrics: DispatchMetrics
 ) -> Dispatcher:
     """Create the dispatcher of a tier. `metrics` are those of all tiers."""
-    dispatcher = Dispatcher(pool, settings, counters=metrics.of(tier))
+    dispatcher = Dispatcher(pool, settings, retried=partial(metrics.retried, tier))
     metrics.watch(tier, lambda: dispatcher.retries_left)
     return dispatcher

@@ -9,11 +9,12 @@ from prometheus_client import Gauge as PrometheusGauge
 
 from router.serving.gauges import Gauge, GaugeCollector
 
+from .endpoint_selection import Endpoint
 from .pool import Pool
 
 
 class DispatchMetrics:
-    """The metrics of all tiers' dispatchers; `of` gives one tier's counters."""
+    """The metrics of all tiers' dispatchers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._retries = Counter(
@@ -29,29 +30,12 @@ class DispatchMetrics:
             registry=registry,
         )
 
-    def of(self, tier: str) -> TierDispatchCounters:
-        return TierDispatchCounters(tier, self._retries)
+    def retried(self, tier: str, code: str) -> None:
+        self._retries.labels(tier, code).inc()
 
     def watch(self, tier: str, remaining: Callable[[], float]) -> None:
         """Read `remaining` at each scrape."""
         self._budget.labels(tier).set_function(remaining)
-
-
-class TierDispatchCounters:
-    """The `DispatchCounters` of one tier."""
-
-    def __init__(self, tier: str, retries: Counter) -> None:
-        self._tier = tier
-        self._retries = retries
-
-    def retried(self, code: str) -> None:
-        self._retries.labels(self._tier, code).inc()
-
-
-class NoCounters:
-    """Count nothing."""
-
-    def retried(self, code: str) -> None: ...
 
 
 class EndpointMetrics:
@@ -77,31 +61,24 @@ class EndpointMetrics:
         for tier, pool in self._pools.items():
             for one in pool.endpoints:
                 labels = (("tier", tier), ("endpoint", one.address), ("zone", one.zone))
-                yield Gauge(
-                    "causeway_cloud_endpoint_outstanding",
-                    "Open requests of this process at the endpoint.",
-                    one.outstanding,
-                    labels,
-                )
-                yield Gauge(
-                    "causeway_cloud_endpoint_ejected",
-                    "1 while the endpoint is ejected and gets probes only.",
-                    one.phase == "ejected",
-                    labels,
-                )
-                yield Gauge(
-                    "causeway_cloud_endpoint_draining",
-                    "1 while the endpoint is no longer listed and finishes its last requests.",
-                    one.phase == "draining",
-                    labels,
-                )
-                yield Gauge(
-                    "causeway_cloud_endpoint_slow",
-                    "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
-                    one.slow,
-                    labels,
-                )
-                if one.ttft_s > 0.0:
-                    yield Gauge(
-                        "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s, labels
-                    )
+                for name, description, value in _readings(one):
+                    yield Gauge(name, description, value, labels)
+
+
+def _readings(one: Endpoint) -> Iterator[tuple[str, str, float]]:
+    """Yield the names, descriptions and values of an endpoint's gauges."""
+    yield "causeway_cloud_endpoint_outstanding", "Open requests of this process at the endpoint.", one.outstanding
+    is_ejected, is_draining = one.phase == "ejected", one.phase == "draining"
+    yield "causeway_cloud_endpoint_ejected", "1 while the endpoint is ejected and gets probes only.", is_ejected
+    yield (
+        "causeway_cloud_endpoint_draining",
+        "1 while the endpoint is no longer listed and finishes its last requests.",
+        is_draining,
+    )
+    yield (
+        "causeway_cloud_endpoint_slow",
+        "1 while the endpoint is slower than its peers and gets probes as long as they have room.",
+        one.slow,
+    )
+    if one.ttft_s > 0.0:
+        yield "causeway_cloud_endpoint_ttft_seconds", "Recent mean time to first token.", one.ttft_s

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import msgspec
@@ -34,7 +34,6 @@ from .config import LoadBalancingConfig, ejection_s
 from .discovery import EndpointAddress, EndpointDiscovery, Resolver, TierEndpoints, resolve_dns
 from .endpoint_selection import (
     Endpoint,
-    Phase,
     PoolCapacity,
     PoolState,
     capacity_of,
@@ -53,18 +52,6 @@ _log = logging.getLogger("causeway.cloud.balancing")
 _PREPARE_S = 3.0
 
 
-class LeaseListener(Protocol):
-    """Learns what becomes of a lease: `pool.Pool`."""
-
-    def on_first_token(self, lease: Lease, seconds: float) -> None: ...
-
-    def on_success(self, lease: Lease) -> None: ...
-
-    def on_error(self, lease: Lease, error: CausewayError) -> None: ...
-
-    def on_close(self, lease: Lease) -> None: ...
-
-
 class Lease:
     """The right to one call on one endpoint, outstanding until it is closed: use it as a context manager.
 
@@ -72,9 +59,7 @@ class Lease:
     neither. Later reports of the same kind are ignored.
     """
 
-    def __init__(
-        self, listener: LeaseListener, endpoint: str, triton: TritonClient, now: float, tokens: int = 0
-    ) -> None:
+    def __init__(self, pool: Pool, endpoint: str, triton: TritonClient, now: float, tokens: int = 0) -> None:
         """`tokens`: of the prompt, estimated."""
         self.endpoint = endpoint
         self.triton = triton
@@ -82,31 +67,31 @@ class Lease:
         self.tokens = tokens
         self.has_first_token = False
         self.has_outcome = False
-        self._listener = listener
+        self._pool = pool
         self._closed = False
 
     def first_token(self, seconds: float) -> None:
         """Report the first token, `seconds` after the call started on this endpoint."""
         if not (self.has_first_token or self._closed):
             self.has_first_token = True
-            self._listener.on_first_token(self, seconds)
+            self._pool.on_first_token(self, seconds)
 
     def succeeded(self) -> None:
         """Report that the whole answer came."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
-            self._listener.on_success(self)
+            self._pool.on_success(self)
 
     def failed(self, error: CausewayError) -> None:
         """Report any error of the call; the pool decides whether it counts against the endpoint."""
         if not (self.has_outcome or self._closed):
             self.has_outcome = True
-            self._listener.on_error(self, error)
+            self._pool.on_error(self, error)
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._listener.on_close(self)
+            self._pool.on_close(self)
 
     def __enter__(self) -> Self:
         return self
@@ -115,18 +100,6 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class EndpointView(msgspec.Struct, frozen=True):
-    """The public view of an endpoint."""
-
-    address: str
-    zone: str
-    phase: Phase
-    outstanding: int
-    ttft_s: float  # recent mean time to first token; 0: not measured
-    slow: bool  # several times slower than its peers
-    last_error: str  # error code, "" after a success
 
 
 class Pool:
@@ -176,12 +149,8 @@ class Pool:
         return capacity_of(self._state)
 
     @property
-    def endpoints(self) -> Sequence[EndpointView]:
-        return tuple(_view(one) for one in self._state.endpoints)
-
-    @property
-    def state(self) -> PoolState:
-        return self._state
+    def endpoints(self) -> Sequence[Endpoint]:
+        return self._state.endpoints
 
     def set_endpoints(self, zones: Mapping[str, str]) -> None:
         """Replace the addresses, each with its zone. Endpoints that are left out drain."""
@@ -378,10 +347,6 @@ def _waits_no_more(one: Endpoint, lease: Lease) -> Endpoint:
         waiting_since=without(one.waiting_since, lease.began_at),
         waiting_tokens=max(0, one.waiting_tokens - lease.tokens),
     )
-
-
-def _view(one: Endpoint) -> EndpointView:
-    return EndpointView(one.address, one.zone, one.phase, one.outstanding, one.ttft_s, one.slow, one.last_error)
 
 
 class TritonClients:

@@ -7,7 +7,7 @@ attempt can still be in time.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter
 from collections.abc import Mapping
 from typing import Literal
 
@@ -96,50 +96,32 @@ class RetryBudget:
         self._share = share
         self._min_retries = min_retries_per_s * window_s
         self._bucket_s = window_s / _BUCKETS
-        self._buckets: deque[_Bucket] = deque()  # oldest first; only those in which something happened
-        self._requests = 0
-        self._extras = 0
+        self._requests: Counter[int] = Counter()  # by the number of their bucket
+        self._extras: Counter[int] = Counter()
 
     def count_request(self, now: float) -> None:
         """Count a request, whatever its outcome."""
-        self._bucket(now).requests += 1
-        self._requests += 1
+        self._requests[self._bucket(now)] += 1
 
     def try_spend(self, now: float) -> bool:
         """Tell whether one more attempt may be made, and count it if so."""
         if self.left(now) < 1.0 - _ROUNDING:
             return False
-        self._bucket(now).extras += 1
-        self._extras += 1
+        self._extras[self._bucket(now)] += 1
         return True
 
     def left(self, now: float) -> float:
         """Return how many extra attempts may be made now; negative after the requests that paid for some expired."""
-        self._expire(now)
-        return max(self._share * self._requests, self._min_retries) - self._extras
+        self._bucket(now)
+        return max(self._share * self._requests.total(), self._min_retries) - self._extras.total()
 
-    def _bucket(self, now: float) -> _Bucket:
-        number = int(now // self._bucket_s)
-        if not self._buckets or self._buckets[-1].number < number:
-            self._expire(now)
-            self._buckets.append(_Bucket(number))
-        return self._buckets[-1]
-
-    def _expire(self, now: float) -> None:
-        oldest = int(now // self._bucket_s) - _BUCKETS + 1
-        while self._buckets and self._buckets[0].number < oldest:
-            bucket = self._buckets.popleft()
-            self._requests -= bucket.requests
-            self._extras -= bucket.extras
-
-
-class _Bucket:
-    __slots__ = ("extras", "number", "requests")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.requests = 0
-        self.extras = 0
+    def _bucket(self, now: float) -> int:
+        """Return the number of the bucket, and forget those that have left the window."""
+        newest = int(now // self._bucket_s)
+        for counts in (self._requests, self._extras):
+            for number in [each for each in counts if each <= newest - _BUCKETS]:
+                del counts[number]
+        return newest
 
 
 class FirstTokenLatency:

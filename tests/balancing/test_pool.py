@@ -209,7 +209,7 @@ async def test_a_cancelled_probe_can_be_repeated() -> None:
             lease.failed(REFUSED)
         bed.clock.now += 1.0
         await until(lambda: bed.at("a:1").probes == 1)
-    assert not bed.pool.state.endpoints[0].probing
+    assert not bed.pool.endpoints[0].probing
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ async def test_retry_after_grows_with_the_outage() -> None:
     bed.at("a:1").fault = REFUSED
 
     def probed(times: int) -> bool:
-        return bed.at("a:1").probes == times and not bed.pool.state.endpoints[0].probing
+        return bed.at("a:1").probes == times and not bed.pool.endpoints[0].probing
 
     async with watching(bed):
         with bed.pool.lease() as lease:
@@ -269,4 +269,4 @@ def test_a_lease_reports_one_outcome_only(error: CausewayError) -> None:
         lease.succeeded()
         lease.failed(error)
     lease.failed(error)
-    assert bed.pool.state == Bed("a:1", "b:1").pool.state
+    assert bed.pool.endpoints == Bed("a:1", "b:1").pool.endpoints

@@ -147,7 +147,7 @@ async def test_callers_with_time_left_do_not_notice_a_hung_replica(replicas: tup
         process.suspend()
         try:
             await until(lambda: phase(pool, victim) == "ejected")
-            await until(lambda: not any(one.waiting_since for one in pool.state.endpoints if one.phase == "ejected"))
+            await until(lambda: not any(one.waiting_since for one in pool.endpoints if one.phase == "ejected"))
             await more_answers(callers)
         finally:
             process.resume()

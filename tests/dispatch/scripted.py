@@ -153,7 +153,7 @@ class Bed:
         self.dispatch = Dispatcher(
             self.pool,
             settings,
-            counters=self.counted,
+            retried=self.counted.retried,
             clock=self.clock,
             chance=lambda: 1.0,
             sleep=self.clock.sleep,

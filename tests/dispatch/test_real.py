@@ -55,7 +55,7 @@ class Bed:
     def __init__(self, replicas: list[Replica], pool: EndpointSource, settings: DispatchSettings) -> None:
         self.replicas = replicas
         self.counted = scripted.Counted()
-        self.dispatch = Dispatcher(pool, settings, counters=self.counted)
+        self.dispatch = Dispatcher(pool, settings, retried=self.counted.retried)
         self.mark = ""
 
     def request(
