@@ -57,12 +57,17 @@ class ExpectedLoad(msgspec.Struct, frozen=True, kw_only=True):
     completion: Lengths
 
 
-class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Measured speed of one replica. `slots`: its sequences at once; 0: those of the fastest point."""
+class ReplicaMeasurement(msgspec.Struct, frozen=True):
+    """Speed of one replica. `prefill_tokens_per_s` and `overhead_s` are those of the fastest point."""
 
     prefill_tokens_per_s: float
     decode: tuple[ThroughputPoint, ...]
     overhead_s: float = 0.0  # of each request, independent of its lengths
+
+
+class ReplicaProfile(ReplicaMeasurement, frozen=True, kw_only=True):
+    """A measured replica with its price. `slots`: its sequences at once; 0: those of the fastest point."""
+
     slots: int = 0
     usd_per_hour: float = 0.0
 
@@ -217,14 +222,6 @@ class _Usage(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     usage: _Usage
-
-
-class ReplicaMeasurement(msgspec.Struct, frozen=True):
-    """`prefill_tokens_per_s` and `overhead_s` are those of the fastest point."""
-
-    prefill_tokens_per_s: float
-    decode: tuple[ThroughputPoint, ...]
-    overhead_s: float = 0.0
 
 
 class LoadRun(msgspec.Struct, frozen=True):

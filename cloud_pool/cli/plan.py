@@ -122,13 +122,7 @@ def plan_command(
             raise click.UsageError("--prefill and --decode, or --measure, are required")
         else:
             measured = ReplicaMeasurement(prefill, points, overhead_ms / 1000.0)
-        replica = ReplicaProfile(
-            prefill_tokens_per_s=measured.prefill_tokens_per_s,
-            decode=measured.decode,
-            overhead_s=measured.overhead_s,
-            slots=slots,
-            usd_per_hour=usd_per_hour,
-        )
+        replica = ReplicaProfile(**msgspec.structs.asdict(measured), slots=slots, usd_per_hour=usd_per_hour)
         targets = PlanTargets(utilisation=utilisation, spare_replicas=spare, zones=zones)
         capacity = plan(ExpectedLoad(peak_rps=peak_rps, prompt=prompt, completion=completion), replica, targets)
     except ConfigError as error:

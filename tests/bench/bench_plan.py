@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from cloud_pool.planning import (
     ExpectedLoad,
@@ -62,12 +63,7 @@ async def _compared(url: str) -> Row:
 
 
 def _predicted_rps(run: LoadRun, measured: ReplicaMeasurement) -> float:
-    replica = ReplicaProfile(
-        prefill_tokens_per_s=measured.prefill_tokens_per_s,
-        decode=measured.decode,
-        overhead_s=measured.overhead_s,
-        slots=SLOTS,
-    )
+    replica = ReplicaProfile(**msgspec.structs.asdict(measured), slots=SLOTS)
     load = ExpectedLoad(
         peak_rps=1.0,
         prompt=Lengths(run.prompt_tokens / run.requests),
