@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 import msgspec
 
 from router.errors import ConfigError, PolicyError
+from router.policy.file import seconds
 
 from .. import daemon_version
 from ..config.loader import config_keys, config_variable
@@ -192,9 +194,27 @@ def export(config_path: Path | None, settings: tuple[str, ...], since: str, **fl
     Exit code: 0 printed, 1 the records cannot be read, 2 usage error.
     """
     config = load_config_or_exit(config_path, settings, flags)
-    from .export import export_decisions
+    from ..storage.decisions import read_stored
 
-    sys.exit(export_decisions(config, since, out=sys.stdout.buffer))
+    try:
+        oldest = time.time() - (seconds(since) or 0.0) if since else 0.0
+    except ValueError:
+        usage_error(f"--since must be a duration such as 30m, 24h or 7d, not {since[:32]!r}")
+    try:
+        stored = read_stored(Path(config.state_dir), since=oldest)
+        sys.stdout.buffer.writelines(msgspec.json.encode(record) + b"\n" for record in stored.records)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        sys.exit(1)
+    except FileNotFoundError as error:
+        advice = "give the daemon's own --config or --state-dir"
+        click.echo(f"causeway-edge: no decision records at {error.filename}: {advice}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"causeway-edge: the decision records cannot be read: {error}", err=True)
+        sys.exit(1)
+    if unreadable := stored.unreadable():
+        click.echo(f"causeway-edge: {unreadable} records of another version were left out", err=True)
 
 
 @main.command()
