@@ -184,8 +184,7 @@ def make_audio(
     """Return what serves `/v1/audio/*` and the sound of live sessions."""
     from ..modalities.api import AudioApi
     from ..modalities.audio import AudioService
-    from ..modalities.speaker import Speaker
-    from ..modalities.voices import Voices
+    from ..modalities.speaker import Speaker, Voices
 
     policies, records = serving.policies, serving.records
     audio = AudioService(

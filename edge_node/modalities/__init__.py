@@ -1,1 +1,1 @@
-"""Sound as a request of its own: `/v1/audio/*` (`api`, `audio`), and what speaks (`speaker`, `voices`, `espeak`)."""
+"""Sound as a request of its own: `/v1/audio/*` (`entry`, `audio`), and what speaks (`speaker`, `sound`)."""

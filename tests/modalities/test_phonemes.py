@@ -7,7 +7,7 @@ import shutil
 import msgspec
 import pytest
 
-from edge_node.modalities.espeak import Espeak
+from edge_node.modalities.sound import Espeak
 from models.modalities.voices.files import VoiceSettings
 from models.modalities.voices.phonemes import MAX_SENTENCE, Clause, phoneme_ids, split_clauses, split_sentences
 

@@ -17,8 +17,7 @@ pytest.importorskip("onnxruntime")
 
 from edge_node.config.schema import ModalitiesConfig
 from edge_node.modalities.sound import PROGRAM
-from edge_node.modalities.speaker import Speaker
-from edge_node.modalities.voices import Voices
+from edge_node.modalities.speaker import Speaker, Voices
 from models.catalog.artifact import find_artifact
 from models.catalog.fit import Device
 from models.modalities.voices.files import SETTINGS
