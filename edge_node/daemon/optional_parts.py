@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from ..agent.host import FleetLink
     from ..agent.link.connection import FleetConnection
     from ..backends.cloud.connection import Credentials
-    from ..modalities.api import AudioApi
-    from ..modalities.audio import AudioService
+    from ..modalities.audio import AudioApi, AudioService
     from ..mqtt.bridge import MqttBridge
     from ..observability.tracing import RequestTracer
     from ..serving.part_encoders import PartEncoders
@@ -182,8 +181,7 @@ def make_audio(
     reader: RequestReader,
 ) -> tuple[AudioService, AudioApi]:
     """Return what serves `/v1/audio/*` and the sound of live sessions."""
-    from ..modalities.api import AudioApi
-    from ..modalities.audio import AudioService
+    from ..modalities.audio import AudioApi, AudioService
     from ..modalities.speaker import Speaker, Voices
 
     policies, records = serving.policies, serving.records

@@ -1,7 +1,7 @@
-"""Sound → words and words → sound for `/v1/audio/*`: admitted, bounded and recorded as any request.
+"""Sound → words and words → sound for `/v1/audio/*`, in OpenAI's form: admitted, bounded and recorded as any request.
 
 Both run on this box and nowhere else, whatever the policy says: there is no target to choose, and no constraint that
-they could break. The decision record of such a request has no decision.
+they could break. The decision record of such a request has no decision. Imported with the first such request.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+from aiohttp import hdrs, web
 
 from models.modalities.graph.graph import EncoderGraph
 from models.modalities.graph.transcript import transcript_of
 from models.modalities.installed import SPEECH_MODEL
-from models.modalities.process.messages import Refusal
+from models.modalities.process.messages import Refusal, Segment
 from models.modalities.process.parent import Tell, WorkerFailed
 from router.decision.decide import features_of
 from router.errors import (
@@ -32,10 +33,24 @@ from router.errors import (
     NoRoute,
     UnsupportedFeature,
 )
-from router.openai.audio import OPENAI_MODEL, SpeechRequest, Transcript, TranscriptionRequest
+from router.openai import check_media_type, error_event
+from router.openai.audio import (
+    JSON_FORMATS,
+    OPENAI_MODEL,
+    SpeechRequest,
+    Transcript,
+    TranscriptionRequest,
+    encode_delta,
+    encode_done,
+    encode_transcript,
+    parse_speech,
+    parse_transcription,
+)
+from router.openai.audio.form import check_form, parse_form
 from router.policy.compiled import Policy
 from router.policy.signals import COSTLY
 from router.serving.logs import redacted
+from router.serving.responses import JSON, STREAMED, EventStream, error_response, header_lines
 from router.types import (
     AUTO,
     AudioPart,
@@ -52,8 +67,10 @@ from router.types import (
     TextPart,
 )
 
+from ..clock import Clock
+from ..http.request_reader import RequestReader, routing_hints
 from ..serving.admission import Admission
-from ..serving.generation import Records, Status
+from ..serving.generation import Records, Status, policy_label
 from ..signals.collector import SignalCollector
 from .sound import NO_SPEECH, PCM_HZ, SpokenText
 from .speaker import NothingToSpeak, Speaker
@@ -280,3 +297,133 @@ def _features(kind: SoundKind, requested: str, hints: RoutingHints) -> RequestFe
     part: Part = AudioPart("", "wav") if kind == "transcription" else TextPart("")
     request = Request(kind="chat", model=requested, messages=(Message("user", (part,)),), hints=hints)
     return msgspec.structs.replace(features_of(request), kind=kind)
+
+
+class AudioApi:
+    """The handlers.
+
+    Args:
+        policy: the active one.
+        new_id: makes the id of a decision record.
+    """
+
+    def __init__(
+        self,
+        service: AudioService,
+        reader: RequestReader,
+        clock: Clock,
+        *,
+        policy: Callable[[], Policy],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._service = service
+        self._reader = reader
+        self._clock = clock
+        self._policy = policy
+        self._new_id = new_id
+
+    async def transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/audio/transcriptions. Raises CausewayError for what is refused before it has an id."""
+        call = self._call(http)
+        media_type = http.headers.get(hdrs.CONTENT_TYPE, "")
+        check_form(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        request = parse_transcription(parse_form(await self._reader.body(http), media_type))
+        if request.stream:
+            return await self._stream(http, call, request)
+
+        async def answer() -> tuple[bytes, str]:
+            transcript = await self._service.transcribe(call, request)
+            body = encode_transcript(transcript, request)
+            return body, JSON if request.format in JSON_FORMATS else "text/plain; charset=utf-8"
+
+        return await self._answer(call, answer)
+
+    async def speech(self, http: web.BaseRequest) -> web.StreamResponse:
+        """POST /v1/audio/speech. Raises CausewayError for what is refused before it has an id."""
+        call = self._call(http)
+        check_media_type(http.headers.get(hdrs.CONTENT_TYPE), http.headers.get(hdrs.CONTENT_ENCODING))
+        request = parse_speech(await self._reader.body(http))
+        if request.format == "pcm":
+            return await self._play(http, call, request)
+
+        async def answer() -> tuple[bytes, str]:
+            return (await self._service.speak(call, request)).wav(), "audio/wav"
+
+        return await self._answer(call, answer)
+
+    async def _play(self, http: web.BaseRequest, call: AudioCall, request: SpeechRequest) -> web.StreamResponse:
+        """Send the samples of each sentence as soon as it is spoken. An error after the first cuts the connection."""
+        stream: EventStream | None = None
+        form = f"audio/pcm; rate={PCM_HZ}"
+        lines = header_lines({**self._ids(call), "x-causeway-route": "edge", "Content-Type": form})
+
+        async def play(sentence: SpokenText) -> None:
+            nonlocal stream
+            samples = await asyncio.to_thread(sentence.pcm, PCM_HZ)
+            stream = stream or EventStream(http, lines)
+            stream.send(samples)
+            await stream.drain()
+
+        try:
+            await self._service.play(call, request, play)
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            if stream is None:
+                return error_response(error, self._ids(call))
+            if http.transport is not None:
+                http.transport.abort()  # the body ends without its last chunk
+            raise ClientGone("the sound broke after its begin, and its connection was cut") from error
+        stream = stream or EventStream(http, lines)
+        stream.end()
+        return stream
+
+    async def _stream(
+        self, http: web.BaseRequest, call: AudioCall, request: TranscriptionRequest
+    ) -> web.StreamResponse:
+        """Send the words of each segment as soon as it is understood. An error after the first ones is an event."""
+        stream: EventStream | None = None
+        lines = header_lines({**self._ids(call), "x-causeway-route": "edge", **STREAMED})
+
+        def tell(segment: Segment) -> None:
+            nonlocal stream
+            with contextlib.suppress(ClientGone):  # the server cancels the request of a client that is gone
+                text = segment.text if stream is None else f" {segment.text}"
+                stream = stream or EventStream(http, lines)
+                stream.send(encode_delta(text))
+
+        try:
+            transcript = await self._service.transcribe(call, request, tell)
+            words = b"" if stream is not None or not transcript.text else encode_delta(transcript.text)
+            last = words + encode_done(transcript)
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            if stream is None:
+                return error_response(error, self._ids(call))
+            last = error_event(error)
+        stream = stream or EventStream(http, lines)
+        stream.end(last)
+        return stream
+
+    def _ids(self, call: AudioCall) -> dict[str, str]:
+        return {
+            "x-request-id": call.id,
+            "x-causeway-decision": call.id,
+            "x-causeway-policy": policy_label(self._policy()),
+        }
+
+    def _call(self, http: web.BaseRequest) -> AudioCall:
+        hints = routing_hints(http.headers, self._reader.caller(http))
+        return AudioCall(self._new_id(), hints, self._clock.monotonic())
+
+    async def _answer(self, call: AudioCall, answer: Callable[[], Awaitable[tuple[bytes, str]]]) -> web.Response:
+        ids = self._ids(call)
+        try:
+            body, media_type = await answer()
+        except ClientGone:
+            raise
+        except CausewayError as error:
+            return error_response(error, ids)
+        headers = {"Content-Type": media_type, "x-causeway-route": "edge", **ids}
+        return web.Response(body=body, headers=headers)

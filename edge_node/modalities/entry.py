@@ -13,8 +13,7 @@ from router.serving.request import Handler
 from router.types import RoutingHints
 
 if TYPE_CHECKING:
-    from .api import AudioApi
-    from .audio import AudioService
+    from .audio import AudioApi, AudioService
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 SPEECH = "/v1/audio/speech"
