@@ -50,8 +50,7 @@ from .daemon.optional_parts import (
     model_temperatures,
     weights_of,
 )
-from .files.api import FileApi
-from .files.inlining import FileInliner
+from .files.api import FileApi, FileInliner
 from .files.store import DeviceFileStore
 from .http.api import Api
 from .http.inspection import Inspection

@@ -2,7 +2,5 @@
 
 folder      the files on the disk: written whole or not at all, and overwritten when they are deleted
 store       the files of all clients: bounds, owners and expiry
-upload      a multipart form → a file, as it arrives
-api         `/v1/files`
-inlining    the bytes of files in the place of their ids, in the bodies of requests
+api         `/v1/files`, and the bytes of files in the place of their ids, in the bodies of requests
 """
