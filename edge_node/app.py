@@ -30,8 +30,7 @@ from .backends.cloud.backend import CloudBackend
 from .backends.engine.engines import Engine, EnginePool
 from .clock import Clock, system_clock
 from .config.schema import Config
-from .console.routes import Console
-from .console.state import read_state
+from .console.routes import Console, read_state
 from .daemon.components import Backends, Components, Serving, WaysIn, read_gauges
 from .daemon.lifecycle import App, StopRequest, SystemdNotifier
 from .daemon.optional_parts import (

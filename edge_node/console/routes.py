@@ -1,4 +1,4 @@
-"""The page's paths. Nothing here runs, and nothing is in memory, until a browser asks.
+"""The page's paths, and the box's state for it. Nothing here runs, and nothing is in memory, until a browser asks.
 
 GET  /console, /console/FILE     the page: static files, the same for everyone, without an API key
 GET  /console/state              the box at this moment
@@ -10,10 +10,11 @@ the page that this daemon served and no other origin: nothing sends CORS headers
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from aiohttp import hdrs, web
@@ -24,11 +25,14 @@ from router.openai import check_media_type
 from router.serving.console.page_files import HEADERS, file_response, page_files
 from router.serving.request import Handler
 from router.serving.responses import JSON
+from router.types import Snapshot
 
+from ..daemon.components import Components
+from ..http.inspection import Readiness
 from ..http.request_reader import RequestReader
+from ..observability.metrics import RequestCount
 from ..storage.decisions import DecisionStore
 from ..storage.policies import PolicyStore
-from .state import ConsoleState
 
 PAGE: Final = Path(__file__).parent / "page"
 
@@ -98,3 +102,60 @@ def _parsed(body: bytes) -> WhatIfQuestion:
 def _json(value: object) -> web.Response:
     headers = {**HEADERS, "Content-Type": JSON, "Cache-Control": "no-store"}
     return web.Response(body=msgspec.json.encode(value), headers=headers)
+
+
+if TYPE_CHECKING:
+    from ..agent.agent import Agent
+    from .fleet import FleetState
+
+
+class ConsoleState(msgspec.Struct, frozen=True):
+    """The body of `/console/state`.
+
+    Attributes:
+        box: The host's name.
+        now: The box's clock, Unix seconds.
+        readiness: As in `/readyz`.
+        snapshot: The signals that a decision would read now.
+        running: Generations in progress, of `concurrent` at most.
+        waiting: Requests in the queue, of `queue` at most.
+        requests: Requests since the daemon started.
+        fleet: The box in its fleet; None for one that joined none.
+    """
+
+    box: str
+    now: float
+    readiness: Readiness
+    snapshot: Snapshot
+    running: int
+    waiting: int
+    concurrent: int
+    queue: int
+    requests: tuple[RequestCount, ...]
+    fleet: FleetState | None
+
+
+def read_state(parts: Components, agent: Agent | None) -> ConsoleState:
+    """Return the state of the daemon with these parts. `agent`: of a box in a fleet."""
+    policy = parts.policies.active
+    admission = parts.admission.stats()
+    return ConsoleState(
+        box=platform.node(),
+        now=parts.clock.unix(),
+        readiness=parts.readiness(),
+        snapshot=parts.signals.snapshot(policy),
+        running=admission.running,
+        waiting=admission.waiting,
+        concurrent=policy.limits.concurrent,
+        queue=policy.limits.queue,
+        requests=parts.metrics.request_counts(),
+        fleet=_read_fleet(parts, agent),
+    )
+
+
+def _read_fleet(parts: Components, agent: Agent | None) -> FleetState | None:
+    if agent is None:
+        return None
+    from .fleet import read_fleet  # most boxes are in no fleet and load none of its code
+
+    return read_fleet(agent, parts.fleet)
