@@ -2,12 +2,10 @@
 
 topics      which messages are taken, and where answers may go
 messages    a message as a job, and a job's answer as a message
-envelope    both as they are on the wire, and what goes wrong with a broker
-events      CloudEvents in structured mode
+envelope    both as they are on the wire, also as CloudEvents, and what goes wrong with a broker
 connection  one connection to a broker: MQTT 5 by paho, on the event loop
 intake      takes messages: stored first, acknowledged after that, in order
-answers     publishes answers, each until the broker has acknowledged it
-bridge      connects again and again, and ties these together
+bridge      connects again and again, ties these together, and publishes answers
 
 A message is acknowledged after its job was committed, and an answer is done after the broker acknowledged it. What is
 lost in between comes again: from the broker, where it is the same job, or from the outbox.

@@ -32,8 +32,7 @@ from ..jobs.entry import JobParts
 from ..jobs.record import OutboxFull, ReplyTo
 from ..observability.logs import Fault
 from .connection import Connection
-from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused
-from .events import in_binary_mode
+from .envelope import AnswerTooLarge, BrokerError, Message, PublishRefused, in_binary_mode
 from .messages import AnswerAddress, Submission, address_of, check_message, read_message, refusal
 from .topics import Topics
 

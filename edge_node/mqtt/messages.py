@@ -24,8 +24,7 @@ from router.openai import encode_error
 from ..config.schema import MqttTopicConfig
 from ..jobs.api import JobKey
 from ..jobs.record import DueReply, EdgeJob
-from .envelope import JSON, TEXT, Message, OutgoingAnswer
-from .events import event_expires_s, event_headers, structured
+from .envelope import JSON, TEXT, Message, OutgoingAnswer, event_expires_s, event_headers, structured
 
 _MAX_CORRELATION_BYTES = 1024
 
