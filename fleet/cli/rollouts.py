@@ -19,7 +19,7 @@ from ..repository.rollout_keys import rollout_settings
 from ..repository.wording import boxes as boxes_of
 from ..repository.wording import bundle_name, counted
 from ..rollout.advice import small_fleet_advice, stage_boxes
-from ..rollout.life import LIFE, OPEN, RolloutEvent, RolloutState
+from ..rollout.rollout import LIFE, OPEN, RolloutEvent, RolloutState
 from ..rollout.settings import RolloutSettings
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (

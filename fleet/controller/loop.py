@@ -22,8 +22,7 @@ from router.errors import CausewayError
 
 from ..repository.rollout_keys import maintenance_windows, rollout_settings
 from ..rollout.boxes import MaintenanceWindow
-from ..rollout.life import RolloutState
-from ..rollout.rollout import Rollout
+from ..rollout.rollout import Rollout, RolloutState
 from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import Device, cohort_devices

@@ -6,8 +6,7 @@ import msgspec
 
 from router.bundle.rollout import RolloutPlan
 
-from ..rollout.life import RolloutEvent, RolloutState
-from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due
+from ..rollout.rollout import RUNNING, Rollout, RolloutEvent, RolloutState, apply, expire, look, look_due
 from ..rollout.settings import RolloutSettings
 from ..rollout.verdict import Verdict
 from .checks import Check

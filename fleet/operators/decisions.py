@@ -19,8 +19,7 @@ from ..controller.publisher import Publisher
 from ..controller.step import has_begun
 from ..repository.fleet_file import FLEET_FILE, read_fleet
 from ..repository.rollout_keys import rollout_settings
-from ..rollout.life import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutState
-from ..rollout.rollout import Rollout, apply
+from ..rollout.rollout import DECISIONS, LIFE, OPEN, IllegalTransition, Rollout, RolloutEvent, RolloutState, apply
 from ..rollout.settings import RolloutSettings
 from ..store.audit import append_audit
 from ..store.database import Store

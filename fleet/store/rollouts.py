@@ -11,8 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.errors import CausewayError
 
-from ..rollout.life import RolloutState
-from ..rollout.rollout import Rollout
+from ..rollout.rollout import Rollout, RolloutState
 from ..rollout.verdict import Verdict
 from .tables import devices, looks, rollouts
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.rollout.life import RolloutEvent, RolloutState
 from fleet.rollout.membership import stage_share
-from fleet.rollout.rollout import Rollout, apply, look, next_look
+from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply, look, next_look
 from fleet.rollout.settings import RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations
 from router.bundle.rollout import WHOLE

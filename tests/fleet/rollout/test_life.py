@@ -8,9 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.life import LIFE, IllegalTransition, RolloutEvent, RolloutState, next_state
 from fleet.rollout.membership import plan_of, stage_share
-from fleet.rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, next_look
+from fleet.rollout.rollout import (
+    LIFE,
+    RUNNING,
+    IllegalTransition,
+    Rollout,
+    RolloutEvent,
+    RolloutState,
+    apply,
+    expire,
+    look,
+    look_due,
+    next_look,
+    next_state,
+)
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations, Outcome
 from router.bundle.rollout import WHOLE, assigned_bundle, position
