@@ -12,8 +12,7 @@ from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.bundle.rollout import position
 
 from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
-from ..rollout.membership import stage_share
-from ..rollout.rollout import Rollout
+from ..rollout.rollout import Rollout, stage_share
 from ..rollout.verdict import Observations
 from ..store.rollouts import ReportedPlan
 

@@ -12,8 +12,7 @@ from router.bundle.rollout import encode_plan
 
 from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
 from ..repository.rollout_keys import RolloutDoc, maintenance_windows
-from ..rollout.membership import plan_of
-from ..rollout.rollout import RolloutState
+from ..rollout.rollout import RolloutState, plan_of
 from ..store.database import Store
 from ..store.generations import CohortPace, advance, read_generations, set_pace
 from ..store.rollouts import RolloutRecord, pins_and_holds

@@ -9,8 +9,7 @@ from fleet.controller.checks import Check
 from fleet.controller.observed import BoxView, Situation, ahead_count, least_share, observe
 from fleet.controller.step import adopted, caught_up, checked, has_begun, needs_boxes, paused_behind, step
 from fleet.rollout.boxes import MaintenanceWindow
-from fleet.rollout.membership import plan_of
-from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply
+from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply, plan_of
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Outcome
 from fleet.store.rollouts import ReportedPlan

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.membership import plan_of, stage_share
 from fleet.rollout.rollout import (
     LIFE,
     RUNNING,
@@ -22,6 +21,8 @@ from fleet.rollout.rollout import (
     look_due,
     next_look,
     next_state,
+    plan_of,
+    stage_share,
 )
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations, Outcome
