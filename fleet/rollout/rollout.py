@@ -139,7 +139,7 @@ def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = ""
         event: What happened.
         now: Unix seconds.
         reason: For people and the audit log.
-        least_share: The share that holds at least one box, `membership.stage_share(0, positions)`.
+        least_share: The share that holds at least one box, `stage_share(0, positions)`.
 
     Raises:
         IllegalTransition: The rollout's state does not take this event.

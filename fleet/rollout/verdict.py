@@ -1,16 +1,169 @@
-"""The verdict on a stage at one look: pass, fail or inconclusive, from canary and control over the same time."""
+"""The verdict on a stage at one look: pass, fail or inconclusive, from canary and control over the same time.
+
+Fail rests on a randomisation test: are the canary's boxes worse than a random draw of boxes would be? The salt of a
+rollout assigns boxes to the canary at random. If the new bundle changes nothing, the canary is therefore a simple
+random sample of the judged boxes, however much boxes differ, fail together by site, or send requests in bursts. That is
+Fisher's test (Fisher, The Design of Experiments, 1935; Lehmann and Romano, Testing Statistical Hypotheses, 2005,
+section 15.2): exact for any number of boxes, with no model of how errors occur. A test that counts requests as
+independent would abort good rollouts, because the errors of one box come together.
+
+Pass rests on an interval: how much worse can the canary be than the control, at any look? Boxes are the unit, not
+requests: the variance is that of a ratio of sums over boxes (Cochran, Sampling Techniques, 1977, section 6.3; Deng,
+Knoblich and Lu, "Applying the Delta Method in Metric Analytics", KDD 2018). The interval is a confidence sequence,
+valid at all looks together: the normal mixture of Robbins (Annals of Mathematical Statistics 41, 1970) in the form of
+Johari, Koomen, Pekelis and Walsh ("Always Valid Inference", Operations Research 70, 2022), which holds asymptotically
+for means of any distribution (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas, "Time-uniform central limit theory and
+asymptotic confidence sequences", Annals of Statistics 52, 2024).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .interval import Difference, difference_of_shares
-from .randomisation import binomial_tail, randomisation_p, sampling_tail
 from .settings import LATENCY, MetricLimit, RolloutSettings
+
+UPPER_WHOLE = (0.5, 0.25, 0.1, 0.05, 0.01)
+"""The worst half of all boxes, their worst quarter and so on: a small harm to all boxes, or a large one to a few."""
+
+
+def sampling_tail(marked: int, drawn: int, found: int, total: int) -> float:
+    """Return the probability that a draw without replacement holds at least `found` marked boxes.
+
+    The upper tail of the hypergeometric distribution; 1 where `found` is no more than expected.
+
+    Args:
+        marked: Marked boxes among all.
+        drawn: Boxes in the draw.
+        found: Marked boxes in the draw.
+        total: All boxes.
+    """
+    if found * total <= marked * drawn:
+        return 1.0
+    if found > min(marked, drawn):
+        return 0.0
+    log_term = _log_choose(marked, found) + _log_choose(total - marked, drawn - found) - _log_choose(total, drawn)
+    # Beyond the expected number each term is smaller than the one before.
+    tail, ratio = 0.0, 1.0
+    for count in range(found, min(marked, drawn) + 1):
+        tail += ratio
+        ratio *= (marked - count) * (drawn - count) / ((count + 1) * (total - marked - drawn + count + 1))
+        if ratio < 1e-16 * tail:
+            break
+    return min(1.0, math.exp(log_term) * tail)
+
+
+def binomial_tail(trials: int, found: int, probability: float) -> float:
+    """Return the probability of at least `found` successes, 1 where `found` is no more than expected."""
+    if found <= trials * probability:
+        return 1.0
+    log_term = _log_choose(trials, found) + found * math.log(probability) + (trials - found) * math.log1p(-probability)
+    tail, ratio, odds = 0.0, 1.0, probability / (1 - probability)
+    for count in range(found, trials + 1):
+        tail += ratio
+        ratio *= (trials - count) / (count + 1) * odds
+        if ratio < 1e-16 * tail:
+            break
+    return min(1.0, math.exp(log_term) * tail)
+
+
+def randomisation_p(canary: NDArray[np.float64], control: NDArray[np.float64]) -> float:
+    """Return the p-value of "the canary's scores are a random draw from all scores", against larger ones.
+
+    Counts how many boxes of the canary are among the worst half, quarter, ... of all boxes, and compares each count
+    with its exact distribution. Thresholds are order statistics of all scores together, which do not depend on the
+    assignment; the smallest p-value is multiplied by the number of different thresholds (Bonferroni).
+
+    Args:
+        canary: float64 [boxes], one score a box; larger is worse.
+        control: float64 [boxes].
+
+    Returns:
+        The p-value; 1 if either side has no boxes.
+    """
+    if not canary.size or not control.size:
+        return 1.0
+    pooled = np.concatenate([canary, control])
+    # The score at each rank; ties stay out of the upper part, so that a share of 0.01 can mark fewer boxes, or none.
+    ranks = [min(pooled.size - 1, math.floor(pooled.size * (1 - upper))) for upper in UPPER_WHOLE]
+    thresholds = {float(score) for score in np.partition(pooled, ranks)[ranks]}
+    thresholds |= {float(np.nextafter(score, -np.inf)) for score in thresholds}
+    smallest = min(
+        sampling_tail(int((pooled > score).sum()), canary.size, int((canary > score).sum()), pooled.size)
+        for score in thresholds
+    )
+    return min(1.0, len(thresholds) * smallest)
+
+
+def _log_choose(whole: int, part: int) -> float:
+    return math.lgamma(whole + 1) - math.lgamma(part + 1) - math.lgamma(whole - part + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Shares of canary and control, and the canary's minus the control's with its interval."""
+
+    canary: float
+    control: float
+    low: float
+    high: float
+
+    @property
+    def worse_by(self) -> float:
+        return self.canary - self.control
+
+
+def half_width(variance: float, effect: float, confidence: float) -> float:
+    """Return half the width of the normal-mixture confidence sequence.
+
+    Args:
+        variance: Of the estimated difference, at this look.
+        effect: Standard deviation of the mixture: the interval is narrowest where differences of about this size are
+            just found.
+        confidence: Such as 0.95, of all looks together.
+
+    Returns:
+        √(V (V + τ²) / τ² · ln((V + τ²) / (V α²))) for the variance V, the effect τ and the error probability α.
+    """
+    mixed = variance + effect**2
+    return math.sqrt(variance * mixed / effect**2 * math.log(mixed / (variance * (1 - confidence) ** 2)))
+
+
+def difference_of_shares(
+    canary: tuple[NDArray[np.int64], NDArray[np.int64]],
+    control: tuple[NDArray[np.int64], NDArray[np.int64]],
+    effect: float,
+    confidence: float,
+) -> Difference:
+    """Compare the share of events among requests between boxes of the canary and of the control.
+
+    Args:
+        canary: (events, requests), each int64 [boxes] with at least one box and one request.
+        control: The same of the control's boxes.
+        effect: See `half_width`.
+        confidence: See `half_width`.
+    """
+    variance = _variance(canary, control)
+    share, other = (float(events.sum() / requests.sum()) for events, requests in (canary, control))
+    half = half_width(variance, effect, confidence)
+    return Difference(share, other, share - other - half, share - other + half)
+
+
+def _variance(*arms: tuple[NDArray[np.int64], NDArray[np.int64]]) -> float:
+    """The larger of two: between boxes, and of independent requests. The latter counts one event and one other more
+    than there were (Agresti and Caffo, The American Statistician 54, 2000), so that no events are not no variance."""
+    boxes = sum(events.size for events, _ in arms)
+    # One variance for both arms, as the null hypothesis has it: a canary of a few boxes could not estimate its own.
+    squares = sum(float(((events - events.sum() / requests.sum() * requests) ** 2).sum()) for events, requests in arms)
+    of_a_box = squares / max(1, boxes - len(arms))
+    between = sum(events.size * of_a_box / float(requests.sum()) ** 2 for events, requests in arms)
+    smoothed = [((events.sum() + 1) / (requests.sum() + 2), requests.sum()) for events, requests in arms]
+    return max(between, sum(float(share * (1 - share) / requests) for share, requests in smoothed))
+
 
 ROLLED_BACK, SILENT = "rolled_back", "silent"
 

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.interval import difference_of_shares, half_width
-from fleet.rollout.randomisation import binomial_tail, randomisation_p, sampling_tail
 from fleet.rollout.settings import LATENCY, MetricLimit, RolloutSettings, RolloutStage
-from fleet.rollout.verdict import Observations, Outcome, judge
+from fleet.rollout.verdict import (
+    Observations,
+    Outcome,
+    binomial_tail,
+    difference_of_shares,
+    half_width,
+    judge,
+    randomisation_p,
+    sampling_tail,
+)
 
 pytestmark = pytest.mark.slow
 
