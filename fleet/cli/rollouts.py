@@ -18,9 +18,8 @@ from ..repository.difference import manifest_changes
 from ..repository.rollout_keys import rollout_settings
 from ..repository.wording import boxes as boxes_of
 from ..repository.wording import bundle_name, counted
-from ..rollout.advice import small_fleet_advice, stage_boxes
 from ..rollout.rollout import LIFE, OPEN, RolloutEvent, RolloutState
-from ..rollout.settings import RolloutSettings
+from ..rollout.settings import RolloutSettings, small_fleet_advice, stage_boxes
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (
     FleetStatus,

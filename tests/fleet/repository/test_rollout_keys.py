@@ -10,8 +10,7 @@ import pytest
 from fleet.repository.fleet_file import read_fleet
 from fleet.repository.folder import check_fleet
 from fleet.repository.rollout_keys import RolloutDoc, maintenance_windows, rollout_settings
-from fleet.rollout.advice import small_fleet_advice
-from fleet.rollout.settings import RolloutSettings, RolloutStage
+from fleet.rollout.settings import RolloutSettings, RolloutStage, small_fleet_advice
 
 from .fleets import edit, write_fleet
 
