@@ -1,4 +1,4 @@
-"""Read one request from stdin, ask for files, write one answer to stdout."""
+"""Inspect an update in a child process of `inspection`: one request from stdin, files on demand, one answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from router.bundle.refusals import DiskFull, UpdateRefused
 
-from ..inspection import BundleRequest, FetchFailed, FetchFile, Refusal, Request, frame
+from .inspection import BundleRequest, FetchFailed, FetchFile, Refusal, Request, frame
 
 _LENGTH = struct.Struct(">I")
 _NICE = 10  # requests come first
@@ -28,7 +28,7 @@ def main() -> None:
 
             reply = frame(examine(request))
         else:
-            from ..verifier import look
+            from .verifier import look
 
             reply = frame(look(request, _fetch, time.monotonic))
     except UpdateRefused as refusal:
@@ -58,4 +58,5 @@ def _read_frame() -> bytes:
     return sys.stdin.buffer.read(_LENGTH.unpack(header)[0])
 
 
-main()
+if __name__ == "__main__":
+    main()

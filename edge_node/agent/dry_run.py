@@ -39,9 +39,9 @@ from router.policy.compiled import ModelTemperature, Policy, parse_policy
 from router.policy.signals import OPENAI_TEMPERATURE
 from router.types import DecisionRecord
 
-from ...storage.decisions import read_stored
-from ..inspection import BundleReport, BundleRequest, ModelFile
-from ..store import signal_manifest
+from ..storage.decisions import read_stored
+from .inspection import BundleReport, BundleRequest, ModelFile
+from .store import signal_manifest
 
 _REPLAYED_RECORDS = 500
 
