@@ -13,8 +13,8 @@ import pytest
 
 from edge_node.agent.link.control_plane import ControlPlane
 from edge_node.agent.link.identity import Identity
-from edge_node.agent.link.imported import SourceWithImport
 from edge_node.agent.link.medium import Imported, ImportFailed, import_medium
+from edge_node.agent.source import SourceWithImport
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import (
     BundleAltered,

@@ -33,9 +33,9 @@ from router.bundle.refusals import BundleAltered, DiskFull, EndlessData, UpdateU
 
 from ... import daemon_version
 from ..inspection import Looked, LookRequest
+from ..source import IMPORT, WANTED
 from ..verifier import look
 from .identity import Identity
-from .imported import IMPORT, WANTED
 
 _CHUNK = 1 << 20
 _MAX_METADATA_BYTES, _MAX_METADATA_FILES = 4 << 20, 2000
