@@ -1,6 +1,5 @@
-"""Sources of updates (a folder, or the control plane with files imported from a medium), and downloads that resume, with
-bounds of size, time and rate.
-"""
+"""Sources of updates: a folder, or the control plane with files imported from a medium. Downloads from them resume, and
+have bounds of size, time and rate."""
 
 from __future__ import annotations
 

@@ -49,14 +49,13 @@ def join(
     Exit code: 0 joined, 1 refused, 2 usage error, 3 the control plane is unreachable: try again.
     """
     config = load_config_or_exit(config_path, settings, flags)
-    from ..agent.link import enrolment
     from ..agent.link.control_plane import FleetError, FleetUnreachable
-    from ..agent.link.owner import as_owner
+    from ..agent.link.identity import JoinRequest, as_owner, join
 
     pairs = [label.partition("=") for label in labels]
     if bad := [label for label, pair in zip(labels, pairs, strict=True) if not pair[1]]:
         usage_error(f"--label {bad[0]}: write KEY=VALUE")
-    request = enrolment.JoinRequest(
+    request = JoinRequest(
         url=control_plane,
         token=read_prompt(token, "join token").strip(),
         ca_file=str(ca_file.absolute()) if ca_file else "",
@@ -66,7 +65,7 @@ def join(
     )
     try:
         with as_owner(Path(config.state_dir)) as state_dir:
-            identity = asyncio.run(enrolment.join(state_dir, request, time.time()))
+            identity = asyncio.run(join(state_dir, request, time.time()))
     except ConfigError as error:
         usage_error(str(error))
     except FleetError as error:
@@ -86,9 +85,8 @@ def leave(config_path: Path | None, settings: tuple[str, ...], yes: bool, **flag
     no, 2 usage error, or there is no terminal to ask at and no --yes.
     """
     config = load_config_or_exit(config_path, settings, flags)
-    from ..agent.link.enrolment import leave as leave_fleet
-    from ..agent.link.identity import FOLDER, read_identity
-    from ..agent.link.owner import as_owner
+    from ..agent.link.identity import FOLDER, as_owner, read_identity
+    from ..agent.link.identity import leave as leave_fleet
     from ..storage.state_folder import StateFolderLock
 
     with as_owner(Path(config.state_dir)) as state_dir:
@@ -122,7 +120,7 @@ def import_(config_path: Path | None, settings: tuple[str, ...], medium: Path, *
     imported, 1 refused, 2 usage error.
     """
     config = load_config_or_exit(config_path, settings, flags)
-    from ..agent.link.owner import as_owner
+    from ..agent.link.identity import as_owner
     from .fleet_status import import_bundle
 
     with as_owner(Path(config.state_dir)) as state_dir:

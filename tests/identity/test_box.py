@@ -15,10 +15,9 @@ import anyio
 import msgspec
 import pytest
 
-from edge_node.agent.link import enrolment
 from edge_node.agent.link.connection import FleetConnection, open_link
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
-from edge_node.agent.link.identity import FileKey, new_key, open_key, read_identity
+from edge_node.agent.link.identity import FileKey, JoinRequest, join, leave, new_key, open_key, read_identity
 from edge_node.agent.link.record import AgentReport, read_record
 from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryFile, TelemetryLog
 from edge_node.clock import Clock
@@ -97,7 +96,7 @@ async def plane() -> AsyncIterator[ScriptedPlane]:
 
 
 async def joined(plane: ScriptedPlane, state_dir: Path, name: str = "kiosk-1") -> Path:
-    await enrolment.join(state_dir, enrolment.JoinRequest(url=plane.url, token="cwjoin_x", name=name), time.time())
+    await join(state_dir, JoinRequest(url=plane.url, token="cwjoin_x", name=name), time.time())
     return state_dir / "fleet"
 
 
@@ -207,7 +206,7 @@ async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: P
     with pytest.raises(ConfigError, match="leave it first"):
         await joined(plane, tmp_path)
     key = open_key(tmp_path / "fleet").public
-    enrolment.leave(tmp_path)
+    leave(tmp_path)
     assert not (tmp_path / "fleet").exists()
     await joined(plane, tmp_path)
     assert open_key(tmp_path / "fleet").public != key
@@ -216,7 +215,7 @@ async def test_a_box_joins_one_fleet_at_a_time(plane: ScriptedPlane, tmp_path: P
 @pytest.mark.parametrize("url", ["http://fleet.example", "fleet.example", "ftp://127.0.0.1"])
 async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigError, match="fleet URL"):
-        await enrolment.join(tmp_path, enrolment.JoinRequest(url=url, token="t"), 0.0)
+        await join(tmp_path, JoinRequest(url=url, token="t"), 0.0)
     assert not (tmp_path / "fleet").exists()
 
 

@@ -13,9 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
-from edge_node.agent.link import enrolment
 from edge_node.agent.link.control_plane import FleetRefused
-from edge_node.agent.link.identity import IDENTITY, open_key, read_identity
+from edge_node.agent.link.identity import IDENTITY, JoinRequest, join, leave, open_key, read_identity
 from edge_node.agent.link.record import AgentReport
 from fleet.app import ServeSettings, running
 from fleet.server.plane import ControlPlane
@@ -69,10 +68,8 @@ class Server:
             )
 
     async def joined(self, state_dir: Path, name: str = "kiosk-1", token: str = "") -> Box:
-        request = enrolment.JoinRequest(
-            url=self.url, token=token or await self.join_token(), name=name, labels={"role": "kiosk"}
-        )
-        await enrolment.join(state_dir, request, time.time())
+        request = JoinRequest(url=self.url, token=token or await self.join_token(), name=name, labels={"role": "kiosk"})
+        await join(state_dir, request, time.time())
         return Box(state_dir / "fleet")
 
     async def revoke(self, device: str = "kiosk-1") -> None:
@@ -230,7 +227,7 @@ async def test_a_cloned_disk_is_seen_by_all(server: Server, tmp_path: Path) -> N
                 await each.link.may_change(BUNDLE)
         assert any("cloned" in problem for problem in box.link.problems)
         assert any("cloned" in problem for problem in clone.link.problems)
-    enrolment.leave(tmp_path / "clone")
+    leave(tmp_path / "clone")
     mended = await server.joined(tmp_path / "clone", name="kiosk-2")
     assert open_key(mended.folder).public != open_key(box.folder).public
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_node.agent.link.identity import write_identity
-from edge_node.agent.link.owner import as_owner
+from edge_node.agent.link.identity import as_owner, write_identity
 from tests.agent.fleet import Publisher
 
 from .test_import import identity_of

@@ -1,7 +1,6 @@
 """The box's identity and its connection to the control plane.
 
-identity.py        the device key and the box's identity, on disk
-enrolment.py       join and leave
+identity.py        the box's identity and the device key, on disk; join and leave
 control_plane.py   where tokens may be sent; the HTTP client: one method for each message, and the published files
 tokens.py          the box's token, which is renewed by itself
 telemetry.py       sums of requests, sent each minute

@@ -26,9 +26,9 @@ from router.serving.logs import redacted
 
 from ...clock import Clock
 from ...observability.logs import Fault
+from ..source import SourceWithImport
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity
-from .imported import SourceWithImport
 from .record import AgentReport, LinkRecord, LinkRecordFile, StatusWriter
 from .telemetry import TelemetryFile, TelemetryLog, TelemetrySender, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform

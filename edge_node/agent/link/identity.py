@@ -1,15 +1,18 @@
-"""The box's identity in its fleet, on disk, and the device key, which never leaves the box.
+"""The box's identity in its fleet, on disk, with the device key, which never leaves the box; joining and leaving.
 
     STATE_DIR/fleet/identity.json   device, tenant, cohort, control plane, root metadata
     STATE_DIR/fleet/device.key      Ed25519, PEM, mode 0600
 
-A key in a TPM or a secure element is another `DeviceKey`, which `open_key` would choose.
+Root's commands on a state folder work with the rights of the account that owns it: see `as_owner`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +22,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from router.bundle.manifest import Name
-from router.bundle.protocol import base64url
+from router.bundle.protocol import EnrolmentRequest, base64url, enrolment_proof
 from router.bundle.rollout import Device
 from router.errors import ConfigError
 
+from ... import daemon_version
 from ..disk import Disk
+from .control_plane import ControlPlane
 
 log = logging.getLogger(__name__)
 
@@ -170,3 +175,109 @@ def _write(path: Path, content: bytes, flags: int) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+class JoinRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `causeway-edge fleet join`. `ca_file`: an absolute path, "": the system's authorities."""
+
+    url: str
+    token: str
+    ca_file: str = ""
+    name: str = ""
+    labels: Mapping[str, str] = {}
+    site: str = ""
+
+
+async def join(state_dir: Path, request: JoinRequest, now: float) -> Identity:
+    """Make a key, enrol it and write the identity. Repeat it after a failure: the key is kept, so that an answer that
+    was lost is given again.
+
+    Args:
+        state_dir: The daemon's state folder.
+        request: The control plane, the join token and the wanted name.
+        now: Unix seconds.
+
+    Raises:
+        ConfigError: The box has joined before, or a file cannot be written.
+        FleetError: The control plane refuses, or cannot be reached.
+    """
+    folder = state_dir / FOLDER
+    joined = read_identity(folder)
+    if joined is not None:
+        raise ConfigError(
+            f"this box is {joined.device} of the fleet {joined.fleet}: leave it first (causeway-edge fleet leave)",
+            where=str(folder),
+        )
+    plane = ControlPlane(request.url, request.ca_file)
+    key = new_key(folder)
+    try:
+        enrolment = await plane.enroll(
+            EnrolmentRequest(
+                token=request.token,
+                public_key=key.public,
+                proof=key.sign(enrolment_proof(request.token, key.public)),
+                name=request.name,
+                labels=dict(request.labels),
+                site=request.site,
+                daemon=daemon_version(),
+            )
+        )
+    finally:
+        await plane.close()
+    identity = Identity(
+        device=enrolment.device,
+        tenant=enrolment.tenant,
+        cohort=enrolment.cohort,
+        fleet=enrolment.fleet,
+        url=request.url,
+        ca_file=request.ca_file,
+        root=enrolment.root,
+        joined=now,
+    )
+    try:
+        write_identity(folder, identity)
+    except OSError as error:
+        raise ConfigError(f"the identity cannot be written: {error.strerror}", where=str(folder)) from error
+    return identity
+
+
+def leave(state_dir: Path) -> None:
+    """Remove identity, key, bundles and all else of the fleet. The daemon must not run.
+
+    Raises:
+        ConfigError: A file cannot be removed.
+    """
+    folder, removed = state_dir / FOLDER, state_dir / f"{FOLDER}.left"
+    try:
+        shutil.rmtree(removed, ignore_errors=True)
+        if folder.exists():
+            folder.rename(removed)  # at once: a crash leaves no half of an identity
+            shutil.rmtree(removed)
+    except OSError as error:
+        raise ConfigError(f"cannot be removed: {error.strerror}", where=str(folder)) from error
+
+
+@contextmanager
+def as_owner(state_dir: Path) -> Iterator[Path]:
+    """Yield the path of `state_dir` to use meanwhile. No-op but for root, on another account's folder.
+
+    The path goes through a file descriptor: systemd keeps the folders of its accounts below one that they cannot enter.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    if os.geteuid() != 0 or not state_dir.exists() or (owner := state_dir.stat()).st_uid == 0:
+        yield state_dir
+        return
+    folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    groups, group = os.getgroups(), os.getegid()
+    try:
+        os.setgroups([])
+        os.setegid(owner.st_gid)
+        os.seteuid(owner.st_uid)
+        yield Path(f"/proc/self/fd/{folder}")
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
+        os.close(folder)
