@@ -15,9 +15,9 @@ from router.errors import ConfigError
 from ..agent.boot import JOURNAL
 from ..agent.disk import Disk
 from ..agent.journal import Journal
+from ..agent.link.connection import LinkRecord, read_record
 from ..agent.link.identity import FOLDER, Identity, read_identity
 from ..agent.link.medium import ImportFailed, import_medium
-from ..agent.link.record import LinkRecord, read_record
 from .options import usage_error
 
 WELL, NOT_WELL, UNREADABLE = 0, 1, 2

@@ -33,9 +33,8 @@ from router.types import Message, Request, Sampling, Target, TextPart
 from .. import daemon_version
 from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
-from ..agent.link.connection import FleetConnection, open_link
+from ..agent.link.connection import AgentReport, FleetConnection, open_link
 from ..agent.link.control_plane import carries_secrets
-from ..agent.link.record import AgentReport
 from ..agent.link.telemetry import TrafficSums
 from ..agent.link.tokens import TokenKeeper
 from ..agent.store import InstalledBundle, picture_file

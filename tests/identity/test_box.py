@@ -15,10 +15,9 @@ import anyio
 import msgspec
 import pytest
 
-from edge_node.agent.link.connection import FleetConnection, open_link
+from edge_node.agent.link.connection import AgentReport, FleetConnection, open_link, read_record
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
 from edge_node.agent.link.identity import FileKey, JoinRequest, join, leave, new_key, open_key, read_identity
-from edge_node.agent.link.record import AgentReport, read_record
 from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryFile, TelemetryLog
 from edge_node.clock import Clock
 from edge_node.config.schema import CloudConfig

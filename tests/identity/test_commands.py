@@ -14,8 +14,8 @@ from click.testing import CliRunner
 from edge_node.agent.boot import JOURNAL
 from edge_node.agent.disk import Disk
 from edge_node.agent.journal import Journal, JournalRow, quarantine
+from edge_node.agent.link.connection import LINK_FILE, AgentReport, LinkRecord
 from edge_node.agent.link.identity import IDENTITY, Identity, write_identity, write_synced
-from edge_node.agent.link.record import LINK_FILE, AgentReport, LinkRecord
 from edge_node.cli.main import main
 from tests.terminal import at_terminal
 

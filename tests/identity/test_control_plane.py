@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import text
 
 from cloud_pool.accounts.identity.config import FleetIdentityConfig, IdentityConfig
+from edge_node.agent.link.connection import AgentReport
 from edge_node.agent.link.control_plane import FleetRefused
 from edge_node.agent.link.identity import IDENTITY, JoinRequest, join, leave, open_key, read_identity
-from edge_node.agent.link.record import AgentReport
 from fleet.app import ServeSettings, running
 from fleet.server.plane import ControlPlane
 from fleet.store.enrolment import new_join_token
