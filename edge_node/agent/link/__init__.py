@@ -4,6 +4,5 @@ identity.py        the box's identity and the device key, on disk; join and leav
 control_plane.py   where tokens may be sent; the HTTP client: one method for each message, and the published files
 tokens.py          the box's token, which is renewed by itself
 telemetry.py       sums of requests, sent each minute
-record.py          status reports, and the connection's state on disk for `fleet status`
-connection.py      the loops of the daemon: tokens, wakes, status, telemetry
+connection.py      the loops of the daemon: tokens, wakes, status reports, telemetry; the record for `fleet status`
 """
