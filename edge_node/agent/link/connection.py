@@ -35,7 +35,16 @@ from .identity import DeviceKey, Identity, open_key, read_identity, write_identi
 from .telemetry import TelemetryFile, TelemetryLog, TelemetrySender, TrafficSums
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
+log = logging.getLogger(__name__)
+
 LINK_FILE = "link.json"
+POLL_S = (150.0, 300.0)
+TELEMETRY_S = 60.0
+_LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
+_ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
+_FLUSH_S = 5.0
+_SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
+_REVOKED = ("device_revoked", "device_unknown")
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,17 +127,6 @@ def read_record(folder: Path) -> LinkRecord | None:
         return msgspec.json.decode((folder / LINK_FILE).read_bytes(), type=LinkRecord)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-log = logging.getLogger(__name__)
-
-POLL_S = (150.0, 300.0)
-TELEMETRY_S = 60.0
-_LEAST_POLL_S = 1.0  # between two polls, whatever the control plane answers
-_ANSWERED_EARLY_S = 30.0  # a poll that ran to its end took at least so long
-_FLUSH_S = 5.0
-_SURELY_AWAY = 2  # failures in a row: a single lost poll is nothing
-_REVOKED = ("device_revoked", "device_unknown")
 
 
 class FleetConnection:
