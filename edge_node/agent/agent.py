@@ -30,8 +30,7 @@ from .disk import Disk
 from .host import FleetLink, Host
 from .inspection import BundleReport, ChildInspector, Inspector
 from .journal import TRANSITIONS, Event, JournalRow, event_of, quarantine
-from .lookout import Lookout
-from .preparation import Preparation
+from .preparation import Lookout, Preparation
 from .source import disk_refusal
 from .store import InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
