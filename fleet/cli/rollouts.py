@@ -15,7 +15,7 @@ from router.serving.commands import ask
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.difference import manifest_changes
-from ..repository.rollout_keys import rollout_settings
+from ..repository.fleet_file import rollout_settings
 from ..repository.wording import boxes as boxes_of
 from ..repository.wording import bundle_name, counted
 from ..rollout.rollout import LIFE, OPEN, RolloutEvent, RolloutState

@@ -20,7 +20,7 @@ from anyio import to_thread
 from router.bundle.rollout import RolloutPlan
 from router.errors import CausewayError
 
-from ..repository.rollout_keys import maintenance_windows, rollout_settings
+from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.boxes import MaintenanceWindow
 from ..rollout.rollout import Rollout, RolloutState
 from ..store.audit import append_audit

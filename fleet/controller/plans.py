@@ -10,8 +10,7 @@ from anyio import to_thread
 
 from router.bundle.rollout import encode_plan
 
-from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, read_fleet
-from ..repository.rollout_keys import RolloutDoc, maintenance_windows
+from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows, read_fleet
 from ..rollout.rollout import RolloutState, plan_of
 from ..store.database import Store
 from ..store.generations import CohortPace, advance, read_generations, set_pace

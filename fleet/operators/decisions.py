@@ -17,8 +17,7 @@ from ..controller.loop import box_view
 from ..controller.observed import METADATA_ROLLBACK, least_share
 from ..controller.publisher import Publisher
 from ..controller.step import has_begun
-from ..repository.fleet_file import FLEET_FILE, read_fleet
-from ..repository.rollout_keys import rollout_settings
+from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
 from ..rollout.rollout import DECISIONS, LIFE, OPEN, IllegalTransition, Rollout, RolloutEvent, RolloutState, apply
 from ..rollout.settings import RolloutSettings
 from ..store.audit import append_audit

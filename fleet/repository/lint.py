@@ -10,8 +10,7 @@ from router.documents.reader import KeyLocations, did_you_mean
 from router.documents.strict_yaml import Problem
 from router.policy.signals import SIGNALS
 
-from .fleet_file import FleetDoc, ModelDoc, ProjectorDoc, WeightsFile
-from .rollout_keys import is_hasty, rollout_problems
+from .fleet_file import FleetDoc, ModelDoc, ProjectorDoc, WeightsFile, is_hasty, rollout_problems
 
 
 def fleet_problems(fleet: FleetDoc, locations: KeyLocations) -> tuple[Problem, ...]:

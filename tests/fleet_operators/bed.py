@@ -12,7 +12,7 @@ import msgspec
 from fleet.app import read_fleet_folder
 from fleet.controller.loop import Controller
 from fleet.controller.publisher import Publisher
-from fleet.repository.rollout_keys import rollout_settings
+from fleet.repository.fleet_file import rollout_settings
 from fleet.rollout.rollout import Rollout, RolloutEvent, apply
 from fleet.store.database import Store
 from fleet.store.devices import Device, cohort_devices, write_reports

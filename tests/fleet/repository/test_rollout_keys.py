@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.repository.fleet_file import read_fleet
+from fleet.repository.fleet_file import RolloutDoc, maintenance_windows, read_fleet, rollout_settings
 from fleet.repository.folder import check_fleet
-from fleet.repository.rollout_keys import RolloutDoc, maintenance_windows, rollout_settings
 from fleet.rollout.settings import RolloutSettings, RolloutStage, small_fleet_advice
 
 from .fleets import edit, write_fleet
