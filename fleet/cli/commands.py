@@ -27,8 +27,16 @@ from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, 
 from ..repository.records import RecordReader, record_files
 from ..repository.template import new_fleet
 from . import devices, rollouts, serving, signing
-from .output import Checked, lint_report, print_lint, print_problems, print_run
-from .replay_output import print_bad_lines, print_replay, replay_document
+from .output import (
+    Checked,
+    lint_report,
+    print_bad_lines,
+    print_lint,
+    print_problems,
+    print_replay,
+    print_run,
+    replay_document,
+)
 
 OK, FOUND, USAGE = 0, 1, 2
 """Exit codes: no errors; a policy or a case has errors; the command has nothing to check, or bad arguments."""
