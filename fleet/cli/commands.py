@@ -16,17 +16,19 @@ from router.checks.draft import try_draft
 from router.checks.explanation import explain
 from router.checks.replay.replay import replay as run_replay
 from router.documents.reader import did_you_mean
-from router.errors import ConfigError, ModelNotFound
+from router.errors import CausewayError, ConfigError, ModelNotFound
 from router.policy.compiled import Policy
 from router.policy.file import policy_schema
 from router.policy.signals import SIGNALS
+from router.serving.commands import run_fast
+from router.serving.logs import start_log
 from router.types import NowSignals
 
 from ..repository.folder import CheckedFleet, check_fleet, is_fleet
 from ..repository.policies import CASES, CheckedPolicy, case_files, check_file, policy_files, run_file
 from ..repository.records import RecordReader, record_files
 from ..repository.template import new_fleet
-from . import devices, rollouts, serving, signing
+from . import devices, rollouts, signing
 from .output import (
     Checked,
     lint_report,
@@ -69,7 +71,7 @@ for _command in (
     *(devices.devices, devices.enroll, devices.revoke, devices.hold, devices.release, devices.pin, devices.audit),
 ):
     main.add_command(_command)
-for _command in (signing.keys, signing.sign, signing.diff, serving.serve):
+for _command in (signing.keys, signing.sign, signing.diff):
     main.add_command(_command)
 
 
@@ -284,3 +286,41 @@ def _checked(paths: tuple[Path, ...], readable: frozenset[str] | None = None) ->
 
 def _console(*, stderr: bool = False) -> Console:
     return Console(highlight=False, markup=False, emoji=False, stderr=stderr)
+
+
+_Folder = click.Path(path_type=Path, file_okay=False)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--keys", type=_Folder, required=True, help="Folder with the private keys of the online roles.")
+@click.option("--data", type=_Folder, required=True, help="Folder of this server: its token key, SQLite's database.")
+@click.option(
+    "--listen", default="127.0.0.1:8090", show_default=True, metavar="HOST:PORT", help="Address; port 0: any."
+)
+@click.option("--database", default="", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: SQLite.")
+@click.option("--issuer", default="causeway", show_default=True, help="Claim `iss` of the boxes' tokens.")
+@click.option(
+    "--max-files",
+    type=click.IntRange(min=64),
+    default=65_536,
+    show_default=True,
+    help="Files that connections may have open; a parked poll takes one, another connection two.",
+)
+def serve(folder: Path, keys: Path, data: Path, listen: str, database: str, issuer: str, max_files: int) -> None:
+    """Serve the control plane of the fleet in FOLDER. Prints `ready url=…` on stdout.
+
+    Put a TLS proxy in front of it. Exit code: 0 stopped by a signal, 1 it cannot start, 2 bad arguments.
+    """
+    from ..app import ServeSettings
+    from ..app import serve as run
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise click.BadParameter(f"HOST:PORT, such as 0.0.0.0:8090, not {listen!r}", param_hint="--listen")
+    start_log("info", "text")
+    settings = ServeSettings(folder, keys, data, database, issuer, host.strip("[]"), int(port), max_files)
+    try:
+        run_fast(run(settings))
+    except CausewayError as error:
+        raise click.ClickException(error.message) from error
