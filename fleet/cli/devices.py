@@ -14,9 +14,9 @@ import msgspec
 from router.documents.quantities import seconds_of
 from router.serving.commands import ask
 
-from ..repository.wording import boxes, bundle_name, counted, table
 from ..store.audit_chain import AuditRow, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
+from .rollout_output import boxes, bundle_name, counted, table
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")

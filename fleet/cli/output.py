@@ -21,7 +21,7 @@ from router.documents.strict_yaml import Problem
 from ..repository.folder import CheckedFleet
 from ..repository.policies import CaseRun, CheckedPolicy
 from ..repository.records import BadLine, RecordReader
-from ..repository.wording import counted
+from .rollout_output import counted
 
 Checked = CheckedPolicy | CheckedFleet
 _STYLE = {"error": "bold red", "warning": "yellow"}

@@ -14,23 +14,24 @@ from router.bundle.manifest import BundleManifest
 from router.serving.commands import ask
 
 from ..repository.build import BuiltBundle, build_bundles
-from ..repository.difference import manifest_changes
 from ..repository.fleet_file import rollout_settings
-from ..repository.wording import boxes as boxes_of
-from ..repository.wording import bundle_name, counted
 from ..rollout.rollout import LIFE, OPEN, RolloutEvent, RolloutState
 from ..rollout.settings import RolloutSettings, small_fleet_advice, stage_boxes
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (
     FleetStatus,
     RolloutStatus,
+    bundle_name,
+    counted,
     detail_lines,
+    manifest_changes,
     notes,
     overview,
     percent,
     rollout_line,
     state_text,
 )
+from .rollout_output import boxes as boxes_of
 from .signing import readable_errors, valid_fleet
 
 _Folder = click.Path(path_type=Path, file_okay=False, exists=True)

@@ -17,9 +17,9 @@ from router.bundle.refusals import UpdateRefused
 from router.errors import ConfigError
 
 from ..repository.build import BuiltBundle, build_bundles
-from ..repository.difference import manifest_changes
 from ..repository.folder import CheckedFleet, check_fleet
 from .output import print_problems
+from .rollout_output import manifest_changes
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.cli.rollout_output import RolloutStatus, state_text
-from fleet.repository.wording import bundle_name, counted, table
+from fleet.cli.rollout_output import RolloutStatus, bundle_name, counted, state_text, table
 
 
 def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:

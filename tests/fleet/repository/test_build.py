@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.cli.rollout_output import manifest_changes
 from fleet.repository.build import BuiltBundle, build_bundles
-from fleet.repository.difference import manifest_changes
 from fleet.repository.fleet_file import cohort_of
 from fleet.repository.folder import check_fleet
 from router.bundle.manifest import BundleManifest, encode_manifest, read_manifest
