@@ -43,7 +43,7 @@ from .server.plane import ControlPlane
 from .server.polls import IDLE_S
 from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
 from .store.database import STATEMENT_S, Store
-from .trust.trust_file import TRUST_FILE
+from .trust.keys import TRUST_FILE
 
 BOOTSTRAP_FILE = "bootstrap-token"
 # What versions of the control plane have in the data folder.

@@ -24,9 +24,9 @@ from .rollout_output import manifest_changes
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
 
+    from ..trust.keys import Trust
     from ..trust.offline import RoleReport
     from ..trust.published import PublishedFolder
-    from ..trust.trust_file import Trust
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _EXTRA = ("tuf", "securesystemslib", "cryptography")
@@ -97,10 +97,10 @@ def sign(folder: Path, key_files: tuple[Path, ...], passphrase_file: Path | None
     """
     checked = valid_fleet(folder)
     with readable_errors():
+        from ..trust.keys import read_trust
         from ..trust.offline import sign_offline, signed_manifests
         from ..trust.online import holds_online_role, publish_online
         from ..trust.published import PublishedFolder
-        from ..trust.trust_file import read_trust
 
         trust, problems = read_trust(folder)
         if trust is None:

@@ -13,10 +13,9 @@ from router.bundle.manifest import BundleManifest
 from router.bundle.rollout import RolloutPlan
 from router.errors import ConfigError
 
-from ..trust.keys import load_signer
+from ..trust.keys import ONLINE, Trust, load_signer, read_trust
 from ..trust.online import publish_online, published_plans, renewal_due, signed_bundles
 from ..trust.published import PublishedFolder
-from ..trust.trust_file import ONLINE, Trust, read_trust
 
 
 class Publication(msgspec.Struct, frozen=True):

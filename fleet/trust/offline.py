@@ -17,8 +17,8 @@ from router.bundle.manifest import BundleManifest, bundle_id, encode_manifest
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.folder import CheckedFleet
+from .keys import Trust, TrustedRole
 from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
-from .trust_file import Trust, TrustedRole
 
 KEPT_BUNDLES = 20
 """Bundles of each cohort that stay signed, newest first, so that a rollout may go back to them."""

@@ -14,8 +14,8 @@ from router.bundle.refusals import BundleNotSigned
 from router.bundle.rollout import RolloutPlan, encode_plan, read_plan
 from router.errors import ConfigError
 
+from .keys import Trust
 from .published import ROLLOUT, PublishedFolder, RepositoryInvalid
-from .trust_file import Trust
 
 log = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from edge_node.agent.verifier import look
 from edge_node.clock import Clock
 from edge_node.observability.metrics import BoxCondition, Traffic
 from fleet.repository.folder import check_fleet
-from fleet.trust.keys import load_signer, new_key
+from fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from fleet.trust.offline import sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
-from fleet.trust.trust_file import Trust, read_trust
 from router.bundle.manifest import BundleManifest, BundleModel, bundle_id
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import GoldenAnswerDiffers, UpdateRefused

@@ -11,11 +11,10 @@ from securesystemslib.signer import CryptoSigner
 
 from edge_node.agent.verifier import Bounds, Fetch, UpdateVerifier
 from fleet.repository.folder import check_fleet
-from fleet.trust.keys import load_signer, new_key
+from fleet.trust.keys import Trust, load_signer, new_key, read_trust
 from fleet.trust.offline import RoleReport, sign_offline, signed_manifests
 from fleet.trust.online import publish_online
 from fleet.trust.published import PublishedFolder
-from fleet.trust.trust_file import Trust, read_trust
 from router.bundle.manifest import bundle_id
 from router.bundle.rollout import RolloutPlan
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.trust.keys import KeyInvalid, is_encrypted, list_keys, load_signer, new_key
+from fleet.trust.keys import KeyInvalid, is_encrypted, list_keys, load_signer, new_key, read_trust
 from fleet.trust.offline import signed_manifests
 from fleet.trust.online import OnlineKeyMissing, SignaturesMissing, publish_online
-from fleet.trust.trust_file import read_trust
 from router.bundle.manifest import bundle_id
 from router.bundle.refusals import BundleNotSigned
 
