@@ -38,11 +38,22 @@ from ..store.rollouts import (
 )
 from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
 from .checks import Check, lint_bundle, replay_bundle
-from .observed import BoxView, Situation, ahead_count
 from .plans import Plans, newest_begun
 from .publisher import Publisher
 from .revoked import RevocationKeeper
-from .step import CHECKED, Step, adopted, checked, has_begun, needs_boxes, paused_behind, step
+from .step import (
+    CHECKED,
+    BoxView,
+    Situation,
+    Step,
+    adopted,
+    ahead_count,
+    checked,
+    has_begun,
+    needs_boxes,
+    paused_behind,
+    step,
+)
 
 S = RolloutState
 ACTOR = "controller"

@@ -1,16 +1,183 @@
-"""One step of one rollout, as a pure function from the rollout and the observations to the next state."""
+"""One step of one rollout, as a pure function from the rollout and the observations to the next state.
+
+The observations are the boxes of a cohort as the controller sees them, divided into canary and control.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from router.bundle.rollout import RolloutPlan
+from router.bundle.protocol import LATENCY_BOUNDS_S
+from router.bundle.rollout import RolloutPlan, position
 
-from ..rollout.rollout import RUNNING, Rollout, RolloutEvent, RolloutState, apply, expire, look, look_due
+from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
+from ..rollout.rollout import RUNNING, Rollout, RolloutEvent, RolloutState, apply, expire, look, look_due, stage_share
 from ..rollout.settings import RolloutSettings
-from ..rollout.verdict import Verdict
+from ..rollout.verdict import Observations, Verdict
+from ..store.rollouts import ReportedPlan
 from .checks import Check
-from .observed import Situation, least_share, observe, still_to_revert
+
+METADATA_ROLLBACK = "metadata_rollback"  # router.bundle.refusals.MetadataRollback
+_BUCKETS = len(LATENCY_BOUNDS_S) + 1
+_COUNTERS = 3 + _BUCKETS  # requests, errors, degraded, latency buckets
+
+
+class BoxView(msgspec.Struct, frozen=True):
+    """One box by its last report. Times are unix seconds by the control plane's clock.
+
+    Attributes:
+        last_seen: When it last reported; 0: never.
+        running: The bundle that serves; None: the factory's files.
+        running_since: When `running` was first reported.
+        left_out: Pinned, held, cloned or revoked: the rollout's plan does not apply, or its reports are not trusted.
+        weekday: The box's ISO weekday at its last report; `minute`: its minute of the day.
+    """
+
+    device: str
+    last_seen: float
+    running: str | None
+    running_since: float = 0.0
+    quarantined: frozenset[str] = frozenset()
+    left_out: bool = False
+    weekday: int = 1
+    minute: int = 0
+
+
+Counts = Mapping[tuple[str, str], Sequence[int]]
+"""(device, bundle or "") → requests, errors, degraded and the latency buckets since the look before."""
+
+
+class Situation(msgspec.Struct, frozen=True):
+    """The observations that a step of one rollout decides by.
+
+    Attributes:
+        boxes: All boxes of the cohort.
+        counts: Requests since the look before.
+        windows: The cohort's maintenance windows.
+    """
+
+    boxes: tuple[BoxView, ...] = ()
+    counts: Counts = {}
+    windows: tuple[MaintenanceWindow, ...] = ()
+
+
+def least_share(salt: str, boxes: Iterable[BoxView], since: float) -> int:
+    """Return the smallest share that holds a box which takes part and has reported since `since`."""
+    return stage_share(0, (position(salt, box.device) for box in boxes if not box.left_out and box.last_seen >= since))
+
+
+def observe(rollout: Rollout, situation: Situation, now: float) -> tuple[Observations, Observations]:
+    """Return canary and control.
+
+    Boxes take part that were reachable when the stage began.
+
+    1. A member that runs the bundle, or went silent, is in the canary. Its requests under the bundle count if it ran it
+       since the look before; a box that has just changed has been watched for a shorter time than the control.
+    2. A member that rolled it back counts as such.
+    3. Another member is pending, unless no maintenance window is open there.
+    4. A box outside the share is in the control, unless it runs the bundle; its requests under other bundles count.
+    """
+    silence_s = rollout.settings.silence_s
+    reachable = [box for box in situation.boxes if not box.left_out and box.last_seen >= rollout.began - silence_s]
+    canary: list[BoxView] = []
+    control: list[BoxView] = []
+    rolled_back = pending = 0
+    for box in reachable:
+        silent = is_silent(box.last_seen, rollout.began, now, silence_s)
+        if position(rollout.salt, box.device) >= rollout.share:
+            if box.running != rollout.to_bundle:
+                control.append(box)  # (4)
+        elif rollout.to_bundle in box.quarantined:
+            rolled_back += 1  # (2)
+        elif silent or box.running == rollout.to_bundle:
+            canary.append(box)  # (1)
+        elif _window_is_open(box, situation.windows, now):
+            pending += 1  # (3)
+    own, others = _sums(situation.counts, rollout.to_bundle)
+    own = {box.device: own[box.device] for box in canary if box.running_since <= rollout.looked and box.device in own}
+    return (
+        _observations(canary, own, rollout, now, rolled_back, pending),
+        _observations(control, others, rollout, now),
+    )
+
+
+def still_to_revert(rollout: Rollout, boxes: Iterable[BoxView], now: float) -> int:
+    """Return how many boxes that can be reached run the bundle of an aborted rollout.
+
+    Without a bundle before it there is nothing to return to: 0.
+    """
+    if rollout.from_bundle is None:
+        return 0
+    return sum(
+        box.running == rollout.to_bundle and not box.left_out and now - box.last_seen <= rollout.settings.silence_s
+        for box in boxes
+    )
+
+
+def ahead_count(reports: Iterable[ReportedPlan], known: frozenset[str]) -> int:
+    """Return how many boxes of a cohort know more than the store does, as after a restored backup.
+
+    1. They follow a plan of a rollout that the store does not know.
+    2. They refuse the published metadata as older than what they verified before.
+    3. A single box cannot stop a fleet: fewer than two of them, or than a twentieth of the boxes, are not counted.
+
+    Args:
+        reports: Of one cohort.
+        known: Ids of rollouts that the store has; ids and `METADATA_ROLLBACK` that an operator has acknowledged.
+    """
+    reports = list(reports)
+    total = sum(report.boxes for report in reports)
+    ahead = sum(
+        report.boxes
+        for report in reports
+        if (report.rollout and report.rollout not in known) or (report.refuses and METADATA_ROLLBACK not in known)
+    )
+    return ahead if ahead >= max(2, total / 20) else 0  # (3)
+
+
+def _window_is_open(box: BoxView, windows: Sequence[MaintenanceWindow], now: float) -> bool:
+    """Return whether a window is open now by the box's own clock, extrapolated from its last report."""
+    if not windows:
+        return True
+    days, minute = divmod(box.minute + int((now - box.last_seen) // 60), MINUTES_OF_DAY)
+    weekday = (box.weekday - 1 + days) % 7 + 1
+    return any(window.is_open(weekday, minute) for window in windows)
+
+
+def _sums(counts: Counts, bundle: str) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.int64]]]:
+    """Counters by device, under this bundle and under all others."""
+    own: dict[str, NDArray[np.int64]] = {}
+    others: dict[str, NDArray[np.int64]] = {}
+    for (device, under), values in counts.items():
+        side, added = own if under == bundle else others, np.asarray(values, dtype=np.int64)
+        side[device] = side[device] + added if device in side else added
+    return own, others
+
+
+def _observations(
+    boxes: Sequence[BoxView],
+    counts: Mapping[str, NDArray[np.int64]],
+    rollout: Rollout,
+    now: float,
+    rolled_back: int = 0,
+    pending: int = 0,
+) -> Observations:
+    nothing = np.zeros(_COUNTERS, dtype=np.int64)
+    rows = np.array([counts.get(box.device, nothing) for box in boxes], dtype=np.int64).reshape(len(boxes), _COUNTERS)
+    silence_s = rollout.settings.silence_s
+    return Observations(
+        requests=rows[:, 0],
+        events={"errors": rows[:, 1], "degraded": rows[:, 2]},
+        latency=rows[:, 3:],
+        silent=np.array([is_silent(box.last_seen, rollout.began, now, silence_s) for box in boxes], dtype=np.bool_),
+        rolled_back=rolled_back,
+        pending=pending,
+    )
+
 
 S, E = RolloutState, RolloutEvent
 CHECKED = (S.LINT, S.REPLAY)

@@ -14,9 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDenied
 
 from ..controller.loop import box_view
-from ..controller.observed import METADATA_ROLLBACK, least_share
 from ..controller.publisher import Publisher
-from ..controller.step import has_begun
+from ..controller.step import METADATA_ROLLBACK, has_begun, least_share
 from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
 from ..rollout.rollout import DECISIONS, LIFE, OPEN, IllegalTransition, Rollout, RolloutEvent, RolloutState, apply
 from ..rollout.settings import RolloutSettings

@@ -6,8 +6,20 @@ import msgspec
 import pytest
 
 from fleet.controller.checks import Check
-from fleet.controller.observed import BoxView, Situation, ahead_count, least_share, observe
-from fleet.controller.step import adopted, caught_up, checked, has_begun, needs_boxes, paused_behind, step
+from fleet.controller.step import (
+    BoxView,
+    Situation,
+    adopted,
+    ahead_count,
+    caught_up,
+    checked,
+    has_begun,
+    least_share,
+    needs_boxes,
+    observe,
+    paused_behind,
+    step,
+)
 from fleet.rollout.boxes import MaintenanceWindow
 from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply, plan_of
 from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
