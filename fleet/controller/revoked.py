@@ -15,7 +15,7 @@ from anyio import to_thread
 
 from ..store.audit import append_audit
 from ..store.database import Store
-from ..store.revocations import KEPT_S, read_revocations, revoke_owner
+from ..store.generations import KEPT_S, read_revocations, revoke_owner
 from ..trust.files import write_atomically
 from ..trust.published import PUBLISHED
 

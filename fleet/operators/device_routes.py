@@ -15,7 +15,7 @@ from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, read_audit
 from ..store.devices import device_history, page_of_devices, read_device, set_operator_columns
 from ..store.enrolment import new_join_token
-from ..store.revocations import revoke
+from ..store.generations import revoke
 from .answers import (
     AuditAnswer,
     AuditPage,

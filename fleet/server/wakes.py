@@ -14,8 +14,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ..store.database import Store, StoreUnavailable
-from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations
-from ..store.revocations import revoked_devices
+from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations, revoked_devices
 from .boxes.refusals import DeviceRevoked
 from .connections import Connections
 from .polls import Polls

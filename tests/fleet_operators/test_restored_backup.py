@@ -12,7 +12,7 @@ import pytest
 from fleet.controller.revoked import REVOCATIONS_FILE, RevocationKeeper
 from fleet.store.audit import read_audit
 from fleet.store.database import Store
-from fleet.store.revocations import read_revocations, revoke_owner
+from fleet.store.generations import read_revocations, revoke_owner
 from tests.fleet_server.box import Box
 
 from .bed import back_up, restore

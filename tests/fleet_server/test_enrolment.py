@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fleet.store.devices import read_device
-from fleet.store.revocations import revoke
+from fleet.store.generations import revoke
 from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 
 from .box import Answered

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.store.generations import advance
-from fleet.store.revocations import revoke
+from fleet.store.generations import advance, revoke
 
 from .box import Box
 from .conftest import Plane, serving

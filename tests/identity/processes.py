@@ -18,7 +18,7 @@ import urllib3
 from fleet.repository.template import new_fleet
 from fleet.store.database import Store
 from fleet.store.enrolment import new_join_token
-from fleet.store.revocations import revoke
+from fleet.store.generations import revoke
 from tests.ports import free_port
 from tests.stack import Process
 

@@ -19,8 +19,7 @@ from edge_node.agent.link.identity import IDENTITY, JoinRequest, join, leave, op
 from fleet.app import ServeSettings, running
 from fleet.server.plane import ControlPlane
 from fleet.store.enrolment import new_join_token
-from fleet.store.generations import advance
-from fleet.store.revocations import revoke
+from fleet.store.generations import advance, revoke
 from router.bundle.protocol import BoxState, ReportKey
 from router.errors import AuthenticationFailed
 from tests.fleet_server.conftest import fleet_folder as fleet_folder  # a fixture

@@ -28,8 +28,8 @@ from router.serving.responses import json_response
 
 from ...store.database import StoreUnavailable
 from ...store.devices import Device
+from ...store.generations import Revocations, read_revocations
 from ...store.grouped import TooManyMessages
-from ...store.revocations import Revocations, read_revocations
 from ...trust.published import PublishedFolder
 from ..plane import ControlPlane
 from ..routes import ApiRoute, decode_body, read_body
