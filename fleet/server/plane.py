@@ -16,10 +16,9 @@ from router.bundle.protocol import EnrolmentRequest
 from router.errors import CausewayError
 
 from ..repository.fleet_file import FleetDoc
-from ..store.database import Store, StoreUnavailable
+from ..store.database import Grouped, Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
 from ..store.enrolment import EnrolledDevice
-from ..store.grouped import Grouped
 from ..store.telemetry import forget_old_counters
 from .boxes.enrolment import Enrolling
 from .boxes.messages import Answer, Messages, SignedMessage

@@ -26,10 +26,9 @@ from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, Inv
 from router.serving.request import one_value
 from router.serving.responses import json_response
 
-from ...store.database import StoreUnavailable
+from ...store.database import StoreUnavailable, TooManyMessages
 from ...store.devices import Device
 from ...store.generations import Revocations, read_revocations
-from ...store.grouped import TooManyMessages
 from ...trust.published import PublishedFolder
 from ..plane import ControlPlane
 from ..routes import ApiRoute, decode_body, read_body

@@ -49,7 +49,7 @@ def check_proof(request: EnrolmentRequest) -> None:
 
 
 class Enrolling:
-    """Enrols boxes. `handle` is the work of a `fleet.store.grouped.Grouped`.
+    """Enrols boxes. `handle` is the work of a `fleet.store.database.Grouped`.
 
     1. The box holds its key: `check_proof`, before its request waits for a transaction.
     2. This control plane made the token. A box that repeats its request after a lost answer gets the same answer

@@ -73,7 +73,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Messages:
-    """Handles messages. `handle` is the work of a `fleet.store.grouped.Grouped`.
+    """Handles messages. `handle` is the work of a `fleet.store.database.Grouped`.
 
     Args:
         pace: Returns the pace of a cohort.
