@@ -40,7 +40,7 @@ from .refusals import (
     StatusReplayed,
     TokenRequestReplayed,
 )
-from .report_keys import ReportKeys
+from .tokens import ReportKeys
 
 FRESH_S = 300.0
 """How far `sent` of a token request may be off."""

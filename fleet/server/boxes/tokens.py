@@ -1,7 +1,12 @@
-"""The boxes' tokens: JWTs that the control plane and the cloud gateways accept, signed with this server's key."""
+"""Credentials of boxes: tokens, and keys with which they authenticate reports and telemetry.
+
+Tokens are JWTs that the control plane and the cloud gateways accept, signed with this server's key. A box gets a report
+key with each token, as verifying an Ed25519 signature takes 68 µs, a MAC 3 µs.
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
 import secrets
 from contextlib import suppress
@@ -10,14 +15,59 @@ from pathlib import Path
 import jwt
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from jwt.algorithms import OKPAlgorithm
 
-from router.bundle.protocol import base64url, key_id
+from router.bundle.protocol import ReportKey, base64url, key_id, mac_header
 from router.errors import AuthenticationFailed, ConfigError
 
 from ...trust.files import write_new
-from .refusals import TokenExpired
-from .report_keys import SKEW_S, ReportKeys
+from .refusals import SignatureInvalid, TokenExpired
+
+SKEW_S = 30.0
+"""How long a token and its report key are accepted after their end."""
+
+
+class ReportKeys:
+    """Issues report keys and checks messages.
+
+    Args:
+        private: The key that signs the tokens. The secret is derived from it: processes that share it agree.
+    """
+
+    def __init__(self, private: Ed25519PrivateKey) -> None:
+        derivation = HKDF(SHA256(), length=32, salt=None, info=b"causeway report keys")
+        self._secret = derivation.derive(private.private_bytes_raw())
+
+    def issue(self, device: str, ends: float) -> ReportKey:
+        """Return the key of a device until `ends` (unix, s)."""
+        return self._key(device, str(int(ends)))
+
+    def check(self, device: str, mac: str, path: str, body: bytes, now: float) -> None:
+        """Check the header `MAC_HEADER` of a message.
+
+        Args:
+            device: The device that the message names.
+            mac: The header's value.
+            path: The path that it was posted to.
+            body: The exact bytes.
+            now: Unix seconds.
+
+        Raises:
+            SignatureInvalid: The device has no such key, or the message is altered.
+            TokenExpired: The key has ended.
+        """
+        key = self._key(device, mac.partition(".")[0])
+        if not hmac.compare_digest(mac.encode(errors="replace"), mac_header(key, path, body).encode(errors="replace")):
+            raise SignatureInvalid(f"the message is not authenticated by a key of {device!r}")
+        if now >= int(key.id) + SKEW_S:
+            raise TokenExpired("the report key has ended with its token: ask for a new token, or sign")
+
+    def _key(self, device: str, name: str) -> ReportKey:
+        content = f"{name}\n{device}".encode(errors="replace")
+        return ReportKey(id=name, key=hmac.digest(self._secret, content, "sha256").hex())
+
 
 TOKEN_S = 600.0
 TO_GATEWAYS, TO_FLEET = "causeway-cloud", "causeway-fleet"
