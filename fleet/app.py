@@ -40,8 +40,8 @@ from .server.connections import MOST_FILES, Connections, HttpConnection, files_o
 from .server.files import file_routes
 from .server.health import health_routes
 from .server.plane import ControlPlane
-from .server.polls import IDLE_S
 from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
+from .server.wakes import IDLE_S
 from .store.database import STATEMENT_S, Store
 from .trust.keys import TRUST_FILE
 

@@ -1,4 +1,14 @@
-"""Wakes parked polls.
+"""Parked polls and what wakes them: changes of a cohort, revocations.
+
+Polls are parked without aiohttp, whose request, parser and task take ten kilobytes for each of them. A connection
+changes hands:
+
+    aiohttp's handler   reads a poll, checks the box's token, and finds nothing new: `Polls.park`
+    Poll, parked        three references and a deadline, until its cohort changes, its time is over or its box leaves;
+                        each device has its share of these (`connections.py`)
+    Poll, idle          answered: the next bytes go to a new handler of aiohttp, as on a new connection
+
+Requests that a client pipelines behind a poll in one packet are lost; boxes and proxies do not pipeline.
 
 Every process reads the generations from the database twice a second, so a change that one process commits wakes the
 boxes of all of them, and a revocation ends the polls of its box.
@@ -8,16 +18,198 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import cast
 
 import anyio
+import msgspec
+from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
+
+from router.bundle.protocol import Wake
+from router.errors import CausewayError
+from router.openai import encode_error, error_headers
 
 from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations, revoked_devices
 from .boxes.refusals import DeviceRevoked
-from .connections import Connections
-from .polls import Polls
+from .connections import Connections, HttpConnection
+
+IDLE_S = 75.0
+"""How long a connection may stay open between two requests."""
+_JSON = {"Content-Type": "application/json"}
+
+
+class PollAnswer(msgspec.Struct, frozen=True):
+    """One response for many polls: to a connection that stays, and to one that is closed after it."""
+
+    staying: bytes
+    closing: bytes
+
+
+class Poll(asyncio.Protocol):
+    """A connection that is parked or idle."""
+
+    __slots__ = ("_early", "_keep_alive", "_polls", "_transport", "cohort", "device", "ends")
+
+    def __init__(
+        self, polls: Polls, transport: asyncio.Transport, device: str, cohort: str, ends: float, keep_alive: bool
+    ) -> None:
+        self._polls = polls
+        self._transport = transport
+        self._keep_alive = keep_alive
+        self._early = b""  # of the next request, which came before this one's answer
+        self.device = device
+        self.cohort = cohort
+        self.ends = ends  # of the wait for news, or for a request; of the loop's time
+
+    def answer(self, answer: PollAnswer, closing: bool) -> None:
+        if closing or not self._keep_alive:
+            self._transport.write(answer.closing)
+            self._transport.close()
+            return
+        self._transport.write(answer.staying)
+        if self._early:
+            self._transport.resume_reading()
+            self._hand_over(self._early)
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    @property
+    def is_idle(self) -> bool:
+        return self._polls.is_idle(self)
+
+    @property
+    def is_answered(self) -> bool:
+        return True
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_idle:
+            self._hand_over(data)
+        else:
+            self._early += data
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._polls.forget(self)
+
+    def _hand_over(self, data: bytes) -> None:
+        handler = self._polls.new_handler()
+        self._polls.forget(self)
+        self._polls.connections.add(handler, self._transport)
+        self._transport.set_protocol(handler)
+        handler.connection_made(self._transport)
+        handler.data_received(data)
+
+
+class Polls:
+    """The polls of this process by cohort, and the connections between two polls.
+
+    Attributes:
+        new_handler: Makes aiohttp's handler of a connection.
+        connections: Bounds how many polls wait, and counts the connections between two polls.
+        refused: How many polls were answered at once, because there was no room to park them.
+    """
+
+    new_handler: Callable[[], HttpConnection]
+
+    def __init__(self, connections: Connections) -> None:
+        self.connections = connections
+        self._parked: dict[str, set[Poll]] = {}
+        self._idle: set[Poll] = set()
+        self._closing = False
+        self.refused = 0
+
+    @property
+    def parked(self) -> int:
+        """How many polls wait."""
+        return self.connections.parked.held
+
+    def is_idle(self, poll: Poll) -> bool:
+        return poll in self._idle
+
+    def park(self, http: web.Request, device: str, cohort: str, wait_s: float) -> None:
+        """Take the request's connection from aiohttp, and end aiohttp's task as if the client had left.
+
+        Returns only where the device has its share of the parked polls already.
+        """
+        handler, transport = http.protocol, cast("asyncio.Transport", http.transport)
+        ends = asyncio.get_running_loop().time() + wait_s
+        poll = Poll(self, transport, device, cohort, ends, http.keep_alive)
+        if not self.connections.parked.hold(poll, device):
+            self.refused += 1
+            return
+        self._parked.setdefault(cohort, set()).add(poll)
+        transport.set_protocol(poll)
+        handler.transport = None  # else aiohttp would close it
+        handler.connection_lost(None)
+        raise asyncio.CancelledError
+
+    def wake(self, cohort: str, generation: Generation, now: float) -> None:
+        """Answer every poll of a cohort; `now` is unix time."""
+        headers = _etag(generation) | _JSON
+        self._end(
+            self._parked.pop(cohort, ()), _answer(200, headers, msgspec.json.encode(Wake(cohort=cohort, now=now)))
+        )
+
+    def refuse(self, devices: Collection[str], error: CausewayError) -> None:
+        """Answer the polls of these devices with an error."""
+        refused = [poll for polls in self._parked.values() for poll in polls if poll.device in devices]
+        for poll in refused:
+            self._parked[poll.cohort].discard(poll)
+        self._end(refused, _answer(error.status, error_headers(error) | _JSON, encode_error(error)))
+
+    def end_old(self, generations: Mapping[str, Generation], now: float) -> None:
+        """Answer the polls whose time is over, and close connections without a next request; `now`: the loop's."""
+        for cohort, polls in self._parked.items():
+            if ended := [poll for poll in polls if poll.ends <= now]:
+                polls.difference_update(ended)
+                self._end(ended, _answer(304, _etag(generations.get(cohort, Generation())), b""))
+        for poll in [poll for poll in self._idle if poll.ends <= now]:
+            poll.close()
+
+    def close(self, generations: Mapping[str, Generation]) -> None:
+        """Answer every poll and close every connection: the server stops."""
+        self._closing = True
+        self.end_old(generations, float("inf"))
+
+    def forget(self, poll: Poll) -> None:
+        """Drop a poll whose connection is lost, or another handler's."""
+        self._idle.discard(poll)
+        self.connections.parked.release(poll)
+        self.connections.forget(poll)
+        self._parked.get(poll.cohort, set()).discard(poll)
+
+    def _end(self, polls: Collection[Poll], answer: PollAnswer) -> None:
+        self._idle.update(polls)
+        ends = asyncio.get_running_loop().time() + IDLE_S
+        for poll in polls:
+            self.connections.parked.release(poll)
+            self.connections.add(poll, poll.transport)
+            poll.ends = ends
+            poll.answer(answer, self._closing)
+
+
+def _etag(generation: Generation) -> dict[str, str]:
+    return {"ETag": generation.etag, "Cache-Control": "no-store"}
+
+
+def _answer(status: int, headers: Mapping[str, str], body: bytes) -> PollAnswer:
+    length = {"Content-Length": str(len(body))} if status != HTTPStatus.NOT_MODIFIED else {}
+    lines = {**headers, **length, "Date": formatdate(usegmt=True)}
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n" + "".join(f"{key}: {lines[key]}\r\n" for key in lines)
+    return PollAnswer(f"{head}\r\n".encode() + body, f"{head}Connection: close\r\n\r\n".encode() + body)
+
 
 CHECK_EVERY_S = 0.5
 _NOTHING = Generation()
