@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from fleet.controller.revoked import REVOCATIONS_FILE, RevocationKeeper
+from fleet.controller.loop import REVOCATIONS_FILE, RevocationKeeper
 from fleet.store.audit import read_audit
 from fleet.store.database import Store
 from fleet.store.generations import read_revocations, revoke_owner
