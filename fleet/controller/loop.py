@@ -51,7 +51,6 @@ from .step import (
     adopted,
     ahead_count,
     checked,
-    has_begun,
     needs_boxes,
     paused_behind,
     step,
@@ -76,13 +75,11 @@ class RevocationKeeper:
     Args:
         store: The database.
         folder: The fleet's folder.
-        actor: The author of what is revoked again, for the audit log.
     """
 
-    def __init__(self, store: Store, folder: Path, actor: str) -> None:
+    def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
         self._path = folder / PUBLISHED / REVOCATIONS_FILE
-        self._actor = actor
 
     async def keep(self, now: float) -> None:
         """Revoke again what the store has lost, and write what the copy lacks.
@@ -103,7 +100,7 @@ class RevocationKeeper:
                 for owner in lost:
                     await revoke_owner(connection, owner, now)
                     what = {"device": owner.partition("/")[2], "reason": "the restored database did not know it"}
-                    await append_audit(connection, now, self._actor, "device.revoked_again", what)
+                    await append_audit(connection, now, ACTOR, "device.revoked_again", what)
                 found = (await read_revocations(connection)).devices
             _log.error("the store did not know %d revocations: restored? They hold again", len(lost))
         if found != kept:
@@ -154,7 +151,7 @@ class Controller:
         self._folder = folder
         self._publisher = publisher
         self._plans = Plans(store, folder, publisher, published)
-        self._revocations = RevocationKeeper(store, folder, ACTOR)
+        self._revocations = RevocationKeeper(store, folder)
         self._clock = clock
         self._interval_s = interval_s
         self._survey_s = survey_s
@@ -278,7 +275,7 @@ class Controller:
         if rollout.state in CHECKED:
             check = await self._check(record)
             done = Step(checked(rollout, check, await self._situation(rollout), now))
-        elif rollout.state is S.REVERTING and has_begun(rollout) and not surveys:
+        elif rollout.state is S.REVERTING and rollout.has_begun and not surveys:
             return False
         else:
             situation = await self._situation(rollout) if needs_boxes(rollout, now) else Situation()

@@ -16,7 +16,6 @@ from ..store.database import Store
 from ..store.generations import CohortPace, advance, read_generations, set_pace
 from ..store.rollouts import RolloutRecord, pins_and_holds
 from .publisher import Publisher
-from .step import has_begun
 
 REVERTING = (RolloutState.ABORTED, RolloutState.REVERTING)
 
@@ -104,6 +103,6 @@ def newest_begun(records: Sequence[RolloutRecord]) -> list[RolloutRecord]:
     """Return the newest of each cohort that has begun: its plan is the cohort's. `records` are newest first."""
     found: dict[str, RolloutRecord] = {}
     for record in records:
-        if has_begun(record.rollout):
+        if record.rollout.has_begun:
             found.setdefault(record.rollout.cohort, record)
     return list(found.values())

@@ -203,14 +203,9 @@ def checked(rollout: Rollout, check: Check, boxes: Situation, now: float) -> Rol
     return apply(rollout, E.CHECK_PASSED, now, least_share=least)
 
 
-def has_begun(rollout: Rollout) -> bool:
-    """Return whether it has reached its first stage, from which on its plan is the cohort's."""
-    return rollout.began > 0
-
-
 def needs_boxes(rollout: Rollout, now: float) -> bool:
     """Return whether `step` needs the boxes' reports now."""
-    return look_due(rollout, now) or (rollout.state is S.REVERTING and has_begun(rollout))
+    return look_due(rollout, now) or (rollout.state is S.REVERTING and rollout.has_begun)
 
 
 def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, now: float) -> Step:
@@ -238,7 +233,7 @@ def step(rollout: Rollout, situation: Situation, published: RolloutPlan | None, 
         return Step(*look(rollout, canary, control, now, least))  # (2)
     if rollout.state in (S.STAGE, S.SOAK):
         return Step(expire(rollout, now))  # (3)
-    if rollout.state is S.ABORTED and (not has_begun(rollout) or _is_published(rollout, published)):
+    if rollout.state is S.ABORTED and (not rollout.has_begun or _is_published(rollout, published)):
         return Step(apply(rollout, E.REVERT, now, reason=rollout.reason))  # (4)
     if rollout.state is S.REVERTING and not still_to_revert(rollout, situation.boxes, now):
         return Step(apply(rollout, E.ALL_REVERTED, now, reason=rollout.reason))  # (5)

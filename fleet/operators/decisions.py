@@ -15,7 +15,7 @@ from router.errors import CausewayError, InvalidRequest, NotFound, PermissionDen
 
 from ..controller.loop import box_view
 from ..controller.publisher import Publisher
-from ..controller.step import METADATA_ROLLBACK, has_begun, least_share
+from ..controller.step import METADATA_ROLLBACK, least_share
 from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
 from ..rollout.rollout import DECISIONS, LIFE, OPEN, IllegalTransition, Rollout, RolloutEvent, RolloutState, apply
 from ..rollout.settings import RolloutSettings
@@ -159,7 +159,7 @@ async def _decide(
         raise NotFound(f"there is no rollout {name}")
     before = record.rollout
     newer = next(
-        (one.rollout for one in await list_rollouts(connection, before.cohort) if has_begun(one.rollout)), before
+        (one.rollout for one in await list_rollouts(connection, before.cohort) if one.rollout.has_begun), before
     )
     if event is E.ABORT and before.state is S.DONE and newer.id != before.id:
         raise WrongState(f"{newer.id} came after {name}: abort that, or apply the bundle that the boxes should run")
@@ -189,7 +189,7 @@ async def _unknown_to_us(connection: AsyncConnection, cohort: str, now: float) -
 def _left_with(records: Sequence[RolloutRecord]) -> str | None:
     """The bundle that the newest rollout left the cohort with; `records` are newest first."""
     for record in records:
-        if has_begun(record.rollout):
+        if record.rollout.has_begun:
             return record.rollout.to_bundle if record.rollout.state is S.DONE else record.rollout.from_bundle
     return None
 

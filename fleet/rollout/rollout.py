@@ -130,6 +130,11 @@ class Rollout(msgspec.Struct, frozen=True):
     paused_in: RolloutState = S.STAGE
     reason: str = ""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has reached its first stage, from which on its plan is the cohort's."""
+        return self.began > 0
+
 
 def apply(rollout: Rollout, event: RolloutEvent, now: float, *, reason: str = "", least_share: int = 0) -> Rollout:
     """Return the rollout after `event`.
@@ -180,7 +185,7 @@ def look_due(rollout: Rollout, now: float) -> bool:
     control have then been watched equally long over the same minutes, without which they could not be compared. A
     rollout that is paused in its replay has reached no box.
     """
-    return rollout.state in RUNNING and rollout.began > 0 and now >= next_look(rollout)
+    return rollout.state in RUNNING and rollout.has_begun and now >= next_look(rollout)
 
 
 def next_look(rollout: Rollout) -> float:

@@ -189,7 +189,7 @@ def _values(record: RolloutRecord) -> dict[str, Any]:
     return {
         "cohort": record.rollout.cohort,
         "state": record.rollout.state.value,
-        "begun": record.rollout.began > 0,
+        "begun": record.rollout.has_begun,
         "body_json": msgspec.json.encode(record.rollout).decode(),
         "version": record.version,
         "updated": record.updated,

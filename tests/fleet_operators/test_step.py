@@ -13,7 +13,6 @@ from fleet.controller.step import (
     ahead_count,
     caught_up,
     checked,
-    has_begun,
     least_share,
     needs_boxes,
     observe,
@@ -224,7 +223,7 @@ def test_a_published_rollout_that_the_store_lost_comes_back(share: int, state: R
     rollout = adopted(plan, SETTINGS, NOW)
     assert (rollout.state, rollout.share, rollout.to_bundle, rollout.from_bundle) == (state, share, NEW, OLD)
     assert msgspec.structs.replace(plan_of(rollout, {}, ())) == plan
-    assert has_begun(rollout)
+    assert rollout.has_begun
 
 
 def test_a_rollout_that_is_aborted_before_its_first_stage_is_never_published() -> None:
