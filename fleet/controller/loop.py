@@ -41,8 +41,7 @@ from ..store.telemetry import BundleCounts, forget_mark, mark, since_mark
 from ..trust.files import write_atomically
 from ..trust.published import PUBLISHED
 from .checks import Check, lint_bundle, replay_bundle
-from .plans import Plans, newest_begun
-from .publisher import Publisher
+from .publisher import Plans, Publisher, newest_begun
 from .step import (
     CHECKED,
     BoxView,
