@@ -2,8 +2,7 @@
 
     step.py        canary and control among the boxes; one step of one rollout, a pure function over them
     checks.py      LINT and REPLAY of a signed bundle
-    publisher.py   plans and freshness, signed with the online key
-    plans.py       from the store's rollouts to the published plans, and to the boxes
+    publisher.py   from the store's rollouts to the published plans, signed with the online keys, and to the boxes
     loop.py        reads the store, steps, writes, publishes; one process at a time
 
 Every decision is in the store before its effect, and every effect is the difference between what the store says and

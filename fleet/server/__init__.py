@@ -3,10 +3,9 @@
 plane.py     the parts that routes share, and the tasks beside them
 routes.py    what a route is; errors as JSON; the OpenAPI document, from the routes and their structs
 boxes/       the boxes' requests: enrol, token, wake, status, telemetry
-wakes.py     what wakes parked polls: changes of a cohort, revocations
+wakes.py     parked polls, without aiohttp, and what wakes them: changes of a cohort, revocations
 connections.py
              how many connections there are, and which one makes room for another
-polls.py     parked polls, without aiohttp
 files.py     signed metadata and blobs with cache headers
 health.py    /healthz, /readyz, /metrics
 """

@@ -2,13 +2,12 @@
 
     tables.py       every table
     migrations/     Alembic's revisions, applied when the store opens
-    database.py     `Store`: connections, transactions, migrations, errors of a lost database, the controller's lock
-    grouped.py      many small writes in one transaction
+    database.py     `Store`: connections, transactions, migrations, a lost database, the lock of the controller;
+                    `Grouped`: many small writes in one transaction
     enrolment.py    join tokens, new devices
     devices.py      devices as rows: what they reported, what operators decided
     telemetry.py    counters of requests by device and bundle, and what changed since a look
-    generations.py  counters by cohort that wake parked polls in every process
-    revocations.py  devices whose tokens are refused
+    generations.py  counters by cohort that wake parked polls in every process; devices whose tokens are refused
     rollouts.py     rollouts, their looks, pins and holds
     audit.py        what operators and the controller did
     audit_chain.py  its hash chain, also for the command that verifies it
