@@ -15,8 +15,7 @@ from router.serving.commands import ask
 
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.fleet_file import rollout_settings
-from ..rollout.rollout import LIFE, OPEN, RolloutEvent, RolloutState
-from ..rollout.settings import RolloutSettings, small_fleet_advice, stage_boxes
+from ..rollout.settings import LIFE, OPEN, RolloutEvent, RolloutSettings, RolloutState, small_fleet_advice, stage_boxes
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import (
     FleetStatus,

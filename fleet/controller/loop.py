@@ -22,7 +22,8 @@ from router.errors import CausewayError
 
 from ..repository.fleet_file import maintenance_windows, rollout_settings
 from ..rollout.boxes import MaintenanceWindow
-from ..rollout.rollout import Rollout, RolloutState
+from ..rollout.rollout import Rollout
+from ..rollout.settings import RolloutState
 from ..store.audit import append_audit
 from ..store.database import Still, Store, StoreUnavailable
 from ..store.devices import Device, cohort_devices

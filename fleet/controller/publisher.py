@@ -16,7 +16,8 @@ from router.bundle.rollout import RolloutPlan, encode_plan
 from router.errors import ConfigError
 
 from ..repository.fleet_file import FLEET_FILE, CohortDoc, FleetDoc, RolloutDoc, maintenance_windows, read_fleet
-from ..rollout.rollout import RolloutState, plan_of
+from ..rollout.rollout import plan_of
+from ..rollout.settings import RolloutState
 from ..store.database import Store
 from ..store.generations import CohortPace, advance, read_generations, set_pace
 from ..store.rollouts import RolloutRecord, pins_and_holds

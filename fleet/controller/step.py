@@ -15,8 +15,8 @@ from router.bundle.protocol import LATENCY_BOUNDS_S
 from router.bundle.rollout import RolloutPlan, position
 
 from ..rollout.boxes import MINUTES_OF_DAY, MaintenanceWindow, is_silent
-from ..rollout.rollout import RUNNING, Rollout, RolloutEvent, RolloutState, apply, expire, look, look_due, stage_share
-from ..rollout.settings import RolloutSettings
+from ..rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, stage_share
+from ..rollout.settings import RolloutEvent, RolloutSettings, RolloutState
 from ..rollout.verdict import Observations, Verdict
 from ..store.rollouts import ReportedPlan
 from .checks import Check

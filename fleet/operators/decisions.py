@@ -17,8 +17,8 @@ from ..controller.loop import box_view
 from ..controller.publisher import Publisher
 from ..controller.step import METADATA_ROLLBACK, least_share
 from ..repository.fleet_file import FLEET_FILE, read_fleet, rollout_settings
-from ..rollout.rollout import DECISIONS, LIFE, OPEN, IllegalTransition, Rollout, RolloutEvent, RolloutState, apply
-from ..rollout.settings import RolloutSettings
+from ..rollout.rollout import Rollout, apply
+from ..rollout.settings import DECISIONS, LIFE, OPEN, IllegalTransition, RolloutEvent, RolloutSettings, RolloutState
 from ..store.audit import append_audit
 from ..store.database import Store
 from ..store.devices import cohort_devices

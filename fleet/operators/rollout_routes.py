@@ -15,7 +15,7 @@ from router.serving.responses import json_response
 
 from ..controller.publisher import Publisher
 from ..rollout.boxes import is_silent
-from ..rollout.rollout import RolloutEvent
+from ..rollout.settings import RolloutEvent
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import audit_of
 from ..store.devices import Device, cohort_devices, count_devices

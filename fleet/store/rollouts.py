@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.errors import CausewayError
 
-from ..rollout.rollout import Rollout, RolloutState
+from ..rollout.rollout import Rollout
+from ..rollout.settings import RolloutState
 from ..rollout.verdict import Verdict
 from .tables import devices, looks, rollouts
 

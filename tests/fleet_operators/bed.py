@@ -13,7 +13,8 @@ from fleet.app import read_fleet_folder
 from fleet.controller.loop import Controller
 from fleet.controller.publisher import Publisher
 from fleet.repository.fleet_file import rollout_settings
-from fleet.rollout.rollout import Rollout, RolloutEvent, apply
+from fleet.rollout.rollout import Rollout, apply
+from fleet.rollout.settings import RolloutEvent
 from fleet.store.database import Store
 from fleet.store.devices import Device, cohort_devices, write_reports
 from fleet.store.enrolment import enrol, find_join_token, new_join_token

@@ -14,7 +14,7 @@ import pytest
 
 from fleet.controller.checks import lint_bundle
 from fleet.controller.loop import Controller
-from fleet.rollout.rollout import RolloutEvent
+from fleet.rollout.settings import RolloutEvent
 from fleet.store.audit import read_audit
 from fleet.store.audit_chain import first_fault
 from fleet.store.database import Still, Store, StoreUnavailable

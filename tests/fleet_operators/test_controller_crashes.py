@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fleet.controller.loop import Controller
 from fleet.controller.publisher import Publication, Publisher
-from fleet.rollout.rollout import RolloutEvent
+from fleet.rollout.settings import RolloutEvent
 from fleet.store.audit import read_audit
 from fleet.store.database import Store
 from fleet.store.devices import write_reports

@@ -20,8 +20,8 @@ from fleet.controller.step import (
     step,
 )
 from fleet.rollout.boxes import MaintenanceWindow
-from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply, plan_of
-from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
+from fleet.rollout.rollout import Rollout, apply, plan_of
+from fleet.rollout.settings import MetricLimit, RolloutEvent, RolloutSettings, RolloutStage, RolloutState
 from fleet.rollout.verdict import Outcome
 from fleet.store.rollouts import ReportedPlan
 from router.bundle.rollout import WHOLE, position

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.rollout.rollout import Rollout, RolloutEvent, RolloutState, apply, look, next_look, stage_share
-from fleet.rollout.settings import RolloutSettings, RolloutStage
+from fleet.rollout.rollout import Rollout, apply, look, next_look, stage_share
+from fleet.rollout.settings import RolloutEvent, RolloutSettings, RolloutStage, RolloutState
 from fleet.rollout.verdict import Observations
 from router.bundle.rollout import WHOLE
 

@@ -8,23 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.rollout.rollout import (
+from fleet.rollout.rollout import RUNNING, Rollout, apply, expire, look, look_due, next_look, plan_of, stage_share
+from fleet.rollout.settings import (
     LIFE,
-    RUNNING,
     IllegalTransition,
-    Rollout,
+    MetricLimit,
     RolloutEvent,
+    RolloutSettings,
+    RolloutStage,
     RolloutState,
-    apply,
-    expire,
-    look,
-    look_due,
-    next_look,
     next_state,
-    plan_of,
-    stage_share,
 )
-from fleet.rollout.settings import MetricLimit, RolloutSettings, RolloutStage
 from fleet.rollout.verdict import Observations, Outcome
 from router.bundle.rollout import WHOLE, assigned_bundle, position
 
