@@ -33,7 +33,7 @@ from ..store.rollouts import (
     reported_plans,
 )
 from .answers import NewRollout
-from .sign_in import Operator
+from .operators_file import Operator
 
 S, E = RolloutState, RolloutEvent
 _TRIES = 5

@@ -20,8 +20,7 @@ from joserfc.jwk import KeySet
 from router.bundle.protocol import base64url
 from router.errors import AuthenticationFailed, PermissionDenied
 
-from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, OperatorsDoc, role_of
-from .sign_in import Operator
+from .operators_file import MAX_NAME, RESERVED_NAMES, OidcDoc, Operator, OperatorsDoc, role_of
 
 Answer = TypeVar("Answer")
 _ALGORITHMS = ["RS256", "PS256", "ES256", "ES384", "EdDSA", "Ed25519"]

@@ -82,3 +82,13 @@ def role_of(doc: OperatorsDoc, values: frozenset[str]) -> Role | None:
         if named & values or "*" in named:
             return role
     return None
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """A signed-in operator. `name` is what the audit log shows."""
+
+    name: str
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        return ROLES.index(self.role) >= ROLES.index(role)

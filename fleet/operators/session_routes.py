@@ -15,8 +15,9 @@ from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit
 from .answers import SessionAnswer, SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
+from .operators_file import Operator
 from .parts import ALWAYS, OperatorParts
-from .sign_in import Operator, check_console_header, set_session_cookie
+from .sign_in import check_console_header, set_session_cookie
 
 _PENDING, _PENDING_S = "causeway_sign_in", 600
 

@@ -22,7 +22,7 @@ from router.serving.request import one_value, read_authorization
 from ..store.database import Store
 from ..store.operators import PREFIX, end_session, find_session, new_session
 from ..trust.files import write_new
-from .operators_file import ROLES, OperatorsDoc, Role
+from .operators_file import Operator, OperatorsDoc, Role
 
 COOKIE = "causeway_session"
 CSRF_HEADER = "x-causeway-console"
@@ -30,16 +30,6 @@ SESSION_S = 12 * 3600.0
 BOOTSTRAP = "bootstrap"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _LEAST_TOKEN = 16  # characters
-
-
-class Operator(msgspec.Struct, frozen=True):
-    """A signed-in operator. `name` is what the audit log shows."""
-
-    name: str
-    role: Role
-
-    def may(self, role: Role) -> bool:
-        return ROLES.index(self.role) >= ROLES.index(role)
 
 
 class SignIn:
