@@ -176,7 +176,7 @@ def all_routes(plane: ControlPlane, operators: OperatorParts | None = None) -> l
     routes = [*device_routes(plane), *file_routes(plane.folder / "published"), *console_routes()]
     routes += health_routes(plane, None if operators is None else operators.controller)
     if operators is not None:
-        routes += [*rollout_routes(operators), *operated_devices(operators), *session_routes(operators)]
+        routes += [*rollout_routes(operators), *operated_devices(operators), *session_routes(operators.sign_in)]
     return [*routes, _openapi(routes)]
 
 
@@ -223,6 +223,7 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorPa
         publisher.check()
     # Boxes whose polls wait in this process are woken after a plan was published.
     controller = Controller(store, folder, publisher, clock, published=plane.wakes.refresh, survey_s=settings.survey_s)
+    issuer = None if doc.oidc is None else OidcClient(folder, doc, doc.oidc, clock)
     return OperatorParts(
         name=plane.fleet.name,
         folder=folder,
@@ -230,7 +231,6 @@ def _build_operators(settings: ServeSettings, plane: ControlPlane) -> OperatorPa
         store=store,
         publisher=publisher,
         controller=controller,
-        sign_in=SignIn(store, doc, load_bootstrap_token(file), clock),
+        sign_in=SignIn(store, doc, load_bootstrap_token(file), clock, issuer),
         clock=clock,
-        oidc=None if doc.oidc is None else OidcClient(folder, doc, doc.oidc),
     )

@@ -28,7 +28,8 @@ from .answers import (
     device_answer,
 )
 from .decisions import BundleUnknown
-from .parts import ALWAYS, OperatorParts, number, path_part
+from .parts import OperatorParts, number, path_part
+from .sign_in import ALWAYS
 
 _FILTERS = {
     "cohort": "Only this cohort.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -56,11 +57,12 @@ class _Tokens(msgspec.Struct, frozen=True):
 class OidcClient:
     """One issuer. Its documents are read anew for each sign-in, which is rare: keys may rotate at any time."""
 
-    def __init__(self, folder: Path, doc: OperatorsDoc, oidc: OidcDoc) -> None:
-        """`folder`: of `operators.yaml`."""
+    def __init__(self, folder: Path, doc: OperatorsDoc, oidc: OidcDoc, clock: Callable[[], float]) -> None:
+        """`folder`: of `operators.yaml`; `clock`: unix seconds."""
         self._folder = folder
         self._doc = doc
         self._oidc = oidc
+        self._clock = clock
 
     async def start(self) -> tuple[str, PendingSignIn]:
         """Return the URL to redirect the browser to, and the state for its cookie.
@@ -85,7 +87,7 @@ class OidcClient:
         mark = "&" if "?" in discovery.authorization_endpoint else "?"
         return f"{discovery.authorization_endpoint}{mark}{urlencode(query)}", pending
 
-    async def finish(self, code: str, state: str, pending: PendingSignIn, now: float) -> Operator:
+    async def finish(self, code: str, state: str, pending: PendingSignIn) -> Operator:
         """Return the operator that the issuer vouches for.
 
         Raises:
@@ -108,9 +110,9 @@ class OidcClient:
             discovery = await self._discover(http)
             tokens = await self._ask(http, "POST", discovery.token_endpoint, _Tokens, form)
             keys = await self._ask(http, "GET", discovery.jwks_uri, dict[str, Any])
-        return self._operator(self._claims(tokens.id_token, keys, pending, now))
+        return self._operator(self._claims(tokens.id_token, keys, pending))
 
-    def _claims(self, id_token: str, keys: dict[str, Any], pending: PendingSignIn, now: float) -> dict[str, Any]:
+    def _claims(self, id_token: str, keys: dict[str, Any], pending: PendingSignIn) -> dict[str, Any]:
         required = {
             "iss": {"essential": True, "value": self._oidc.issuer},
             "aud": {"essential": True, "value": self._oidc.client_id},
@@ -120,7 +122,7 @@ class OidcClient:
         }
         try:
             token = jwt.decode(id_token, KeySet.import_key_set(keys), algorithms=_ALGORITHMS)  # type: ignore[arg-type]
-            jwt.JWTClaimsRegistry(now=int(now), leeway=_LEEWAY_S, **required).validate(token.claims)  # type: ignore[arg-type]
+            jwt.JWTClaimsRegistry(now=int(self._clock()), leeway=_LEEWAY_S, **required).validate(token.claims)  # type: ignore[arg-type]
         except (JoseError, ValueError, KeyError) as error:
             raise SignInFailed(f"the issuer's id token is not valid: {error}") from error
         return token.claims

@@ -8,23 +8,14 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from router.errors import (
-    AuthenticationFailed,
-    CausewayError,
-    InvalidRequest,
-    NotFound,
-    PermissionDenied,
-)
+from router.errors import InvalidRequest, NotFound
 from router.numbers import whole_number
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
-from ..store.database import Store, StoreUnavailable
-from .oidc import OidcClient
+from ..store.database import Store
 from .sign_in import SignIn
 
-ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
-"""Errors that every route for operators may raise."""
 _MOST = 1000
 
 
@@ -34,7 +25,6 @@ class OperatorParts(msgspec.Struct, frozen=True):
     Attributes:
         name: The fleet's name.
         clock: Unix seconds.
-        oidc: None: `operators.yaml` names no issuer.
     """
 
     name: str
@@ -45,7 +35,6 @@ class OperatorParts(msgspec.Struct, frozen=True):
     controller: Controller
     sign_in: SignIn
     clock: Callable[[], float]
-    oidc: OidcClient | None = None
 
 
 def path_part(http: web.Request) -> str:

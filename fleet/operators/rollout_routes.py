@@ -34,7 +34,8 @@ from .answers import (
 )
 from .decisions import BundleUnknown, FleetInvalid, WrongState, begin_rollout, decide
 from .operators_file import Role
-from .parts import ALWAYS, OperatorParts, path_part
+from .parts import OperatorParts, path_part
+from .sign_in import ALWAYS
 
 RECENT_S = 900.0
 _EVENTS: dict[str, tuple[RolloutEvent, Role, str]] = {

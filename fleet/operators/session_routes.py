@@ -12,12 +12,10 @@ from router.errors import AuthenticationFailed, NotFound, PermissionDenied
 from router.serving.responses import json_response
 
 from ..server.routes import ApiRoute, decode_body, read_body
-from ..store.audit import append_audit
 from .answers import SessionAnswer, SignInRequest
 from .oidc import OidcClient, PendingSignIn, SignInFailed
 from .operators_file import Operator
-from .parts import ALWAYS, OperatorParts
-from .sign_in import check_console_header, set_session_cookie
+from .sign_in import ALWAYS, SignIn, check_console_header, set_session_cookie
 
 _PENDING, _PENDING_S = "causeway_sign_in", 600
 
@@ -25,22 +23,22 @@ _PENDING, _PENDING_S = "causeway_sign_in", 600
 class SessionRoutes:
     """The handlers."""
 
-    def __init__(self, parts: OperatorParts) -> None:
-        self._parts = parts
+    def __init__(self, sign_in: SignIn) -> None:
+        self._sign_in = sign_in
 
     async def session(self, http: web.Request) -> web.StreamResponse:
-        return json_response(_answer(await self._parts.sign_in.operator(http)))
+        return json_response(_answer(await self._sign_in.operator(http)))
 
     async def begin(self, http: web.Request) -> web.StreamResponse:
         check_console_header(http)
         request = decode_body(await read_body(http), SignInRequest)
-        operator = self._parts.sign_in.by_token(request.token)
+        operator = self._sign_in.by_token(request.token)
         response = json_response(_answer(operator))
-        await self._begin(http, operator, response, "token")
+        set_session_cookie(response, http, await self._sign_in.begin(operator, "token"))
         return response
 
     async def end(self, http: web.Request) -> web.StreamResponse:
-        await self._parts.sign_in.end(http)
+        await self._sign_in.end(http)
         response = web.Response(status=204)
         set_session_cookie(response, http, "")
         return response
@@ -60,28 +58,21 @@ class SessionRoutes:
         if "error" in query:
             raise SignInFailed(f"the issuer refused: {query['error'][:100]} {query.get('error_description', '')[:300]}")
         pending = _pending(http.cookies.get(_PENDING, ""))
-        now = self._parts.clock()
-        operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending, now)
+        operator = await oidc.finish(query.get("code", ""), query.get("state", ""), pending)
         response = web.Response(status=302, headers={"Location": "/console", "Cache-Control": "no-store"})
         response.del_cookie(_PENDING, path="/v1/oidc")
-        await self._begin(http, operator, response, "oidc")
+        set_session_cookie(response, http, await self._sign_in.begin(operator, "oidc"))
         return response
 
-    async def _begin(self, http: web.Request, operator: Operator, response: web.StreamResponse, by: str) -> None:
-        set_session_cookie(response, http, await self._parts.sign_in.begin(operator))
-        async with self._parts.store.write() as connection:
-            what = {"role": operator.role, "by": by}
-            await append_audit(connection, self._parts.clock(), operator.name, "session.begin", what)
-
     def _oidc(self) -> OidcClient:
-        if self._parts.oidc is None:
+        if self._sign_in.issuer is None:
             raise NotFound("no single sign-on is configured: see `oidc` of operators.yaml")
-        return self._parts.oidc
+        return self._sign_in.issuer
 
 
-def session_routes(parts: OperatorParts) -> list[ApiRoute]:
+def session_routes(sign_in: SignIn) -> list[ApiRoute]:
     """Return the routes."""
-    routes = SessionRoutes(parts)
+    routes = SessionRoutes(sign_in)
     oidc = (NotFound, SignInFailed, PermissionDenied)
     return [
         ApiRoute("GET", "/v1/session", routes.session, "The signed-in operator.", "viewer", response=SessionAnswer,

@@ -16,14 +16,18 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from router.errors import AuthenticationFailed, ConfigError, PermissionDenied
+from router.errors import AuthenticationFailed, CausewayError, ConfigError, PermissionDenied
 from router.serving.request import one_value, read_authorization
 
-from ..store.database import Store
+from ..store.audit import append_audit
+from ..store.database import Store, StoreUnavailable
 from ..store.operators import PREFIX, end_session, find_session, new_session
 from ..trust.files import write_new
+from .oidc import OidcClient
 from .operators_file import Operator, OperatorsDoc, Role
 
+ALWAYS: tuple[type[CausewayError], ...] = (AuthenticationFailed, PermissionDenied, StoreUnavailable)
+"""Errors that every route for operators may raise."""
 COOKIE = "causeway_session"
 CSRF_HEADER = "x-causeway-console"
 SESSION_S = 12 * 3600.0
@@ -35,8 +39,16 @@ _LEAST_TOKEN = 16  # characters
 class SignIn:
     """The operators of one control plane."""
 
-    def __init__(self, store: Store, doc: OperatorsDoc, bootstrap: str, clock: Callable[[], float]) -> None:
-        """`bootstrap`: the token itself; `clock`: unix seconds."""
+    def __init__(
+        self,
+        store: Store,
+        doc: OperatorsDoc,
+        bootstrap: str,
+        clock: Callable[[], float],
+        issuer: OidcClient | None = None,
+    ) -> None:
+        """`bootstrap`: the token itself; `clock`: unix seconds; `issuer`: the one that `doc` names."""
+        self.issuer = issuer
         self._store = store
         self._clock = clock
         tokens: Mapping[str, Operator] = {one.sha256: Operator(name, one.role) for name, one in doc.tokens.items()}
@@ -73,10 +85,13 @@ class SignIn:
             raise AuthenticationFailed("the token is not known here")
         return found
 
-    async def begin(self, operator: Operator) -> str:
-        """Begin a session and return its secret."""
+    async def begin(self, operator: Operator, by: str) -> str:
+        """Begin a session and return its secret; `by`: how the operator signed in, for the audit log."""
+        now = self._clock()
         async with self._store.write() as connection:
-            return await new_session(connection, operator.name, operator.role, self._clock(), SESSION_S)
+            what = {"role": operator.role, "by": by}
+            await append_audit(connection, now, operator.name, "session.begin", what)
+            return await new_session(connection, operator.name, operator.role, now, SESSION_S)
 
     async def end(self, http: web.Request) -> None:
         """End the session of a request, if it has one."""
@@ -93,7 +108,7 @@ class SignIn:
                 found = await find_session(connection, secret, self._clock())
         if found is None:
             raise AuthenticationFailed("the token or session is not known here, or has ended: sign in again")
-        return msgspec.convert({"name": found.operator, "role": found.role}, Operator)
+        return msgspec.convert(found, Operator)
 
 
 def check_console_header(http: web.Request) -> None:

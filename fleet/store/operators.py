@@ -5,22 +5,12 @@ from __future__ import annotations
 import hashlib
 import secrets
 
-import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import RowMapping, delete, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from .tables import sessions
 
 PREFIX = "cwsession_"  # for secret scanners
-
-
-class SessionRecord(msgspec.Struct, frozen=True):
-    """The operator of a session, and its times in unix seconds."""
-
-    operator: str
-    role: str
-    began: float
-    expires: float
 
 
 async def new_session(connection: AsyncConnection, operator: str, role: str, now: float, lifetime_s: float) -> str:
@@ -40,11 +30,11 @@ async def new_session(connection: AsyncConnection, operator: str, role: str, now
     return secret
 
 
-async def find_session(connection: AsyncConnection, secret: str, now: float) -> SessionRecord | None:
-    columns = [sessions.c[name] for name in SessionRecord.__struct_fields__]
-    chosen = select(*columns).where(sessions.c.hash == _hash(secret), sessions.c.expires > now)
-    row = (await connection.execute(chosen)).first()
-    return None if row is None else SessionRecord(*row)
+async def find_session(connection: AsyncConnection, secret: str, now: float) -> RowMapping | None:
+    """Return `name` and `role` of the session's operator; None: there is no such session, or it has ended."""
+    chosen = select(sessions.c.operator.label("name"), sessions.c.role)
+    found = await connection.execute(chosen.where(sessions.c.hash == _hash(secret), sessions.c.expires > now))
+    return found.mappings().first()
 
 
 async def end_session(connection: AsyncConnection, secret: str) -> None:
