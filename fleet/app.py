@@ -30,8 +30,7 @@ from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
 from .operators.parts import OperatorParts
 from .operators.rollout_routes import rollout_routes
-from .operators.session_routes import session_routes
-from .operators.sign_in import SignIn, load_bootstrap_token
+from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
 from .server.boxes.api import device_routes
