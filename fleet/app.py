@@ -25,11 +25,10 @@ from router.serving.listener import bind_tcp, raise_file_limit, url_of
 from .console.routes import console_routes
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
-from .operators.device_routes import device_routes as operated_devices
 from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
-from .operators.parts import OperatorParts
-from .operators.rollout_routes import rollout_routes
+from .operators.rollout_routes import OperatorParts, rollout_routes
+from .operators.rollout_routes import device_routes as operated_devices
 from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
