@@ -27,8 +27,8 @@ from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
 from .operators.oidc import OidcClient
 from .operators.operators_file import read_operators
-from .operators.rollout_routes import OperatorParts, rollout_routes
-from .operators.rollout_routes import device_routes as operated_devices
+from .operators.routes import OperatorParts, rollout_routes
+from .operators.routes import device_routes as operated_devices
 from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
