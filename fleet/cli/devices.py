@@ -14,64 +14,14 @@ import msgspec
 from router.documents.quantities import seconds_of
 from router.serving.commands import ask
 
+from ..operators.answers import AuditPage, DeviceAnswer, DevicePage, JoinTokenAnswer, RolloutStatus
+from ..rollout.boxes import DeviceEvent
 from ..store.audit_chain import AuditRow, first_fault
 from .client import PROGRAM, FleetClient, connected, yes_option
 from .rollout_output import boxes, bundle_name, counted, table
 
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"[^\s\"={}\[\],]+")
-
-
-class DeviceStatus(msgspec.Struct, frozen=True):
-    """The part of a device that is shown."""
-
-    id: str
-    cohort: str
-    site: str
-    state: str
-    running: str | None
-    last_seen: float
-    held: bool
-    pin: str | None
-    cloned: bool
-    revoked: float | None
-    code: str
-    reason: str
-    quarantined: tuple[str, ...] = ()
-    history: tuple[dict[str, Any], ...] = ()
-
-
-class ListedDevices(msgspec.Struct, frozen=True):
-    devices: tuple[DeviceStatus, ...]
-    next: str | None
-
-
-class MadeToken(msgspec.Struct, frozen=True):
-    token: str
-    expires: float
-
-
-class _RolloutBundles(msgspec.Struct, frozen=True):
-    to_bundle: str
-    from_bundle: str | None
-
-
-class AuditLine(msgspec.Struct, frozen=True):
-    n: int
-    at: float
-    actor: str
-    action: str
-    what: msgspec.Raw
-    previous: str
-    hash: str
-
-    @property
-    def row(self) -> AuditRow:
-        return AuditRow(self.n, self.at, self.actor, self.action, bytes(self.what).decode(), self.previous, self.hash)
-
-
-class AuditLines(msgspec.Struct, frozen=True):
-    rows: tuple[AuditLine, ...]
 
 
 @click.command()
@@ -87,18 +37,18 @@ def devices(client: FleetClient, device: str, cohort: str, state: str, site: str
     Exit code: 0 shown, 1 the control plane refuses or does not answer.
     """
     if device:
-        one = client.get(f"/v1/devices/{quote(device, safe='')}", DeviceStatus)
+        one = client.get(f"/v1/devices/{quote(device, safe='')}", DeviceAnswer)
         _print_table((one,))
         if one.history:
             click.echo()
         for line in table(("time", "state", "running", "why"), [_event(event) for event in one.history]):
             click.echo(line)
         return
-    found: list[DeviceStatus] = []
+    found: list[DeviceAnswer] = []
     after: str | None = ""
     while after is not None:
         page = client.get(
-            "/v1/devices", ListedDevices, cohort=cohort, state=state, site=site, q=search, after=after, limit="500"
+            "/v1/devices", DevicePage, cohort=cohort, state=state, site=site, q=search, after=after, limit="500"
         )
         found += page.devices
         after = page.next
@@ -130,7 +80,7 @@ def enroll(client: FleetClient, cohort: str, uses: int, expires: str, labels: tu
         "expires_s": seconds,
         "labels": {name: value for name, _, value in pairs},
     }
-    made = client.post("/v1/join-tokens", MadeToken, request)
+    made = client.post("/v1/join-tokens", JoinTokenAnswer, request)
     click.echo(made.token)
     click.echo(f"for {boxes(uses)}, until {_time(made.expires)}", err=True)
 
@@ -141,7 +91,7 @@ def _action(name: str, text: str) -> click.Command:
     @click.option("--reason", default="", help="For the audit log.")
     @connected
     def command(client: FleetClient, device: str, reason: str) -> None:
-        _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceStatus, {"reason": reason}),))
+        _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/{name}", DeviceAnswer, {"reason": reason}),))
 
     return command
 
@@ -163,7 +113,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     Exit code: 0 done, also before; 1 refused, or the answer is no; 2 there is no terminal to ask at, and no --yes.
     """
     path = f"/v1/devices/{quote(device, safe='')}"
-    before = client.get(path, DeviceStatus)
+    before = client.get(path, DeviceAnswer)
     _print_table((before,))
     if before.revoked is not None:
         click.echo(f"{device} was revoked already, at {_time(before.revoked)}")
@@ -171,7 +121,7 @@ def revoke(client: FleetClient, device: str, reason: str, yes: bool) -> None:
     click.echo(f"for good: within a minute the control plane and the cloud gateways refuse {device}")
     click.echo("it answers on from the bundle that it runs; to return, it leaves and joins anew under another name")
     ask(PROGRAM, f"Revoke {device}?", yes=yes)
-    client.post(f"{path}/revoke", DeviceStatus, {"reason": reason})
+    client.post(f"{path}/revoke", DeviceAnswer, {"reason": reason})
     click.echo(f"{device} is revoked")
 
 
@@ -187,7 +137,7 @@ def pin(client: FleetClient, device: str, bundle: str, reason: str) -> None:
     Exit code: 0 done, 1 refused.
     """
     request = {"bundle": _whole_id(client, bundle), "reason": reason}
-    _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/pin", DeviceStatus, request),))
+    _print_table((client.post(f"/v1/devices/{quote(device, safe='')}/pin", DeviceAnswer, request),))
 
 
 @click.command()
@@ -203,8 +153,7 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
     last: AuditRow | None = None
     hashes: set[str] = set()
     position = 0 if verify else after
-    while page := client.get("/v1/audit", AuditLines, after=str(position)).rows:
-        rows = [line.row for line in page]
+    while rows := client.get("/v1/audit", AuditPage, after=str(position)).rows:
         position = rows[-1].n
         if not verify:
             for row in rows:
@@ -223,13 +172,13 @@ def audit(client: FleetClient, after: int, verify: bool, head: str) -> None:
         click.echo(f"{counted(count, 'row')}{end}")
 
 
-def _print_table(devices: Sequence[DeviceStatus]) -> None:
+def _print_table(devices: Sequence[DeviceAnswer]) -> None:
     head = ("device", "cohort", "site", "state", "running", "last seen", "notes")
     for line in table(head, [_row(device) for device in devices]):
         click.echo(line)
 
 
-def _row(device: DeviceStatus) -> tuple[str, ...]:
+def _row(device: DeviceAnswer) -> tuple[str, ...]:
     notes = [name for name in ("held", "cloned") if getattr(device, name)]
     notes += ["revoked"] if device.revoked is not None else []
     notes += [f"pinned to {bundle_name(device.pin)}"] if device.pin else []
@@ -240,17 +189,17 @@ def _row(device: DeviceStatus) -> tuple[str, ...]:
     return device.id, device.cohort, device.site, device.state, running, last_seen, "; ".join(notes)
 
 
-def _event(event: dict[str, Any]) -> tuple[str, ...]:
-    why = f"{event['code']}: {event['reason']}" if event["code"] else ""
-    wanted = f" -> {bundle_name(event['wanted'])}" if event["wanted"] else ""
-    return _time(event["at"]), event["state"], bundle_name(event["running"]) + wanted, why
+def _event(event: DeviceEvent) -> tuple[str, ...]:
+    why = f"{event.code}: {event.reason}" if event.code else ""
+    wanted = f" -> {bundle_name(event.wanted)}" if event.wanted else ""
+    return _time(event.at), event.state, bundle_name(event.running) + wanted, why
 
 
 def _whole_id(client: FleetClient, bundle: str) -> str:
     """Return the id of the one bundle that begins so. Raises ClickException: none or several do."""
     if _WHOLE.fullmatch(bundle):
         return bundle
-    rollouts = client.get("/v1/rollouts", tuple[_RolloutBundles, ...])
+    rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...])
     known = {one for rollout in rollouts for one in (rollout.to_bundle, rollout.from_bundle) if one is not None}
     found = sorted(one for one in known if one.startswith(bundle))
     if len(found) != 1:
@@ -260,7 +209,7 @@ def _whole_id(client: FleetClient, bundle: str) -> str:
     return found[0]
 
 
-def _what(what: str) -> str:
+def _what(what: msgspec.Raw) -> str:
     """A row's JSON as `key=value`, without what is empty; bundles by their first digits."""
     values = msgspec.json.decode(what, type=dict[str, Any])
     shown = {key: value for key, value in values.items() if value is not False and value not in ("", None, {}, [])}

@@ -11,6 +11,8 @@ import msgspec
 from router.bundle.manifest import Blob, BundleManifest, BundleModel, BundleProjector
 from router.bundle.rollout import WHOLE
 
+from ..operators.answers import FleetAnswer, RolloutStatus
+
 
 def manifest_changes(old: BundleManifest | None, new: BundleManifest) -> list[str]:
     """Compare two bundles of a cohort, apart from the policy's text. Empty: they are the same.
@@ -152,40 +154,7 @@ _MEMBERS = {
 _UNDONE = ("aborted", "reverting", "reverted")
 
 
-class CohortStatus(msgspec.Struct, frozen=True):
-    """The part of `GET /v1/fleet` that is shown of a cohort."""
-
-    name: str
-    boxes: int
-    recently_seen: int
-    running: dict[str, int]
-    rollout: str | None = None
-    ahead: int = 0
-
-
-class FleetStatus(msgspec.Struct, frozen=True):
-    name: str
-    cohorts: tuple[CohortStatus, ...]
-    problems: tuple[str, ...] = ()
-
-
-class RolloutStatus(msgspec.Struct, frozen=True):
-    """The part of a rollout that is shown."""
-
-    id: str
-    cohort: str
-    state: str
-    stage: int
-    stages: tuple[int, ...]
-    share: int
-    began: float
-    reason: str
-    to_bundle: str
-    from_bundle: str | None
-    author: str = ""
-
-
-def overview(fleet: FleetStatus, rollouts: Sequence[RolloutStatus]) -> Iterator[str]:
+def overview(fleet: FleetAnswer, rollouts: Sequence[RolloutStatus]) -> Iterator[str]:
     cohorts = [(one.name, str(one.boxes), str(one.recently_seen), _running(one.running)) for one in fleet.cohorts]
     yield from table(("cohort", "boxes", "seen in 15 min", "running"), cohorts)
     for one in fleet.cohorts:

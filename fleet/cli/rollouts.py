@@ -13,13 +13,13 @@ import msgspec
 from router.bundle.manifest import BundleManifest
 from router.serving.commands import ask
 
+from ..operators.answers import FleetAnswer, RolloutStatus
 from ..repository.build import BuiltBundle, build_bundles
 from ..repository.fleet_file import rollout_settings
 from ..rollout.settings import LIFE, OPEN, RolloutEvent, RolloutSettings, RolloutState, small_fleet_advice, stage_boxes
 from .client import PROGRAM, FleetClient, connected, yes_option
+from .rollout_output import boxes as boxes_of
 from .rollout_output import (
-    FleetStatus,
-    RolloutStatus,
     bundle_name,
     counted,
     detail_lines,
@@ -30,7 +30,6 @@ from .rollout_output import (
     rollout_line,
     state_text,
 )
-from .rollout_output import boxes as boxes_of
 from .signing import readable_errors, valid_fleet
 
 _Folder = click.Path(path_type=Path, file_okay=False, exists=True)
@@ -72,7 +71,7 @@ def apply(
     unknown = [name for name in only if name not in built]
     if unknown:
         raise click.UsageError(f"fleet.yaml has no cohort {unknown[0]}: {', '.join(built)}")
-    status = client.get("/v1/fleet", FleetStatus)
+    status = client.get("/v1/fleet", FleetAnswer)
     chosen: dict[str, str] = {}
     for cohort in only or built:
         wanted = _wanted(cohort, bundle, built[cohort], signed.get(cohort, {}))
@@ -118,7 +117,7 @@ def status(client: FleetClient, rollout: str, output_format: str) -> None:
             for line in detail_lines(detail):
                 click.echo(line)
         return
-    fleet = client.get("/v1/fleet", FleetStatus)
+    fleet = client.get("/v1/fleet", FleetAnswer)
     rollouts = client.get("/v1/rollouts", tuple[RolloutStatus, ...])
     if output_format == "json":
         click.echo(msgspec.json.encode({"fleet": fleet, "rollouts": rollouts}))

@@ -1,18 +1,16 @@
-"""The JSON of the operators' HTTP interface. Times are unix seconds, shares are of 100,000."""
+"""The JSON of the operators' HTTP interface, for server and commands. Times are unix seconds, shares of 100,000."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from router.bundle.manifest import Name, Sha256
 
-from ..rollout.rollout import Rollout
-from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
-from ..store.devices import Device, DeviceEvent
-from ..store.rollouts import LookRecord, RolloutRecord
+from ..rollout.boxes import DeviceEvent
+from ..store.audit_chain import AuditRow
 
 Reason = Annotated[str, Meta(max_length=500)]
 
@@ -118,7 +116,9 @@ class RolloutEventAnswer(msgspec.Struct, frozen=True):
     reason: str
 
 
-class _Rollout(msgspec.Struct, frozen=True):
+class RolloutStatus(msgspec.Struct, frozen=True):
+    """`stage`: index into `stages`; their number is the soak."""
+
     id: str
     cohort: str
     state: str
@@ -134,13 +134,13 @@ class _Rollout(msgspec.Struct, frozen=True):
     created: float
 
 
-class RolloutAnswer(_Rollout, frozen=True):
-    """`stage`: index into `stages`; their number is the soak. `looks`: how many at this stage."""
+class RolloutAnswer(RolloutStatus, frozen=True):
+    """`looks`: how many at this stage."""
 
     looks: int
 
 
-class RolloutDetail(_Rollout, frozen=True):
+class RolloutDetail(RolloutStatus, frozen=True):
     """As `RolloutAnswer`, with all looks, the members by their state, and what happened."""
 
     looks: tuple[LookAnswer, ...]
@@ -189,20 +189,8 @@ class JoinTokenAnswer(msgspec.Struct, frozen=True):
     uses: int
 
 
-class AuditAnswer(msgspec.Struct, frozen=True):
-    """`what` is JSON; its exact text is what the hash covers."""
-
-    n: int
-    at: float
-    actor: str
-    action: str
-    what: msgspec.Raw
-    previous: str
-    hash: str
-
-
 class AuditPage(msgspec.Struct, frozen=True):
-    rows: tuple[AuditAnswer, ...]
+    rows: tuple[AuditRow, ...]
 
 
 class PolicyPair(msgspec.Struct, frozen=True):
@@ -210,58 +198,3 @@ class PolicyPair(msgspec.Struct, frozen=True):
 
     from_: str = msgspec.field(name="from")
     to: str
-
-
-def rollout_answer(record: RolloutRecord) -> RolloutAnswer:
-    return RolloutAnswer(**_common(record), looks=record.rollout.looks)
-
-
-def rollout_detail(
-    record: RolloutRecord,
-    looks: tuple[LookRecord, ...],
-    members: dict[str, int],
-    events: tuple[RolloutEventAnswer, ...],
-) -> RolloutDetail:
-    settings = record.rollout.settings
-    margins = {limit.name: limit.margin for limit in settings.metrics}
-    margins |= {ROLLED_BACK: settings.lost_margin, SILENT: settings.lost_margin}
-    return RolloutDetail(
-        **_common(record), looks=tuple(_look(look, margins) for look in looks), members=members, events=events
-    )
-
-
-def device_answer(device: Device, history: tuple[DeviceEvent, ...] = ()) -> DeviceAnswer:
-    same = {name: getattr(device, name) for name in DeviceAnswer.__struct_fields__ if name != "history"}
-    return DeviceAnswer(**same, history=history)
-
-
-def _common(record: RolloutRecord) -> dict[str, Any]:
-    rollout: Rollout = record.rollout
-    names = ("id", "cohort", "stage", "share", "began", "entered", "reason", "to_bundle", "from_bundle")
-    return {name: getattr(rollout, name) for name in names} | {
-        "state": rollout.state.value,
-        "stages": tuple(stage.share for stage in rollout.settings.stages),
-        "author": record.author,
-        "created": record.created,
-    }
-
-
-def _look(record: LookRecord, margins: dict[str, float]) -> LookAnswer:
-    verdict = msgspec.json.decode(record.verdict_json, type=Verdict)
-    metrics = []
-    for metric in verdict.metrics:
-        found = metric.difference
-        metrics.append(
-            MetricAnswer(
-                metric.name,
-                metric.outcome.value,
-                metric.reason,
-                None if found is None else found.canary,
-                None if found is None else found.control,
-                None if found is None else found.low,
-                None if found is None else found.high,
-                metric.p,
-                margins.get(metric.name),
-            )
-        )
-    return LookAnswer(record.at, record.stage, verdict.outcome.value, tuple(metrics))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -17,8 +18,9 @@ from router.serving.responses import json_response
 
 from ..controller.loop import Controller
 from ..controller.publisher import Publisher
-from ..rollout.boxes import is_silent
+from ..rollout.boxes import DeviceEvent, is_silent
 from ..rollout.settings import RolloutEvent
+from ..rollout.verdict import ROLLED_BACK, SILENT, Verdict
 from ..server.routes import ApiRoute, decode_body, read_body
 from ..store.audit import append_audit, audit_of, read_audit
 from ..store.database import Store
@@ -33,15 +35,24 @@ from ..store.devices import (
 )
 from ..store.enrolment import new_join_token
 from ..store.generations import revoke
-from ..store.rollouts import RolloutChanged, RolloutRecord, list_rollouts, read_looks, read_rollout, working_rollouts
+from ..store.rollouts import (
+    LookRecord,
+    RolloutChanged,
+    RolloutRecord,
+    list_rollouts,
+    read_looks,
+    read_rollout,
+    working_rollouts,
+)
 from .answers import (
-    AuditAnswer,
     AuditPage,
     CohortAnswer,
     DeviceAnswer,
     DevicePage,
     FleetAnswer,
     JoinTokenAnswer,
+    LookAnswer,
+    MetricAnswer,
     NewJoinToken,
     NewRollout,
     OperatorReason,
@@ -50,9 +61,6 @@ from .answers import (
     RolloutAnswer,
     RolloutDetail,
     RolloutEventAnswer,
-    device_answer,
-    rollout_answer,
-    rollout_detail,
 )
 from .decisions import BundleUnknown, FleetInvalid, WrongState, begin_rollout, decide
 from .operators_file import Role
@@ -143,11 +151,7 @@ class DeviceRoutes:
         after = number(http, "after", 0, most=1 << 53)
         async with self._parts.store.read() as connection:
             rows = await read_audit(connection, after, max(1, number(http, "limit", 500)))
-        shown = (
-            AuditAnswer(row.n, row.at, row.actor, row.action, msgspec.Raw(row.what.encode()), row.previous, row.hash)
-            for row in rows
-        )
-        return json_response(AuditPage(tuple(shown)))
+        return json_response(AuditPage(tuple(rows)))
 
 
 def device_routes(parts: OperatorParts) -> list[ApiRoute]:
@@ -360,5 +364,50 @@ def _member_state(record: RolloutRecord, box: Device, now: float) -> str:
     return "waiting" if box.state == "idle" else box.state
 
 
-def _reason(what: str) -> str:
+def _reason(what: msgspec.Raw) -> str:
     return str(msgspec.json.decode(what, type=dict[str, object]).get("reason", ""))
+
+
+def rollout_answer(record: RolloutRecord) -> RolloutAnswer:
+    return RolloutAnswer(**_common(record), looks=record.rollout.looks)
+
+
+def rollout_detail(
+    record: RolloutRecord,
+    looks: tuple[LookRecord, ...],
+    members: dict[str, int],
+    events: tuple[RolloutEventAnswer, ...],
+) -> RolloutDetail:
+    settings = record.rollout.settings
+    margins = {limit.name: limit.margin for limit in settings.metrics}
+    margins |= {ROLLED_BACK: settings.lost_margin, SILENT: settings.lost_margin}
+    return RolloutDetail(
+        **_common(record), looks=tuple(_look(look, margins) for look in looks), members=members, events=events
+    )
+
+
+def device_answer(device: Device, history: tuple[DeviceEvent, ...] = ()) -> DeviceAnswer:
+    same = {name: getattr(device, name) for name in DeviceAnswer.__struct_fields__ if name != "history"}
+    return DeviceAnswer(**same, history=history)
+
+
+def _common(record: RolloutRecord) -> dict[str, Any]:
+    rollout = record.rollout
+    names = ("id", "cohort", "stage", "share", "began", "entered", "reason", "to_bundle", "from_bundle")
+    return {name: getattr(rollout, name) for name in names} | {
+        "state": rollout.state.value,
+        "stages": tuple(stage.share for stage in rollout.settings.stages),
+        "author": record.author,
+        "created": record.created,
+    }
+
+
+def _look(record: LookRecord, margins: dict[str, float]) -> LookAnswer:
+    verdict = msgspec.json.decode(record.verdict_json, type=Verdict)
+    metrics = []
+    for metric in verdict.metrics:
+        sides = ("canary", "control", "low", "high")
+        canary, control, low, high = (getattr(metric.difference, side, None) for side in sides)
+        names = metric.name, metric.outcome.value, metric.reason
+        metrics.append(MetricAnswer(*names, canary, control, low, high, metric.p, margins.get(metric.name)))
+    return LookAnswer(record.at, record.stage, verdict.outcome.value, tuple(metrics))

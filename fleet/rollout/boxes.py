@@ -116,3 +116,15 @@ def is_cloned(boots: Sequence[str]) -> bool:
     """
     distinct = [boot for index, boot in enumerate(boots) if index == 0 or boots[index - 1] != boot]
     return len(set(distinct)) < len(distinct)
+
+
+class DeviceEvent(msgspec.Struct, frozen=True):
+    """A change of state, bundle or code."""
+
+    at: float
+    state: str
+    running: str | None
+    wanted: str | None
+    rollout: str
+    code: str
+    reason: str

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,24 +30,29 @@ async def append_audit(connection: AsyncConnection, at: float, actor: str, actio
     if connection.dialect.name == "postgresql":
         await connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
     row = next_row(await last_audit(connection), at, actor, action, what)
-    columns = dict(zip((column.name for column in _COLUMNS), msgspec.structs.astuple(row), strict=True))
-    await connection.execute(insert(audit).values(columns))
+    columns = msgspec.structs.asdict(row)
+    await connection.execute(insert(audit).values(columns | {"what_json": bytes(columns.pop("what")).decode()}))
     return row
 
 
 async def last_audit(connection: AsyncConnection) -> AuditRow | None:
     row = (await connection.execute(select(*_COLUMNS).order_by(audit.c.n.desc()).limit(1))).first()
-    return None if row is None else AuditRow(*row)
+    return None if row is None else _row(row)
 
 
 async def read_audit(connection: AsyncConnection, after: int = 0, limit: int = 500) -> list[AuditRow]:
     """Return rows in order, beginning after row `after`."""
     chosen = select(*_COLUMNS).where(audit.c.n > after).order_by(audit.c.n).limit(limit)
-    return [AuditRow(*row) for row in await connection.execute(chosen)]
+    return [_row(row) for row in await connection.execute(chosen)]
 
 
 async def audit_of(connection: AsyncConnection, rollout: str) -> list[AuditRow]:
     """Return the newest rows that name a rollout, oldest first."""
     named = audit.c.what_json.contains(f'"rollout":"{rollout}"', autoescape=True)
     rows = await connection.execute(select(*_COLUMNS).where(named).order_by(audit.c.n.desc()).limit(_MOST_ROWS))
-    return [AuditRow(*row) for row in rows][::-1]
+    return [_row(row) for row in rows][::-1]
+
+
+def _row(row: Sequence[Any]) -> AuditRow:
+    n, at, actor, action, what, *hashes = row
+    return AuditRow(n, at, actor, action, msgspec.Raw(what), *hashes)

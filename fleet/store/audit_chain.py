@@ -15,13 +15,13 @@ FIRST = "0" * 64
 
 
 class AuditRow(msgspec.Struct, frozen=True):
-    """One change. `what` is JSON text; `at` is unix seconds."""
+    """One change. `at` is unix seconds. `what` is JSON, whose exact text is what the hash covers."""
 
     n: int
     at: float
     actor: str
     action: str
-    what: str
+    what: msgspec.Raw
     previous: str
     hash: str
 
@@ -37,7 +37,7 @@ def next_row(last: AuditRow | None, at: float, actor: str, action: str, what: ob
         what: The details, encoded as JSON with sorted keys.
     """
     n, previous = (1, FIRST) if last is None else (last.n + 1, last.hash)
-    text = msgspec.json.encode(what, order="deterministic").decode()
+    text = msgspec.Raw(msgspec.json.encode(what, order="deterministic"))
     return AuditRow(n, at, actor, action, text, previous, _hash(n, at, actor, action, text, previous))
 
 
@@ -60,5 +60,6 @@ def first_fault(rows: Iterable[AuditRow], after: AuditRow | None = None) -> str:
     return ""
 
 
-def _hash(n: int, at: float, actor: str, action: str, what: str, previous: str) -> str:
-    return hashlib.sha256(msgspec.json.encode((n, at, actor, action, what, previous))).hexdigest()
+def _hash(n: int, at: float, actor: str, action: str, what: msgspec.Raw, previous: str) -> str:
+    covered = (n, at, actor, action, bytes(what).decode(), previous)
+    return hashlib.sha256(msgspec.json.encode(covered)).hexdigest()

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from router.bundle.protocol import BoxState
 
+from ..rollout.boxes import DeviceEvent
 from .database import among, as_list, one_of
 from .tables import device_events, devices
 
@@ -89,18 +90,6 @@ def _decoded(text: str, kind: type[T]) -> T | None:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, ValueError):
         return None
-
-
-class DeviceEvent(msgspec.Struct, frozen=True):
-    """A change of state, bundle or code."""
-
-    at: float
-    state: str
-    running: str | None
-    wanted: str | None
-    rollout: str
-    code: str
-    reason: str
 
 
 _COLUMNS = [devices.c[name] for name in Device.__struct_fields__]

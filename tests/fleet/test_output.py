@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.cli.rollout_output import RolloutStatus, bundle_name, counted, state_text, table
+from fleet.cli.rollout_output import bundle_name, counted, state_text, table
+from fleet.operators.answers import RolloutStatus
 
 
 def test_a_table_has_columns_as_wide_as_their_longest_cell() -> None:
@@ -34,7 +35,7 @@ def test_numbers_have_their_noun() -> None:
 )
 def test_a_state_names_the_stage(state: str, stage: int, text: str) -> None:
     rollout = RolloutStatus(
-        "r-1", "kiosk", state, stage, (50_000, 100_000), 100_000, began=1.0, reason="", to_bundle="a" * 64,
-        from_bundle=None,
+        "r-1", "kiosk", state, stage, (50_000, 100_000), 100_000, began=1.0, entered=1.0, reason="",
+        to_bundle="a" * 64, from_bundle=None, author="anna", created=0.0,
     )  # fmt: skip
     assert state_text(rollout) == text

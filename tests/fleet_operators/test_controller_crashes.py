@@ -122,7 +122,7 @@ async def test_killed_at_every_effect_twice_it_continues(tmp_path: Path, after: 
         assert ramp[1:] == sorted(ramp[1:]), "no box was moved back while the rollout went on"
         assert bed.shares[-1] == 0
         async with store.read() as connection:
-            actions = [row.action for row in await read_audit(connection) if '"r2"' in row.what]
+            actions = [row.action for row in await read_audit(connection) if b'"r2"' in bytes(row.what)]
             looks = await read_looks(connection, "r2")
             told = await read_generations(connection)
         for once in ("replay", "soak", "reverting", "reverted"):

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from fleet.app import read_fleet_folder
+from fleet.rollout.boxes import DeviceEvent
 from fleet.server.boxes.tokens import load_token_key
 from fleet.server.plane import ControlPlane
 from fleet.store.database import Store
-from fleet.store.devices import DeviceEvent, device_history, write_reports
+from fleet.store.devices import device_history, write_reports
 
 pytestmark = pytest.mark.slow
 DAY_S, HOUR_S = 86400.0, 3600.0
