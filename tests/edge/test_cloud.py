@@ -13,8 +13,7 @@ from aiohttp import web
 
 from edge_node.backends.backend import BackendRequest
 from edge_node.backends.cloud.backend import CloudBackend
-from edge_node.backends.cloud.error_mapping import retry_after_s
-from edge_node.backends.cloud.response_reader import MAX_ANSWER_BYTES
+from edge_node.backends.cloud.responses import MAX_ANSWER_BYTES, retry_after_s
 from edge_node.config.schema import CloudConfig
 from router.errors import (
     BreakerOpen,

@@ -42,8 +42,8 @@ from router.types import Chunk, CloudSignals, Embeddings
 
 from ...config.schema import CloudConfig
 from ..backend import BackendRequest, CloudJobEnded, JobTerms, UpstreamInfo
-from .connection import PATHS, CloudConnection, CloudHealth, Credentials
-from .response_reader import MAX_ERROR_BYTES, StreamReader, read_body, read_error, read_whole
+from .connection import PATHS, CloudConnection, CloudHealth, Credentials, StreamReader
+from .responses import MAX_ERROR_BYTES, read_body, read_error, read_whole
 
 _MAX_HEADER = 200  # characters of a response header that are kept
 _TIMER_STEP_S = 0.005  # timers may fire this much early

@@ -1,4 +1,5 @@
-"""The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers.
+"""The way to the cloud: HTTP connections to one URL, the bearer token, and the probe that tells whether it answers; and
+back: the stream of an answer.
 
 A request is sent again only where a pooled connection ended before anything of an answer came: the server closed it
 for idleness just as it was reused. A new connection that is closed without an answer may have delivered the request.
@@ -10,11 +11,12 @@ configured URL.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,14 +24,16 @@ import aiohttp
 import anyio
 from yarl import URL
 
+from router.errors import CausewayError, CloudUnreadable, Phase
+from router.openai import StreamDecoder, decode_answer
+from router.sse import SSEParser
 from router.trackers import Breaker, Ewma
-from router.types import Kind, Request
+from router.types import Chunk, Kind, Request
 
 from ...config.schema import CloudConfig
 from ...observability.logs import Fault
 from ..backend import BackendRequest
-from .error_mapping import client_error
-from .response_reader import MAX_ERROR_BYTES, read_body, too_slow
+from .responses import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, client_error, read_body, too_large, too_slow
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler
@@ -42,6 +46,9 @@ _IDLE_S = 15.0  # shorter than common servers' idle timeout, so that few pooled 
 _RTT_HALF_LIFE_S = 60.0
 _PROBE_S = 5.0
 _PROBE_BACKOFF = 4.0  # the longest pause between probes, in intervals
+_END_S = 0.05  # for the end of a body whose answer is complete
+_USAGE_S = 1.0  # after the end of every choice, for the usage and the end of the body
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 _SENDING: ContextVar[_Sending] = ContextVar("sending")
 
 
@@ -357,3 +364,124 @@ def _priority(request: Request) -> str:
     if "bulk" in request.hints.tags:
         return "bulk"
     return "interactive" if request.stream else "standard"
+
+
+# --- the stream of an answer ---------------------------------------------------------------------------------------
+
+
+class StreamReader:
+    """Reads a streamed answer: server-sent events → chunks.
+
+    Args:
+        until: deadline of the first chunk, monotonic seconds; the call's deadline is that of the rest.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> None:
+        self._content = response.content
+        self._call = call
+        self._parser = SSEParser()
+        self._decoder = StreamDecoder(call.id, call.request.sequences)
+        self._document: list[bytes] | None = None  # pieces of an answer that is JSON in spite of the request
+        self._timer = _StreamTimer(response.content, until)
+        self._size_bytes = 0
+        self._has_events = False
+        self._phase: Phase = "first_token"
+        self._error: CausewayError | None = None
+
+    async def next(self) -> Sequence[Chunk]:
+        """Return the chunks that arrive next, none after the last.
+
+        Raises:
+            CloudTimeout, StreamBroken: The answer is late, or stops before its end.
+            CloudUnreadable, CloudFailed: The bytes are not an answer, or report an error.
+        """
+        if self._error is not None:
+            raise self._error
+        while not self._decoder.done:
+            data = await self._read()
+            if data:
+                if chunks := self._take(data):
+                    return chunks
+            elif self._document is None:
+                if self._size_bytes and not self._has_events:
+                    raise CloudUnreadable(f"{self._call.target.name}'s stream has no events")
+                return self._decoder.finish()
+            else:
+                self._decoder.done = True
+                return decode_answer(b"".join(self._document), self._call.id)
+        return ()
+
+    async def _read(self) -> bytes:
+        """Return the bytes that arrive next; none at the end, and where nothing but the end is missing."""
+        try:
+            data = await self._content.readany()
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            if self._decoder.whole:
+                return b""
+            if isinstance(error, TimeoutError):
+                raise too_slow(self._call, self._phase) from error
+            raise client_error(error, self._call.target.name, "stream") from error
+        if not self._size_bytes and data.lstrip(_BLANK)[:1] == b"{":  # no event begins so
+            self._document = []
+        self._size_bytes += len(data)
+        if self._size_bytes > MAX_ANSWER_BYTES:
+            raise too_large(self._call)
+        return data
+
+    def _take(self, data: bytes) -> Sequence[Chunk]:
+        if self._document is not None:
+            self._document.append(data)
+            return ()
+        if self._parser.idle and (text := self._decoder.feed_text(data)) is not None:
+            return (text,)
+        chunks = self._decode(data)
+        if self._decoder.whole:
+            self._timer.move(min(self._call.deadline, asyncio.get_running_loop().time() + _USAGE_S))
+        elif chunks and self._phase == "first_token":
+            self._phase = "stream"
+            self._timer.move(self._call.deadline)
+        return chunks
+
+    def _decode(self, data: bytes) -> list[Chunk]:
+        """The chunks of all events that `data` completes. The next call raises an error that comes after chunks."""
+        chunks: list[Chunk] = []
+        try:
+            for event in self._parser.feed(data):
+                self._has_events = True
+                chunks += self._decoder.feed(event.data)
+        except CausewayError as error:
+            if not chunks:
+                raise
+            self._error = error
+        return chunks
+
+    async def read_end(self) -> None:
+        """Read the end of the body, so that the connection can be reused."""
+        self._timer.cancel()
+        if self._content.at_eof():
+            return
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(_END_S):
+                await self._content.readany()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+class _StreamTimer:
+    """Fails the reads of a body from a moment on: one timer per stream, as one per read costs more than the read."""
+
+    def __init__(self, content: aiohttp.StreamReader, until: float) -> None:
+        self._content = content
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_at(until, self._expire)
+
+    def move(self, until: float) -> None:
+        self._timer.cancel()
+        self._timer = self._loop.call_at(until, self._expire)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._content.set_exception(TimeoutError())

@@ -1,4 +1,4 @@
-"""A cloud server's error responses and aiohttp's exceptions, translated to our error tree.
+"""A cloud server's whole responses and errors, bounded in bytes and in time; failures are translated to our error tree.
 
 1. no connection: refused, no route, DNS, TLS, connect timeout              CloudUnreachable
    closed without an answer                                                 CloudDisconnected
@@ -16,6 +16,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from router.errors import (
     CloudUnavailable,
     CloudUnprocessable,
     CloudUnreachable,
+    CloudUnreadable,
     ContextLengthExceeded,
     EngineUnavailable,
     IdentityUnavailable,
@@ -50,6 +52,10 @@ from router.errors import (
     UnsupportedFeature,
 )
 
+from ..backend import BackendRequest
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ERROR_BYTES = 64 * 1024
 _MAX_MESSAGE = 1000  # characters of the server's message that are kept
 _MAX_RETRY_S = 3600.0
 _INVALID_REQUEST = (400, 415)
@@ -61,13 +67,59 @@ _CREDENTIALS = (401, 403, 407)
 _INVALID_REQUEST_KINDS: dict[str, type[InvalidRequest]] = {
     kind.code: kind for kind in (ContextLengthExceeded, InvalidGrammar, UnsupportedFeature)
 }
-
 # Codes of our gateway's 503 responses that do not mean saturation.
 _UNAVAILABLE: dict[str, str] = {
     CloudUnreachable.code: "none of its replicas can be reached",
     EngineUnavailable.code: "none of its replicas has the model",
     IdentityUnavailable.code: "it cannot authenticate the caller",
 }
+
+
+async def read_whole(response: aiohttp.ClientResponse, call: BackendRequest) -> bytes:
+    """A complete body. Raises CloudTimeout, CloudUnreadable, CloudFailed or StreamBroken."""
+    try:
+        async with asyncio.timeout_at(call.deadline):
+            body = await read_body(response, MAX_ANSWER_BYTES)
+    except TimeoutError as error:
+        raise too_slow(call, "first_token") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise client_error(error, call.target.name, "stream") from error
+    if body is None:
+        raise too_large(call)
+    return body
+
+
+async def read_error(response: aiohttp.ClientResponse, call: BackendRequest, until: float) -> CausewayError:
+    """The error for a response whose status is not 200, with the server's message if it arrives in time."""
+    body: bytes | None = b""
+    try:
+        async with asyncio.timeout_at(until):
+            body = await read_body(response, MAX_ERROR_BYTES)
+    except (TimeoutError, aiohttp.ClientError, OSError):
+        pass
+    finally:
+        response.release()
+    return status_error(response.status, response.headers, body or b"", call.target.name)
+
+
+async def read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes | None:
+    """The body, or None when it is larger."""
+    pieces: list[bytes] = []
+    size_bytes = 0
+    while piece := await response.content.readany():
+        size_bytes += len(piece)
+        if size_bytes > limit_bytes:
+            return None
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def too_slow(call: BackendRequest, phase: Phase) -> CloudTimeout:
+    return CloudTimeout(f"{call.target.name} took too long", phase=phase)
+
+
+def too_large(call: BackendRequest) -> CloudUnreadable:
+    return CloudUnreadable(f"{call.target.name}'s answer exceeds {MAX_ANSWER_BYTES} bytes", phase="stream")
 
 
 class _Error(msgspec.Struct):
