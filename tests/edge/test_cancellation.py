@@ -82,7 +82,7 @@ async def test_a_read_from_disk(tmp_path: Path) -> None:
 async def test_a_wait_for_the_engines_end() -> None:
     """The task that closes the supervisor is cancelled as well."""
     keeper = Supervisor(EngineOptions(model_path="/nowhere.gguf"), "model")
-    keeper.start()
+    await keeper.start()
     await tasks_started()
     closing = asyncio.create_task(keeper.close())
     await asyncio.sleep(0)

@@ -16,7 +16,7 @@ import msgspec
 from models.catalog.artifact import Answers
 from models.constraints.checks import hold
 from models.llama_cpp.process.parent import EngineProcess
-from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, ModelInfo, Prompt
+from models.llama_cpp.protocol import AdapterFile, Emission, EngineOptions, Job, Prompt
 from router import errors
 from router.errors import CausewayError, DeadlineExceeded, EngineCrashed, EngineUnavailable, UnsupportedFeature
 from router.reasoning import ReasoningParser, Thinking, closed_thought, thinking_limit, thinks
@@ -27,7 +27,7 @@ from router.types import Chunk, EdgeSignals, Embeddings, Request, Sampling, Tool
 
 from ...config.schema import EngineConfig
 from ..backend import BackendRequest
-from .supervisor import RestartBackoff, State, Supervisor
+from .supervisor import RestartBackoff, Supervisor
 
 DECLINED = "The model on this device declined to answer: the question is outside the scope it was trained for."
 _SEEDS = 2**31
@@ -47,8 +47,8 @@ class EngineModel(msgspec.Struct, frozen=True):
     adapters: tuple[AdapterFile, ...] = ()
 
 
-class EngineBackend:
-    """One model in one child process. `start` returns at once; `ready` waits until the model can answer."""
+class EngineBackend(Supervisor):
+    """One model in one supervised child process."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class EngineBackend:
         self._restrict_arguments = self._calls_only and config.restrict_tool_arguments
         self._sequences = options.sequences
         self._at_once = 2 * options.sequences  # jobs of one request in the child: some run, and some wait for a slot
-        self._supervisor = Supervisor(
+        super().__init__(
             options,
             model.name or model_path.stem,
             stuck_s=stuck_s,
@@ -101,65 +101,24 @@ class EngineBackend:
         self._ids = itertools.count(1)
 
     @property
-    def state(self) -> State:
-        return self._supervisor.state
-
-    @property
-    def info(self) -> ModelInfo | None:
-        """Of the model, after it was loaded once."""
-        return self._supervisor.info
-
-    @property
-    def pid(self) -> int | None:
-        return self._supervisor.pid
-
-    @property
-    def restarts(self) -> int:
-        return self._supervisor.restarts
-
-    @property
-    def unloads(self) -> int:
-        """How often the model left memory for want of requests."""
-        return self._supervisor.unloads
-
-    @property
-    def problem(self) -> str:
-        """Why there is no engine now; "" while it is loading or ready."""
-        return self._supervisor.problem
-
-    @property
     def jobs(self) -> int:
         """Jobs that the child has and did not finish."""
-        process = self._process
+        process = self._alive
         return process.jobs if process is not None else 0
 
-    async def start(self) -> None:
-        self._supervisor.start()
-
-    async def ready(self, deadline: float) -> None:
-        """Wait until the model can answer.
-
-        Raises:
-            EngineUnavailable: at `deadline` (the loop's clock), or at once when the model cannot be loaded.
-        """
-        await self._supervisor.ready(deadline)
-
-    async def close(self) -> None:
-        await self._supervisor.close()
-
     def signals(self) -> EdgeSignals:
-        process = self._process
+        process = self._alive
         if process is None:
-            return EdgeSignals(queue=0, tokens_per_s=None, loaded=self._supervisor.loads_on_demand)
+            return EdgeSignals(queue=0, tokens_per_s=None, loaded=self.loads_on_demand)
         queue = max(process.waiting, process.jobs - self._sequences) if process.jobs else 0
         return EdgeSignals(queue=queue, tokens_per_s=process.tokens_per_s, loaded=True)
 
     async def count(self, request: Request) -> int | None:
         """Tokens of all prompts together; None while the child is not ready. A model that was unloaded is loaded."""
-        if self._supervisor.loads_on_demand:
+        if self.loads_on_demand:
             with contextlib.suppress(EngineUnavailable):
-                await self._supervisor.ready(asyncio.get_running_loop().time() + _LOAD_S)
-        process = self._process
+                await self.ready(asyncio.get_running_loop().time() + _LOAD_S)
+        process = self._alive
         if process is None:
             return None
         total = 0
@@ -177,7 +136,7 @@ class EngineBackend:
         held = request
         if request.tools or request.response_format is not None:
             held = await self._hold(call)
-        process = self._process or await self._supervisor.ready(min(call.deadline, call.first_token_by))
+        process = self._alive or await self.ready(min(call.deadline, call.first_token_by))
         choices = {choice.job.id: choice for choice in self._choices(call, held)}
         prompt_tokens = completion_tokens = cached_tokens = reasoning_tokens = 0
         with _EmissionQueue(
@@ -209,8 +168,8 @@ class EngineBackend:
         return held.request
 
     async def embed(self, call: BackendRequest) -> Embeddings:
-        process = self._process or await self._supervisor.ready(call.deadline)
-        info = self._supervisor.info
+        process = self._alive or await self.ready(call.deadline)
+        info = self.info
         if call.request.dimensions is not None and info and call.request.dimensions != info.embedding_dimensions:
             raise UnsupportedFeature(
                 f"this model's embeddings have {info.embedding_dimensions} dimensions", param="dimensions"
@@ -240,14 +199,14 @@ class EngineBackend:
         return Embeddings(tuple(vectors[job.id] for job in jobs), Usage(prompt_tokens=tokens))
 
     @property
-    def _process(self) -> EngineProcess | None:
+    def _alive(self) -> EngineProcess | None:
         """The child, if it can take a job now."""
-        process = self._supervisor.serving
+        process = self.serving
         return process if process is not None and process.alive else None
 
     @property
     def _thinking(self) -> Thinking:
-        return info.thinking if (info := self._supervisor.info) is not None else ""
+        return info.thinking if (info := self.info) is not None else ""
 
     def _prompts(self, request: Request) -> list[Prompt]:
         return _prompts(request, self._thinking)
@@ -257,7 +216,7 @@ class EngineBackend:
         request = call.request
         schema, frame = "", NO_FRAME
         if request.tools or request.response_format is not None:
-            form = info.tool_format if (info := self._supervisor.info) is not None else PLAIN
+            form = info.tool_format if (info := self.info) is not None else PLAIN
             schema = answer_schema(held, calls_only=self._calls_only, form=form)
             frame = call_frame(request, form)
         may_refuse = self._calls_only and request.tool_choice.mode == "auto" and request.response_format is None

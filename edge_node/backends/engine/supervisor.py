@@ -78,23 +78,19 @@ class Supervisor:
         self._unload_after_s = unload_after_s
         self._wanted = asyncio.Event()  # a request needs the model that was unloaded
         self._load_s = 0.0  # how long the last load took
-        self._unloads = 0
+        self.unloads = 0  # children that were ended for want of requests
         self._restart_at = 0.0  # loop time, while no child runs
         self._process: EngineProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self._reason = "it was not started"
         self._started = 0.0
-        self._state: State = "idle"
+        self.state: State = "idle"
         # Attributes, not properties: each request reads them.
         self.serving: EngineProcess | None = None  # the child while it is ready; it may have died just now
         self.info: ModelInfo | None = None  # of the model, after it was loaded once
-        self._restarts = 0
+        self.restarts = 0  # children that ended unexpectedly
         self._lost = Fault(log, logging.ERROR)
-
-    @property
-    def state(self) -> State:
-        return self._state
 
     @property
     def problem(self) -> str:
@@ -102,27 +98,17 @@ class Supervisor:
         return self._lost.problem
 
     @property
-    def restarts(self) -> int:
-        """Children that ended unexpectedly."""
-        return self._restarts
-
-    @property
-    def unloads(self) -> int:
-        """Children that were ended for want of requests."""
-        return self._unloads
-
-    @property
     def loads_on_demand(self) -> bool:
         """The model was unloaded, and a request gets it loaded again, or is getting it."""
-        return self._state in ("unloaded", "reloading")
+        return self.state in ("unloaded", "reloading")
 
     @property
     def pid(self) -> int | None:
         """Of the running child."""
         process = self._process
-        return process.pid if process is not None and self._state in ("starting", "ready", "reloading") else None
+        return process.pid if process is not None and self.state in ("starting", "ready", "reloading") else None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Start the child in the background; `close` ends it."""
         if self._task is None:
             self._started = asyncio.get_running_loop().time()
@@ -138,11 +124,11 @@ class Supervisor:
         """
         loop = asyncio.get_running_loop()
         while (process := self.serving) is None or not process.alive:
-            if self._state == "unloaded":
+            if self.state == "unloaded":
                 self._wanted.set()
             pause_s = self._restart_at - loop.time()
             late = pause_s > min(_MAX_RESTART_WAIT_S, deadline - loop.time())
-            if self._state in ("idle", "failed", "closed") or (self._state == "backing_off" and late):
+            if self.state in ("idle", "failed", "closed") or (self.state == "backing_off" and late):
                 raise EngineUnavailable(
                     f"{self._name}: {self._reason}", phase="connect", retry_after_s=max(1.0, pause_s)
                 )
@@ -155,7 +141,7 @@ class Supervisor:
                 self._waiters = [waiter for waiter in self._waiters if waiter is not changed]
             if not done:
                 waited_s = loop.time() - self._started
-                state = self._state.replace("_", " ")
+                state = self.state.replace("_", " ")
                 raise EngineUnavailable(
                     f"{self._name}: still {state} after {waited_s:.1f} s",
                     phase="connect",
@@ -208,11 +194,11 @@ class Supervisor:
             log.info("engine %s is ready after %.1f s", self._name, self._load_s)
         reason = await self._watch(process)
         if reason is None:
-            self._unloads += 1
+            self.unloads += 1
             log.info("engine %s is unloaded: no requests for %g s", self._name, self._unload_after_s)
             self._enter("unloaded", f"it is unloaded: no requests for {self._unload_after_s:g} s")
             return
-        self._restarts += 1
+        self.restarts += 1
         pause_s = self._pause(ready_at)
         self._enter("backing_off", f"{reason}; it is restarted in {pause_s:.1f} s")
         self._lost.begin(f"engine {self._name}: {reason}; restarting it in {pause_s:.1f} s")
@@ -220,7 +206,7 @@ class Supervisor:
     async def _wait_for_next(self) -> None:
         """Wait until the next child may start: for a request of an unloaded model, else for the end of a pause."""
         loop = asyncio.get_running_loop()
-        if self._state == "unloaded":
+        if self.state == "unloaded":
             await self._wanted.wait()
             self._wanted.clear()
             self._started = loop.time()
@@ -253,7 +239,7 @@ class Supervisor:
                 process.ping()
 
     def _enter(self, state: State, reason: str) -> None:
-        self._state, self._reason = state, reason
+        self.state, self._reason = state, reason
         self.serving = self._process if state == "ready" else None
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
