@@ -281,7 +281,7 @@ class BundleHost:
         self._parts = parts
         self._config = config
         self._running = with_settings(config, settings)
-        self._model_dirs = model_dirs
+        self.model_dirs = model_dirs
         self._restart = restart
         # Models and weights that answered their golden prompts before they served.
         self._checked_models: set[tuple[str, str]] = set()
@@ -293,10 +293,6 @@ class BundleHost:
     @property
     def policy_file(self) -> Path:
         return Path(self._parts.policies.report.file)
-
-    @property
-    def model_dirs(self) -> Sequence[Path]:
-        return self._model_dirs
 
     @property
     def memory_bytes(self) -> int:
@@ -320,8 +316,8 @@ class BundleHost:
     async def use(self, bundle: InstalledBundle | None, *, must: bool = False) -> None:
         target = with_bundle(self._config, bundle)
         path = Path(target.policy) if target.policy else DEFAULT_POLICY
-        before = list(self._model_dirs)
-        self._model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
+        before = list(self.model_dirs)
+        self.model_dirs[:] = [Path(folder) for folder in target.engine.model_dirs]
         try:
             policy = await asyncio.to_thread(self._parts.policies.check, path)
             try:
@@ -330,10 +326,10 @@ class BundleHost:
                 if not must:
                     raise
                 log.error("%s: %s", refusal.code, refusal.message)
-            await asyncio.to_thread(_hash_projectors, policy, tuple(self._model_dirs))
+            await asyncio.to_thread(_hash_projectors, policy, tuple(self.model_dirs))
             await self._parts.policies.follow(path)
         except BaseException as error:
-            self._model_dirs[:] = before
+            self.model_dirs[:] = before
             engines = self._parts.engines
             if engines is not None:
                 with anyio.CancelScope(shield=True):
@@ -366,7 +362,7 @@ class BundleHost:
 
     def _fits_beside(self, model: str) -> bool:
         try:
-            artifact = find_artifact(model, self._model_dirs)
+            artifact = find_artifact(model, self.model_dirs)
             need = artifact.path.stat().st_size * _BESIDE_SHARE + _beside_weights(artifact) + _BESIDE_BYTES
         except (ArtifactError, OSError):
             return True  # loading it says what is wrong
@@ -381,7 +377,7 @@ class BundleHost:
 
     async def _check_golden(self, engine: Backend, model: BundleModel, tries: int = 1) -> None:
         """Raises GoldenAnswerDiffers, ModelUnusable."""
-        async with golden_pictures(model, self._model_dirs, self._running.modalities) as see:
+        async with golden_pictures(model, self.model_dirs, self._running.modalities) as see:
             await check_golden(engine, model, see, tries)
 
     def restart(self) -> None:

@@ -55,7 +55,13 @@ class StopRequest:
 
 
 class App:
-    """One daemon, constructed by `edge_node.app.build`. `agent`: of a box that joined a fleet."""
+    """One daemon, constructed by `edge_node.app.build`. `agent`: of a box that joined a fleet.
+
+    Attributes:
+        config: the daemon's configuration, with the settings of its bundle.
+        paths: the methods of each path.
+        failed: after `serve`: a background task ended early, and the daemon with it.
+    """
 
     def __init__(
         self,
@@ -66,17 +72,17 @@ class App:
         agent: Agent | None,
         stop: StopRequest,
     ) -> None:
-        self._config = config
-        self._parts = parts
+        self.config = config
+        self.parts = parts
         self._notifier = notifier
-        self._api = api
+        self.paths = api.paths
         self._listener = Listener(
             api.handle, _addresses(config.server, *parts.connections), config.server.read_timeout_s
         )
         self.agent = agent
         self._stop_request = stop
         self._stop = asyncio.Event()
-        self._failed = False
+        self.failed = False
         self._reload_requested = asyncio.Event()  # by SIGHUP
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()  # a target can answer
@@ -93,28 +99,9 @@ class App:
         return self._listener.in_flight
 
     @property
-    def paths(self) -> Mapping[str, str]:
-        """The methods of each path."""
-        return self._api.paths
-
-    @property
-    def parts(self) -> Components:
-        return self._parts
-
-    @property
-    def config(self) -> Config:
-        """The daemon's configuration, with the settings of its bundle."""
-        return self._config
-
-    @property
     def restarting(self) -> bool:
         """After `serve`: the caller shall start the daemon anew, with the settings of another bundle."""
         return self._stop_request.restarting
-
-    @property
-    def failed(self) -> bool:
-        """After `serve`: a background task ended early, and the daemon with it."""
-        return self._failed
 
     async def start(self) -> None:
         """Start everything and listen. Requests may come at once: they wait for the engine within their deadline.
@@ -123,13 +110,13 @@ class App:
             ConfigError: an address, the policy, a certificate or the state folder cannot be used; everything is closed
                 again.
         """
-        parts = self._parts
+        parts = self.parts
         raise_file_limit()
-        self._parts.state_folder.acquire()
+        parts.state_folder.acquire()
         try:
             parts.policies.load()
         except BaseException:
-            self._parts.state_folder.release()
+            parts.state_folder.release()
             raise
         parts.signals.sample()
         parts.cache.start()
@@ -149,7 +136,7 @@ class App:
             raise
         self._listening.set()
         log.info(
-            "listening on port %s%s", self.port, f" and {self._config.server.socket}" * bool(self._config.server.socket)
+            "listening on port %s%s", self.port, f" and {self.config.server.socket}" * bool(self.config.server.socket)
         )
 
     def _root_ended(self, started: asyncio.Future[None], root: asyncio.Task[None]) -> None:
@@ -158,7 +145,7 @@ class App:
             return
         error = root.exception() or RuntimeError("the background tasks ended")
         log.critical("A background task failed, and the daemon ends: %s", redacted(_first_cause(error)))
-        self._failed = True
+        self.failed = True
         self._notifier.stopping("a background task failed")
         self._stop_request.requested.set()
         if not started.done():
@@ -166,20 +153,20 @@ class App:
 
     async def drain(self) -> bool:
         """Refuse new requests and wait for those in progress. Returns False if some are left at the timeout."""
-        log.info("draining for up to %g s, requests in progress: %d", self._config.server.drain_s, self.in_flight)
+        log.info("draining for up to %g s, requests in progress: %d", self.config.server.drain_s, self.in_flight)
         if self._stop_request.restarting:
             self._notifier.reloading("draining, to start anew with other settings")
         else:
             self._notifier.stopping("draining")
-        self._parts.admission.drain()
-        self._parts.sessions.drain()
-        self._parts.shadows.stop()
+        self.parts.admission.drain()
+        self.parts.sessions.drain()
+        self.parts.shadows.stop()
         self._listener.stop_accepting()
-        return await self._listener.drain(self._config.server.drain_s)
+        return await self._listener.drain(self.config.server.drain_s)
 
     async def close(self) -> None:
         """Cancel what is in progress and release everything."""
-        parts = self._parts
+        parts = self.parts
         parts.admission.end()
         parts.shadows.stop()
         if self.in_flight:
@@ -195,15 +182,15 @@ class App:
         await asyncio.to_thread(self._close_stores)
 
     def _close_stores(self) -> None:
-        self._parts.jobs.close()
-        self._parts.files.close()
-        self._parts.cache.close()
-        self._parts.decisions.close()
-        self._parts.shadows.close()
-        self._parts.spend.close()
-        if self._parts.tracing is not None:
-            self._parts.tracing.close()
-        self._parts.state_folder.release()
+        self.parts.jobs.close()
+        self.parts.files.close()
+        self.parts.cache.close()
+        self.parts.decisions.close()
+        self.parts.shadows.close()
+        self.parts.spend.close()
+        if self.parts.tracing is not None:
+            self.parts.tracing.close()
+        self.parts.state_folder.release()
 
     async def serve(
         self,
@@ -245,7 +232,7 @@ class App:
                 serving.start_soon(self._call_when_ready, on_ready)
                 await stop_requested.wait()
                 serving.cancel_scope.cancel()
-            if self._failed:
+            if self.failed:
                 return
             async with anyio.create_task_group() as draining:
                 draining.start_soon(_cancel_after, abort_requested, draining.cancel_scope)
@@ -259,7 +246,7 @@ class App:
 
     async def _run_tasks(self, started: asyncio.Future[None]) -> None:
         """The parent of all tasks: shared generations, engines, periodic tasks."""
-        parts = self._parts
+        parts = self.parts
         async with anyio.create_task_group() as tasks:
             parts.shared_generations.start(tasks)
             parts.sessions.start(tasks)
@@ -290,14 +277,14 @@ class App:
         """Tell systemd once a target can answer."""
         await self._listening.wait()
         told_at = -math.inf
-        while not self._parts.can_answer():  # engines, policy and cloud have no common event
-            if (now := self._parts.clock.monotonic()) >= told_at + _STARTING_S:
+        while not self.parts.can_answer():  # engines, policy and cloud have no common event
+            if (now := self.parts.clock.monotonic()) >= told_at + _STARTING_S:
                 told_at = now
-                self._notifier.starting(f"waiting for {', '.join(self._parts.readiness().waiting_for)}")
+                self._notifier.starting(f"waiting for {', '.join(self.parts.readiness().waiting_for)}")
             await asyncio.sleep(_READY_POLL_S)
-        if self._parts.admission.draining:
+        if self.parts.admission.draining:
             return
-        report = self._parts.policies.report
+        report = self.parts.policies.report
         self._notifier.ready(f"policy {report.name}@{report.revision}")
         log.info("ready: a target can answer")
         self._ready.set()
@@ -309,11 +296,11 @@ class App:
     async def _reload(self) -> None:
         await self._reload_requested.wait()
         self._reload_requested.clear()
-        await self._parts.policies.reload()
+        await self.parts.policies.reload()
 
     async def _ping_watchdog(self) -> None:
         """Ping the watchdog only after a trial routing decision succeeds."""
-        self._parts.service.self_check()
+        self.parts.service.self_check()
         self._notifier.watchdog()
 
 

@@ -45,7 +45,12 @@ class _Bucket:
 
 
 class Admission:
-    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds."""
+    """Owns all permits, the queue and the rate-limit buckets. Times are the loop's clock, in seconds.
+
+    Attributes:
+        draining: new requests are refused.
+        ending: a request that is cancelled now is cancelled by the daemon, not by its client.
+    """
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
@@ -56,17 +61,8 @@ class Admission:
         self._spare: set[anyio.CancelScope] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._average_held_s = 1.0
-        self._draining = False
-        self._ending = False
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
-    def ending(self) -> bool:
-        """Whether a request that is cancelled now is cancelled by the daemon, not by its client."""
-        return self._ending
+        self.draining = False
+        self.ending = False
 
     def set_limits(self, limits: AdmissionLimits) -> None:
         """Apply new limits. Running requests continue; queued ones start where there is room now."""
@@ -75,11 +71,11 @@ class Admission:
 
     def drain(self) -> None:
         """Refuse new requests; running and queued ones finish."""
-        self._draining = True
+        self.draining = True
 
     def end(self) -> None:
         """Refuse new requests; those in progress are about to be cancelled."""
-        self._draining = self._ending = True
+        self.draining = self.ending = True
 
     def stats(self) -> AdmissionStats:
         return AdmissionStats(self._running, self._waiting, len(self._buckets))
@@ -93,7 +89,7 @@ class Admission:
             RateLimited: with the time until the next token.
             Draining: this server is shutting down.
         """
-        if self._draining:
+        if self.draining:
             raise Draining("this server is shutting down", retry_after_s=1.0)
         rate = self._limits.per_client_rps
         if rate is None:

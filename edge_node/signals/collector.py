@@ -82,7 +82,7 @@ class SignalCollector:
         self._read_device = read_device
         self._projected = projected
         self._learned = learned
-        self._device = DeviceSignals()
+        self.device = DeviceSignals()  # the last readings
         self._spend = spend
         self._now_cache: tuple[int, NowSignals] = (0, NowSignals())
         self._recent: tuple[float, Snapshot] = (float("-inf"), Snapshot())  # (taken at: monotonic s, snapshot)
@@ -90,14 +90,9 @@ class SignalCollector:
         self._setup = BoxSetup(engine=edge is not None, cloud=cloud is not None, encoders=encoders)
         self._availability = TargetAvailability((), self._setup)
 
-    @property
-    def device(self) -> DeviceSignals:
-        """The last device readings."""
-        return self._device
-
     def sample(self) -> None:
         """Read the device signals and what was spent until now; takes about a millisecond."""
-        self._device = self._read_device(self._clock.monotonic())
+        self.device = self._read_device(self._clock.monotonic())
         self._spend.refresh()
 
     def recent_snapshot(self, policy: Policy) -> Snapshot:
@@ -115,7 +110,7 @@ class SignalCollector:
         cloud = CloudSignals() if self._cloud is None else self._cloud.signals()
         second = int(self._clock.unix())
         return Snapshot(
-            device=self._device,
+            device=self.device,
             edge=edge,
             cloud=cloud,
             spend=self._spend.current,

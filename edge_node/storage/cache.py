@@ -102,26 +102,21 @@ class AnswerCache:
         self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
         self._memory_bytes = 0
         self._disk_slow_until = float("-inf")  # the disk is not read until then, after a timeout
-        self._database: BackgroundSqlite | None = None
+        self.database: BackgroundSqlite | None = None  # the file behind the memory; None: memory only
         if directory is not None and disk_bytes > 0:
-            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
+            self.database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
 
     def start(self) -> None:
-        if self._database is not None:
-            self._database.start()
+        if self.database is not None:
+            self.database.start()
 
     def close(self) -> None:
         """Write what is queued. Blocks for a bounded time."""
-        if self._database is not None:
-            self._database.close()
-
-    @property
-    def database(self) -> BackgroundSqlite | None:
-        """The file behind the memory; None: memory only."""
-        return self._database
+        if self.database is not None:
+            self.database.close()
 
     def stats(self) -> CacheStats:
-        disk = self._database.stats() if self._database is not None else None
+        disk = self.database.stats() if self.database is not None else None
         return CacheStats(entries=len(self._memory), memory_bytes=self._memory_bytes, disk=disk)
 
     # --- lookup ------------------------------------------------------------------------------------------------------
@@ -136,10 +131,10 @@ class AnswerCache:
 
     async def lookup_disk(self, key: bytes, request: Request) -> CacheHit | None:
         """Look the key up on disk, after `lookup_memory` found nothing, and keep a hit in memory."""
-        if self._database is None or self._clock.monotonic() < self._disk_slow_until:
+        if self.database is None or self._clock.monotonic() < self._disk_slow_until:
             return None
         try:
-            rows = await self._database.read(_GET, (key,), timeout_s=_DISK_TIMEOUT_S)
+            rows = await self.database.read(_GET, (key,), timeout_s=_DISK_TIMEOUT_S)
         except TimeoutError:
             self._disk_slow_until = self._clock.monotonic() + _SLOW_DISK_S
             return None
@@ -153,7 +148,7 @@ class AnswerCache:
         if answer is None:
             return None
         self._remember(key, answer, self._clock.monotonic() - age_s)
-        self._database.write(Write(_TOUCH, (self._clock.unix(), key)))
+        self.database.write(Write(_TOUCH, (self._clock.unix(), key)))
         return CacheHit(answer, age_s)
 
     def _age_s(self, stored_at: Row) -> float | None:
@@ -175,9 +170,9 @@ class AnswerCache:
             return
         now = self._clock.monotonic()
         self._remember(key, answer, now)
-        if durable and self._database is not None:
+        if durable and self.database is not None:
             value, unix = _encode_answer(answer), self._clock.unix()
-            self._database.write(Write(_PUT, (key, value, self._clock.boot_id, now, unix, unix), len(value)))
+            self.database.write(Write(_PUT, (key, value, self._clock.boot_id, now, unix, unix), len(value)))
 
     def _remember(self, key: bytes, answer: StoredAnswer, stored_at: float) -> None:
         replaced = self._memory.pop(key, None)

@@ -42,7 +42,7 @@ class ShadowStore:
         self._clock = clock
         self._tracker = SpendTracker()
         self._database: BackgroundSqlite | None = None
-        self._findings: Findings | None = None
+        self.earlier_findings: Findings | None = None  # what comparisons of semantic answers had found before `start`
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
             self._database = BackgroundSqlite(
@@ -60,17 +60,12 @@ class ShadowStore:
                 self._tracker = SpendTracker(restored=msgspec.json.decode(str(states[0][0]), type=SpendState))
             found = await self._database.read(_GET_FINDINGS, timeout_s=_LOAD_TIMEOUT_S)
             if found:
-                self._findings = msgspec.json.decode(str(found[0][0]), type=Findings)
+                self.earlier_findings = msgspec.json.decode(str(found[0][0]), type=Findings)
             rows = await self._database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
             return []
         return [answer for row in reversed(rows) if (answer := decode_answer(row[0])) is not None]
-
-    @property
-    def earlier_findings(self) -> Findings | None:
-        """What comparisons of semantic answers had found before `start`."""
-        return self._findings
 
     @property
     def usd_today(self) -> float:

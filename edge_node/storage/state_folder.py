@@ -36,15 +36,11 @@ class StateFolderLock:
     """
 
     def __init__(self, folder: Path | None, databases: Iterable[str] = ()) -> None:
-        self._folder = folder
+        self.folder = folder
         self._file: int | None = None
         self._layouts = {match[1]: int(match[2]) for match in map(_DATABASE.fullmatch, databases) if match}
         self.problems: tuple[str, ...] = ()
         """Databases of newer versions, as of the start."""
-
-    @property
-    def folder(self) -> Path | None:
-        return self._folder
 
     def acquire(self) -> None:
         """Lock the folder until `release` or the end of the process.
@@ -55,20 +51,20 @@ class StateFolderLock:
         Raises:
             ConfigError: another daemon uses the folder, or it is one that all accounts share.
         """
-        if self._folder is None or self._file is not None:
+        if self.folder is None or self._file is not None:
             return
-        if is_shared(self._folder, _OURS):
+        if is_shared(self.folder, _OURS):
             raise ConfigError(
-                f"{self._folder} is a folder of all accounts. Give the daemon one of its own with --state-dir.",
+                f"{self.folder} is a folder of all accounts. Give the daemon one of its own with --state-dir.",
                 where="state_dir",
             )
         try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for error in close_to_others(self._folder, _OURS):
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for error in close_to_others(self.folder, _OURS):
                 log.warning("the rights of %s cannot be changed: %s", error.filename, error.strerror)
-            file = os.open(self._folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            file = os.open(self.folder / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
+            log.warning("the state folder %s cannot be locked: %s", self.folder, error.strerror)
             return
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,17 +73,17 @@ class StateFolderLock:
             os.close(file)
             process = f" (process {owner})" if owner else ""
             raise ConfigError(
-                f"another daemon{process} uses the folder {self._folder}; stop it, or give this one a folder of its "
+                f"another daemon{process} uses the folder {self.folder}; stop it, or give this one a folder of its "
                 "own with --state-dir",
                 where="state_dir",
             ) from None
         except OSError as error:  # a file system without locks
             os.close(file)
-            log.warning("the state folder %s cannot be locked: %s", self._folder, error.strerror)
+            log.warning("the state folder %s cannot be locked: %s", self.folder, error.strerror)
             return
         self._file = file
         self._write_pid(file)
-        self.problems = tuple(self._newer_databases(self._folder))
+        self.problems = tuple(self._newer_databases(self.folder))
         for problem in self.problems:
             log.warning("%s", problem)
 
@@ -112,4 +108,4 @@ class StateFolderLock:
             os.ftruncate(file, 0)
             os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
         except OSError as error:
-            log.warning("the process id cannot be written to the lock of %s: %s", self._folder, error.strerror)
+            log.warning("the process id cannot be written to the lock of %s: %s", self.folder, error.strerror)
