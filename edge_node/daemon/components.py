@@ -112,7 +112,7 @@ class Components(Backends, Serving, WaysIn):
 
     def problems(self) -> tuple[str, ...]:
         """What operators should look at: missing models, the cloud, storage that is lost."""
-        disks = (self.cache.stats().disk, self.decisions.stats(), self.spend.stats())
+        disks = (self.cache.stats().disk, self.decisions.disk(), self.spend.disk())
         found = (
             *(() if self.engines is None else self.engines.problems),
             *(() if self.cloud is None else self.cloud.health.problems),
@@ -185,9 +185,9 @@ def _storage_gauges(parts: Components) -> Iterator[Gauge]:
     cache = parts.cache.stats()
     yield Gauge("causeway_edge_cache_entries", "Cache entries in memory.", cache.entries)
     yield Gauge("causeway_edge_cache_bytes", "Bytes of the cache in memory.", cache.memory_bytes)
-    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.stats()), ("spend", parts.spend.stats())):
+    for store, stats in (("cache", cache.disk), ("decisions", parts.decisions.disk()), ("spend", parts.spend.disk())):
         yield from _sqlite_gauges(store, stats or SqliteStats(lost_writes=0, corrupt_files=0, available=False))
-    if (shadow := parts.shadows.stats()) is not None:
+    if (shadow := parts.shadows.disk()) is not None:
         yield from _sqlite_gauges("shadow", shadow)
 
 

@@ -123,7 +123,7 @@ class App:
         parts.decisions.start()
         started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            await parts.spend.start()
+            await parts.spend.load()
             await parts.files.start()
             self._root = asyncio.create_task(self._run_tasks(started), name="causeway-edge")
             self._root.add_done_callback(functools.partial(self._root_ended, started))

@@ -297,12 +297,12 @@ class Shadows:
     @property
     def problems(self) -> tuple[str, ...]:
         aside = {} if self._observer is None else self._observer.set_aside
-        stats = self.stats()
+        stats = self.disk()
         return (self._unusable, *aside.values(), "" if stats is None else stats.problem)
 
-    def stats(self) -> SqliteStats | None:
-        """Of the file; None without one."""
-        return None if self._store is None else self._store.stats()
+    def disk(self) -> SqliteStats | None:
+        """Return the state of the file; None without one."""
+        return None if self._store is None else self._store.disk()
 
     def gauges(self) -> Iterator[Gauge]:
         """Yield what the policy's shadow requests cost today, and how well the calibrated signals do."""
@@ -381,7 +381,7 @@ class Shadows:
             self._wake.clear()
             if not started and self._store is not None and self._observer is not None:
                 started = True
-                self._observer.add(await self._store.start(self._observer.window), self._max_drift)
+                self._observer.add(await self._store.load(self._observer.window), self._max_drift)
                 self.checks.restore(self._store)
             while self._waiting:
                 await self._run_next(self._waiting.popleft())

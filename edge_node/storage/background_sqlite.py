@@ -354,6 +354,30 @@ class BackgroundSqlite:
         return True
 
 
+class SqliteStore:
+    """What the daemon keeps in one file, which its thread reads and writes. `database` None: in memory alone."""
+
+    def __init__(self, database: BackgroundSqlite | None) -> None:
+        self.database = database
+
+    def start(self) -> None:
+        if self.database is not None:
+            self.database.start()
+
+    def close(self) -> None:
+        """Write what is queued. Blocks for a bounded time: call it in a thread."""
+        if self.database is not None:
+            self.database.close()
+
+    def disk(self) -> SqliteStats | None:
+        """Return the state of the file; None without one."""
+        return None if self.database is None else self.database.stats()
+
+    def write(self, write: Write) -> None:
+        if self.database is not None:
+            self.database.write(write)
+
+
 def used_bytes(database: sqlite3.Connection) -> int:
     """Return the size of the used pages. The query is cheap, and freed pages are reused before the file grows."""
     pages, free, size = (

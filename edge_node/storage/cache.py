@@ -22,7 +22,7 @@ from router.openai import CachedAnswer, decode_chunks, encode_chunks
 from router.types import Embeddings, Request
 
 from ..clock import Clock
-from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write, used_bytes
+from .background_sqlite import BackgroundSqlite, Row, SqliteStats, SqliteStore, Write, used_bytes
 
 FILE = "cache-1.sqlite"  # the number is the schema version: another version starts a new file
 _SCHEMA = """
@@ -82,7 +82,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_DiskAnswer)
 
 
-class AnswerCache:
+class AnswerCache(SqliteStore):
     """The response cache of one daemon.
 
     Args:
@@ -102,22 +102,13 @@ class AnswerCache:
         self._memory: OrderedDict[bytes, tuple[StoredAnswer, float]] = OrderedDict()  # (answer, stored at: monotonic s)
         self._memory_bytes = 0
         self._disk_slow_until = float("-inf")  # the disk is not read until then, after a timeout
-        self.database: BackgroundSqlite | None = None  # the file behind the memory; None: memory only
+        database = None
         if directory is not None and disk_bytes > 0:
-            self.database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
-
-    def start(self) -> None:
-        if self.database is not None:
-            self.database.start()
-
-    def close(self) -> None:
-        """Write what is queued. Blocks for a bounded time."""
-        if self.database is not None:
-            self.database.close()
+            database = BackgroundSqlite(directory / FILE, _SCHEMA, trim=self._trim_disk, retry_s=retry_s)
+        super().__init__(database)
 
     def stats(self) -> CacheStats:
-        disk = self.database.stats() if self.database is not None else None
-        return CacheStats(entries=len(self._memory), memory_bytes=self._memory_bytes, disk=disk)
+        return CacheStats(entries=len(self._memory), memory_bytes=self._memory_bytes, disk=self.disk())
 
     # --- lookup ------------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from router.trackers import FairShare, network_of
 from router.types import DecisionRecord
 
 from ..clock import BoxTime, Clock, ClockMark
-from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Value, Write, used_bytes
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Value, Write, used_bytes
 
 FILE = "decisions-1.sqlite"
 DISK_BYTES = 64 * 1024 * 1024
@@ -66,7 +66,7 @@ _decoder = msgspec.msgpack.Decoder(DecisionRecord)
 _request_decoder = msgspec.msgpack.Decoder(_RequestOfRecord)
 
 
-class DecisionStore:
+class DecisionStore(SqliteStore):
     """The decision records of one daemon.
 
     Args:
@@ -82,22 +82,12 @@ class DecisionStore:
         self._ages = _RowAges(clock, max_age_s)
         self._memory: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._searches = FairShare(_MOST_SEARCHES)
-        self._database: BackgroundSqlite | None = None
+        database = None
         if directory is not None and max_age_s > 0.0:
-            self._database = BackgroundSqlite(
+            database = BackgroundSqlite(
                 directory / FILE, _SCHEMA, trim=self._trim_disk, functions={"client_of": _client_of}
             )
-
-    def start(self) -> None:
-        if self._database is not None:
-            self._database.start()
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-
-    def stats(self) -> SqliteStats | None:
-        return None if self._database is None else self._database.stats()
+        super().__init__(database)
 
     @property
     def newest(self) -> DecisionRecord | None:
@@ -113,13 +103,13 @@ class DecisionStore:
         self._memory[record.id] = record
         if len(self._memory) > self._memory_records:
             self._memory.popitem(last=False)
-        if self._database is not None and record.outcome.cache != "hit":
-            self._database.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
+        if record.outcome.cache != "hit":
+            self.write(Write(_PUT, functools.partial(_row, record), _RECORD_BYTES))
 
     async def get(self, decision_id: str, *, client: str = "") -> DecisionRecord | None:
         """Return the record, from memory or from disk; None if it is unknown, or of another client than `client`."""
         record = self._memory.get(decision_id)
-        if record is None and self._database is not None:
+        if record is None and self.database is not None:
             rows = await self._read("SELECT record FROM decisions WHERE id = ?", (decision_id,))
             record = _decode(rows[0][0]) if rows else None
         return None if record is None or client not in ("", record.request.client) else record
@@ -137,7 +127,7 @@ class DecisionStore:
         found = [record for record in reversed(self._memory.values()) if _matches(record, query)][:limit]
         oldest = next(iter(self._memory.values())).created if self._memory else math.inf
         # The last: the console asks once a second for what is new, which is always in memory.
-        if self._database is None or len(found) == limit or oldest < query.since:
+        if self.database is None or len(found) == limit or oldest < query.since:
             return found
         if not self._searches.hold(search := object(), network_of(caller)):
             raise QueueFull(
@@ -166,9 +156,9 @@ class DecisionStore:
 
     async def _read(self, statement: str, values: Row) -> list[Row]:
         """Return the rows on disk; none if the disk does not answer in time."""
-        assert self._database is not None
+        assert self.database is not None
         try:
-            return await self._database.read(statement, values)
+            return await self.database.read(statement, values)
         except TimeoutError:
             return []
 

@@ -18,7 +18,7 @@ from models.semantic.findings import Findings
 from router.trackers import SpendState, SpendTracker
 
 from ..clock import Clock
-from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _ANSWER_BYTES, _STATE_BYTES = 1500, 4096  # approximate
 _LOAD_TIMEOUT_S = 5.0
 
 
-class ShadowStore:
+class ShadowStore(SqliteStore):
     """The shadow answers of one daemon, and what they cost.
 
     Args:
@@ -41,27 +41,26 @@ class ShadowStore:
     def __init__(self, directory: Path | None, clock: Clock) -> None:
         self._clock = clock
         self._tracker = SpendTracker()
-        self._database: BackgroundSqlite | None = None
-        self.earlier_findings: Findings | None = None  # what comparisons of semantic answers had found before `start`
+        self.earlier_findings: Findings | None = None  # what comparisons of semantic answers had found before `load`
+        database = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
-            self._database = BackgroundSqlite(
-                directory / FILE, SCHEMA, trim=_trim, linger_s=0.0, monotonic=clock.monotonic
-            )
+            database = BackgroundSqlite(directory / FILE, SCHEMA, trim=_trim, linger_s=0.0, monotonic=clock.monotonic)
+        super().__init__(database)
 
-    async def start(self, newest: int) -> list[ShadowAnswer]:
+    async def load(self, newest: int) -> list[ShadowAnswer]:
         """Load what earlier runs spent, and return their `newest` answers, oldest first."""
-        if self._database is None:
+        self.start()
+        if self.database is None:
             return []
-        self._database.start()
         try:
-            states = await self._database.read(_GET_SPEND, timeout_s=_LOAD_TIMEOUT_S)
+            states = await self.database.read(_GET_SPEND, timeout_s=_LOAD_TIMEOUT_S)
             if states:
                 self._tracker = SpendTracker(restored=msgspec.json.decode(str(states[0][0]), type=SpendState))
-            found = await self._database.read(_GET_FINDINGS, timeout_s=_LOAD_TIMEOUT_S)
+            found = await self.database.read(_GET_FINDINGS, timeout_s=_LOAD_TIMEOUT_S)
             if found:
                 self.earlier_findings = msgspec.json.decode(str(found[0][0]), type=Findings)
-            rows = await self._database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
+            rows = await self.database.read(NEWEST_ANSWERS, (newest,), timeout_s=_LOAD_TIMEOUT_S)
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("what shadow requests taught earlier cannot be read: %s", type(error).__name__)
             return []
@@ -75,27 +74,16 @@ class ShadowStore:
     def charge(self, usd: float) -> None:
         """Add the cost of a shadow request, US dollars."""
         self._tracker.add(usd, self._clock.unix())
-        self._write(Write(_PUT_SPEND, functools.partial(_spend_row, self._tracker.state()), _STATE_BYTES))
+        self.write(Write(_PUT_SPEND, functools.partial(_spend_row, self._tracker.state()), _STATE_BYTES))
 
     def add(self, answer: ShadowAnswer) -> None:
         """Keep an answer; the oldest ones give way."""
-        self._write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
+        self.write(Write(PUT_ANSWER, functools.partial(_answer_row, answer), _ANSWER_BYTES))
 
     def keep_findings(self, findings: Findings) -> None:
         """Keep what comparisons of semantic answers have found, in place of the former findings."""
         row = (msgspec.json.encode(findings).decode(),)
-        self._write(Write(_PUT_FINDINGS, lambda: row, len(row[0])))
-
-    def stats(self) -> SqliteStats | None:
-        return None if self._database is None else self._database.stats()
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
-
-    def _write(self, write: Write) -> None:
-        if self._database is not None:
-            self._database.write(write)
+        self.write(Write(_PUT_FINDINGS, lambda: row, len(row[0])))
 
 
 def _trim(database: sqlite3.Connection) -> None:

@@ -16,7 +16,7 @@ from router.trackers import SpendState, SpendTracker
 from router.types import SpendSignals
 
 from ..clock import Clock
-from .background_sqlite import BackgroundSqlite, Row, SqliteStats, Write
+from .background_sqlite import BackgroundSqlite, Row, SqliteStore, Write
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _STATE_BYTES = 4096  # approximate
 _LOAD_TIMEOUT_S = 5.0
 
 
-class SpendStore:
+class SpendStore(SqliteStore):
     """The spending of one daemon.
 
     Args:
@@ -42,18 +42,19 @@ class SpendStore:
         self.current = SpendSignals()
         """The sums as of the last cost or `refresh`: decisions read them at each request."""
         self.refresh()
-        self._database: BackgroundSqlite | None = None
+        database = None
         if directory is not None:
             # No lingering: a kill must not forget what was spent.
-            self._database = BackgroundSqlite(directory / FILE, _SCHEMA, linger_s=0.0, monotonic=clock.monotonic)
+            database = BackgroundSqlite(directory / FILE, _SCHEMA, linger_s=0.0, monotonic=clock.monotonic)
+        super().__init__(database)
 
-    async def start(self) -> None:
+    async def load(self) -> None:
         """Load the spending of earlier runs. If it cannot be read, counting starts at 0."""
-        if self._database is None:
+        self.start()
+        if self.database is None:
             return
-        self._database.start()
         try:
-            rows = await self._database.read(_GET, timeout_s=_LOAD_TIMEOUT_S)
+            rows = await self.database.read(_GET, timeout_s=_LOAD_TIMEOUT_S)
             state = msgspec.json.decode(str(rows[0][0]), type=SpendState) if rows else SpendState()
         except (TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.warning("the spending of earlier runs cannot be read, it starts at 0: %s", type(error).__name__)
@@ -65,19 +66,11 @@ class SpendStore:
         """Add the cost of an answer, US dollars."""
         self._tracker.add(usd, self._clock.unix())
         self.current = _plus(self.current, usd)
-        if self._database is not None:
-            self._database.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
+        self.write(Write(_PUT, functools.partial(_row, self._tracker.state()), _STATE_BYTES))
 
     def refresh(self) -> None:
         """Let costs leave the sums of the hour, the day and the month as time passes. Call it about once a second."""
         self.current = self._tracker.signals(self._clock.unix())
-
-    def stats(self) -> SqliteStats | None:
-        return None if self._database is None else self._database.stats()
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
 
 
 def _plus(signals: SpendSignals, usd: float) -> SpendSignals:

@@ -42,7 +42,7 @@ async def ask(box: Box, name: str) -> str:
     """Ask as a key, and return the decision's id."""
     async with box.session.post("/v1/chat/completions", json=BODY, headers=bearer(name)) as response:
         assert response.status == 200
-    await until(lambda: (stats := box.parts.decisions.stats()) is not None and not stats.queued_writes)
+    await until(lambda: (stats := box.parts.decisions.disk()) is not None and not stats.queued_writes)
     return response.headers["x-causeway-decision"]
 
 

@@ -106,7 +106,7 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
         assert await decisions.get("d1") is not None
         decisions.add(record(2, created=manual.unix_s))
     with closing(store(tmp_path, manual)) as decisions:
-        await until(lambda: (stats := decisions.stats()) is not None and stats.available)
+        await until(lambda: (stats := decisions.disk()) is not None and stats.available)
         assert await decisions.get("d1") is None
         assert await decisions.get("d2") is not None
 
@@ -114,7 +114,7 @@ async def test_old_records_leave_the_disk(tmp_path: Path) -> None:
 async def written(decisions: DecisionStore, number: int, created: float) -> None:
     """Add a record, and wait until it is on disk, whatever else is deleted then."""
     decisions.add(record(number, created=created))
-    stats = decisions.stats
+    stats = decisions.disk
     await until(lambda: (found := stats()) is not None and found.available and not found.queued_writes)
 
 
@@ -212,7 +212,7 @@ async def test_searches_of_one_client_leave_room_for_others(tmp_path: Path) -> N
     with closing(store(tmp_path, count=1)) as decisions:
         for number in range(3):
             decisions.add(record(number))
-        await until(lambda: (stats := decisions.stats()) is not None and not stats.queued_writes)
+        await until(lambda: (stats := decisions.disk()) is not None and not stats.queued_writes)
         names = ["flood"] * 9 + ["quiet", "quiet", "new"]
         found = await asyncio.gather(*(decisions.find(DecisionQuery(), name) for name in names), return_exceptions=True)
         assert [isinstance(one, QueueFull) for one in found] == [False] * 4 + [True] * 5 + [False] * 3

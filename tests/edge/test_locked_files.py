@@ -69,7 +69,7 @@ async def test_a_file_that_stays_locked_ends_with_the_daemon_and_what_is_lost_is
 
 
 def _problem(spend: SpendStore) -> str:
-    stats = spend.stats()
+    stats = spend.disk()
     return "" if stats is None else stats.problem
 
 
@@ -77,12 +77,12 @@ def _problem(spend: SpendStore) -> str:
 async def test_a_locked_file_at_the_start_forgets_no_spending(tmp_path: Path) -> None:
     clock = Clock(unix=lambda: 1_780_000_000.0)
     spend = SpendStore(tmp_path, clock)
-    await spend.start()
+    await spend.load()
     spend.add(7.0)
     spend.close()
     again = SpendStore(tmp_path, clock)
     with locked(tmp_path / FILE, "whole"):
-        starting = asyncio.create_task(again.start())
+        starting = asyncio.create_task(again.load())
         await until(lambda: "locked" in _problem(again))
     await starting
     assert again.current.usd_today == 7.0

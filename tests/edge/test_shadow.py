@@ -228,7 +228,7 @@ shadow: {share: 1.0}
 async def remember(state: Path, sha256: str, *, agreed: int, count: int) -> None:
     """Leave shadow answers whose signals say 0.9; so many of them agreed."""
     store = ShadowStore(state, system_clock())
-    await store.start(0)
+    await store.load(0)
     for number in range(count):
         store.add(
             ShadowAnswer(

@@ -61,13 +61,13 @@ async def test_a_killed_daemon_forgets_no_cost(tmp_path: Path) -> None:
 async def test_costs_that_arrive_during_a_write_are_kept(tmp_path: Path) -> None:
     """The background thread writes while the event loop adds costs."""
     store = SpendStore(tmp_path, CLOCK)
-    await store.start()
+    await store.load()
     for _ in range(400):
         store.add(0.25)
         await asyncio.sleep(0)
     store.close()
     again = SpendStore(tmp_path, CLOCK)
-    await again.start()
+    await again.load()
     assert again.current.usd_today == 100.0
     again.close()
 
@@ -77,17 +77,17 @@ async def test_a_lost_write_is_counted_and_made_good_by_the_next(tmp_path: Path)
     now = [0.0]
     clock = Clock(unix=lambda: NOW, monotonic=lambda: now[0])
     store = SpendStore(tmp_path, clock)
-    await store.start()
+    await store.load()
     with closing(sqlite3.connect(tmp_path / FILE)) as other:
         other.executescript("CREATE TRIGGER full BEFORE INSERT ON spend BEGIN SELECT RAISE(FAIL, 'disk full'); END;")
         store.add(1.0)
-        await until(lambda: (stats := store.stats()) is not None and stats.lost_writes == 1)
+        await until(lambda: (stats := store.disk()) is not None and stats.lost_writes == 1)
         other.executescript("DROP TRIGGER full;")
     now[0] = 31.0
     store.add(2.0)
     store.close()
     again = SpendStore(tmp_path, clock)
-    await again.start()
+    await again.load()
     assert again.current.usd_today == 3.0
     again.close()
 
