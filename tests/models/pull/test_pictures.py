@@ -92,7 +92,7 @@ def test_the_graph_computes_what_the_network_of_the_file_does(tmp_path: Path, ar
 @pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed (extra pictures)")
 @pytest.mark.parametrize("size", [(1, 1), (400, 3), (30, 40)])
 def test_a_picture_of_any_form_has_its_probable_labels_best_first(tmp_path: Path, size: tuple[int, int]) -> None:
-    from models.modalities.encoders.classifier import PictureClassifier
+    from models.modalities.encoders.pictures import PictureClassifier
     from models.modalities.process.messages import Picture
 
     weights = {name: value.numpy().astype(np.float32) for name, value in state().items()}
