@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_node.config.schema import ModalitiesConfig
-from models.modalities.decoding.texts import decode_text
+from models.modalities.decoding.decoder import decode_text
 from models.modalities.installed import find_encoders
 from models.modalities.process.messages import Refusal, WorkerSpec
 from router.types import Modality
