@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from models.modalities.graph.branch import Branch, Memory, PartMemory, ReadPart
-from models.modalities.graph.facts import RequestFacts, summary
+from models.modalities.graph.facts import RequestFacts, summary, transcript_of
 from models.modalities.graph.graph import EncoderGraph
-from models.modalities.graph.transcript import transcript_of
 from models.modalities.process.messages import Refusal
 from models.modalities.process.parent import Tell, WorkerFailed
 from router.errors import CausewayError, EncoderFailed, InvalidRequest

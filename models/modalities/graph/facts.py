@@ -1,15 +1,19 @@
-"""What the encoders found in one request, and what became of each of its parts."""
+"""What the encoders found in one request, and what became of each of its parts; of a sound, also as a transcript."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from router.errors import UnsupportedFeature
+from router.openai.audio import GRANULARITIES, Transcript, TranscriptSegment, TranscriptWord
 from router.parts.reading import FoundPart
 from router.types import Fact, Modality, PartRecord, PartStatus
 
 from ...llama_cpp.protocol import SoftTokens
+from ..process.messages import Found
 
 PartReading = tuple[Fact | SoftTokens | None, PartRecord]
 """What was found of a part; None: nothing in time."""
@@ -85,3 +89,30 @@ def soft_tokens_of(model: str, projector: str, read: Sequence[tuple[FoundPart, P
     own = [(part, found, record) for part, (found, record) in read if record.soft]
     tokens = {(part.message, part.index): found for part, found, _ in own if not isinstance(found, Fact)}
     return RequestSoftTokens(model, projector, tokens, tuple(record for *_, record in own))
+
+
+def transcript_of(found: Found, seconds: float, *, words: bool = False) -> Transcript:
+    """Return the transcript of a sound of this length. Whisper's time stamps may lie after its end; these do not.
+
+    Raises:
+        UnsupportedFeature: `words` are asked for, and the model that understood the sound gives no times of words.
+    """
+    timed = tuple(
+        TranscriptWord(word.text, min(word.start_s, seconds), min(word.end_s, seconds))
+        for segment in found.segments
+        for word in segment.words
+    )
+    if words and found.fact.text and not timed:
+        message = f"`{GRANULARITIES}`: the model of this tier or device gives no times of words. Send `segment`."
+        raise UnsupportedFeature(message, param=GRANULARITIES)
+    segments = tuple(
+        TranscriptSegment(
+            one.text,
+            min(one.start_s, seconds),
+            min(one.end_s, seconds),
+            math.log(max(one.confidence, 1e-9)),
+            one.no_speech,
+        )
+        for one in found.segments
+    )
+    return Transcript(found.fact.text, found.fact.language, seconds, segments, timed)
