@@ -98,7 +98,7 @@ from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
 
 if TYPE_CHECKING:
-    from models.modalities.graph.speech_detection import SpeechDetection
+    from models.modalities.graph.branch import SpeechDetection
     from models.modalities.process.messages import WorkerSpec
 
     from .brokers.port import MessageSink, MessageSource
@@ -657,7 +657,7 @@ def build_speech_detection(parts: RequestParts | None, spec: WorkerSpec | None) 
     """
     if parts is None or "audio" not in parts.kinds:
         return None
-    from models.modalities.graph.speech_detection import SpeechDetection
+    from models.modalities.graph.branch import SpeechDetection
     from models.modalities.installed import find_speech_detector
 
     spec = spec or find_speech_detector()

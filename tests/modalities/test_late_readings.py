@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from models.modalities.graph.branch import ReadPart
-from models.modalities.graph.late import LateReadings, PartKey
+from models.modalities.graph.branch import LateReadings, PartKey, ReadPart
 from models.modalities.process.messages import Found
 from models.modalities.process.parent import WorkerFailed, WorkerTimeout
 from router.types import Fact

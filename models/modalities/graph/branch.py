@@ -1,14 +1,21 @@
-"""One branch of the encoder graph reads one kind of part: on this machine, or by the caller's own `Branch`."""
+"""What reads parts: one branch of the encoder graph for each kind, on this machine, or by the caller's own `Branch`.
+
+`LateReadings` go on after their request was answered without them, for an answer that may be revised. `SpeechDetection`
+serves live sessions.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
+from router.errors import EncoderFailed
 from router.types import Modality
 
 from ..installed import DECODER
@@ -16,16 +23,19 @@ from ..process.messages import (
     DecodePicture,
     DecodeSound,
     DecodeText,
+    DetectSpeech,
     Found,
     MeasurePicture,
     PartLimits,
     Picture,
     PictureSize,
+    Refusal,
     Sound,
+    SpeechProbabilities,
     Transcribe,
     WorkerSpec,
 )
-from ..process.parent import Tell, WorkerProcess
+from ..process.parent import Tell, WorkerFailed, WorkerProcess, WorkerTimeout
 
 PartJob = DecodeSound | DecodePicture | DecodeText
 DECODER_JOBS: Mapping[Modality, Callable[[bytes], PartJob]] = {
@@ -163,3 +173,104 @@ class PartMemory:
         self._kept[reader, sha256] = read
         if len(self._kept) > self._limit:
             self._kept.popitem(last=False)
+
+
+PartKey = tuple[Modality, str]
+"""The reader of a part, and the part's hash."""
+
+
+class LateReadings:
+    """The readings that may outlast their request. Equal parts are read once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[PartKey, asyncio.Task[ReadPart]] = {}
+        self._waiting: dict[PartKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def read(self, key: PartKey, run: Callable[[], Awaitable[ReadPart]], until: float) -> ReadPart:
+        """Return what `run` finds; after `until` it goes on without its caller. A caller that is cancelled ends it.
+
+        Raises:
+            WorkerTimeout: `until` passed, in the loop's time.
+            Refusal, WorkerFailed: as `run`.
+        """
+        task = self._tasks.get(key)
+        if task is None:
+            # It outlasts its caller: `close` ends it, and `run` has a deadline of its own.
+            task = self._tasks[key] = asyncio.ensure_future(run())
+            task.add_done_callback(lambda done: self._ended(key, done))
+        self._waiting[key] = self._waiting.get(key, 0) + 1
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise WorkerTimeout("it took too long") from None
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if task.cancelled() and caller is not None and not caller.cancelling():
+                raise WorkerFailed("its reading was ended") from None
+            if self._waiting[key] == 1:
+                task.cancel()
+            raise
+        finally:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    def _ended(self, key: PartKey, task: asyncio.Task[ReadPart]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
+        if not task.cancelled():
+            task.exception()  # retrieved, so that asyncio logs nothing if no caller waits for it
+
+    async def close(self) -> None:
+        """End all readings."""
+        tasks: Sequence[asyncio.Task[ReadPart]] = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+log = logging.getLogger(__name__)
+
+_START_S = 60.0  # of a child that loads its model first, on a machine that does much else
+_TIMEOUT_S = 10.0  # a window takes a millisecond
+
+
+class SpeechDetection:
+    """Serves all sessions; the child starts with the first sound.
+
+    Args:
+        spec: the detector.
+    """
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._worker = WorkerProcess(spec)
+        self._timeout_s = _START_S
+
+    async def run(self, pcm: bytes, state: bytes) -> tuple[Sequence[float], bytes]:
+        """Return the probability of speech in each window, and the state for those that follow.
+
+        Args:
+            pcm, state: as `DetectSpeech`.
+
+        Raises:
+            EncoderFailed: it is not known in time.
+        """
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            found = await self._worker.run(DetectSpeech(pcm, state), deadline)
+        except (WorkerFailed, Refusal) as error:
+            self._timeout_s = _START_S  # the next one may begin in a new child
+            log.warning("speech was not looked for: %s", error)
+            raise EncoderFailed(f"turns cannot be detected now: {error}. Send on, or commit the sound.") from None
+        assert isinstance(found, SpeechProbabilities)
+        self._timeout_s = _TIMEOUT_S
+        return found.windows, found.state
+
+    async def close(self) -> None:
+        """End the child."""
+        await self._worker.close()

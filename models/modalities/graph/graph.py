@@ -26,9 +26,8 @@ from router.types import Fact, Modality, PartRecord, PartStatus, Request, WaitFo
 from ...llama_cpp.protocol import SoftTokens
 from ..process.messages import DecodeSound, Found, Refusal
 from ..process.parent import Tell, WorkerFailed, WorkerTimeout
-from .branch import DECODER_JOBS, Branch, Memory, ReadPart
+from .branch import DECODER_JOBS, Branch, LateReadings, Memory, ReadPart
 from .facts import PartReading, RequestFacts, facts_of
-from .late import LateReadings
 
 log = logging.getLogger(__name__)
 
