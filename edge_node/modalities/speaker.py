@@ -14,8 +14,17 @@ from pathlib import Path
 from models.catalog.artifact import ArtifactError
 from models.modalities.process.messages import Refusal, Synthesize, Synthesized
 from models.modalities.process.parent import WorkerFailed, WorkerProcess, WorkerTimeout
-from models.modalities.voices.files import DEFAULT, Voice, VoiceSettings, find_voice, list_voices, worker_spec
-from models.modalities.voices.phonemes import phoneme_ids, split_clauses, split_sentences
+from models.modalities.voices import (
+    DEFAULT,
+    Voice,
+    VoiceSettings,
+    find_voice,
+    list_voices,
+    phoneme_ids,
+    split_clauses,
+    split_sentences,
+    worker_spec,
+)
 from router.documents.reader import did_you_mean
 from router.errors import EncoderFailed, InvalidRequest, UnsupportedFeature
 

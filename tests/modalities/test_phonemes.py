@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from edge_node.modalities.sound import Espeak
-from models.modalities.voices.files import VoiceSettings
-from models.modalities.voices.phonemes import MAX_SENTENCE, Clause, phoneme_ids, split_clauses, split_sentences
+from models.modalities.voices import MAX_SENTENCE, Clause, VoiceSettings, phoneme_ids, split_clauses, split_sentences
 
 from .tiny_voice import IDS, settings
 
