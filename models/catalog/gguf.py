@@ -1,19 +1,245 @@
-"""Metadata of a GGUF file, read without loading the weights (format: github.com/ggml-org/ggml, docs/gguf.md)."""
+"""Metadata of a GGUF file, read without loading the weights (format: github.com/ggml-org/ggml, docs/gguf.md).
+
+The header is read strictly: every count and length is compared with the bytes that are left before it is believed, so
+a hostile file costs no more than its own size in time, and a fixed amount of memory. The first part of a file (from a
+download that has not begun) is enough for most of the metadata.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import mmap
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import gguf
 import msgspec
 
 from .artifact import ArtifactError
-from .gguf_header import GgufHeader, LongArray, StringArray, Value, read_header, read_numbers, read_strings
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_NAME_BYTES = 65_535  # of a key, by the format
+_MAX_PAIRS, _MAX_TENSORS = 65_536, 200_000
+_MAX_TEXT_BYTES = 16 * 2**20  # of a text value; the longest are chat templates
+_MAX_STRINGS = 4_000_000  # of one array; the largest vocabularies have 262,144
+_LISTED = 4096  # arrays of at most so many numbers are read, longer ones only counted
+_MAX_DIMENSIONS = 4
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+class StringArray(msgspec.Struct, frozen=True):
+    """Where the strings of an array lie in the file."""
+
+    count: int
+    offset: int  # of the first string's length
+
+
+class LongArray(msgspec.Struct, frozen=True):
+    """Where the numbers of a long array lie in the file."""
+
+    count: int
+    offset: int
+    layout: str  # of one number, as in `struct`
+
+
+Value = int | float | bool | str | tuple[int | float | bool, ...] | StringArray | LongArray
+
+
+class TensorInfo(msgspec.Struct, frozen=True):
+    name: str
+    type_name: str  # of the elements, such as Q4_K
+    elements: int
+    size_bytes: int
+
+
+class GgufHeader(msgspec.Struct, frozen=True):
+    """The content before the weights. `is_complete`: false if only the first part of the file was there to read."""
+
+    metadata: Mapping[str, Value]
+    tensors: tuple[TensorInfo, ...]
+    is_complete: bool
+
+
+class _Incomplete(Exception):
+    """The bytes at hand end before the header does."""
+
+
+def read_header(data: bytes | mmap.mmap, size_bytes: int, where: str) -> GgufHeader:
+    """Read the header from the first bytes of a file, or from all of them.
+
+    Args:
+        data: the bytes at hand.
+        size_bytes: of the whole file.
+        where: names the file in errors.
+
+    Raises:
+        ArtifactError: the header contradicts itself or the file's size; the message has the position.
+    """
+    reader = _HeaderReader(data, size_bytes, where)
+    metadata: dict[str, Value] = {}
+    tensors: list[TensorInfo] = []
+    try:
+        pairs, count = reader.preamble()
+        for _ in range(pairs):
+            key = reader.name("a key")
+            if key in metadata:
+                reader.fail(f"the key {key!r} stands there twice")
+            metadata[key] = reader.value(key)
+        ends = [reader.tensor(tensors) for _ in range(count)]
+    except _Incomplete:
+        return GgufHeader(metadata, (), is_complete=False)
+    alignment = metadata.get("general.alignment", gguf.GGUF_DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+        reader.fail(f"general.alignment is {alignment!r}")
+    assert isinstance(alignment, int)
+    first = math.ceil(reader.at / alignment) * alignment
+    for tensor, end in zip(tensors, ends, strict=True):
+        if first + end > size_bytes:
+            reader.fail(
+                f"the tensor {tensor.name!r} ends at byte {first + end:,}, and the file has {size_bytes:,}: "
+                "it is cut short; copy or download it again"
+            )
+    return GgufHeader(metadata, tuple(tensors), is_complete=True)
+
+
+def read_strings(data: bytes | mmap.mmap, array: StringArray) -> Iterator[bytes]:
+    """Yield the strings of an array that `read_header` has found in `data`."""
+    at = array.offset
+    for _ in range(array.count):
+        (length,) = struct.unpack_from("<Q", data, at)
+        yield data[at + 8 : at + 8 + length]
+        at += 8 + length
+
+
+def read_numbers(data: bytes | mmap.mmap, array: LongArray) -> tuple[int | float | bool, ...]:
+    """Return the numbers of an array that `read_header` has found in `data`."""
+    return struct.unpack_from(f"<{array.count}{array.layout}", data, array.offset)
+
+
+class _HeaderReader:
+    def __init__(self, data: bytes | mmap.mmap, size_bytes: int, where: str) -> None:
+        self._data = data
+        self._size_bytes = size_bytes
+        self._where = where
+        self.at = 0
+
+    def fail(self, fault: str) -> None:
+        """Raises ArtifactError."""
+        raise ArtifactError(f"{self._where}: not a usable GGUF file: at byte {self.at:,}: {fault}")
+
+    def preamble(self) -> tuple[int, int]:
+        """Return the numbers of key-value pairs and tensors."""
+        if bytes(self._data[:4]) != MAGIC:
+            self.fail(f"it starts with {bytes(self._data[:4])!r}, not {MAGIC!r}")
+        self.at = 4
+        (version,) = self._unpack("I", "the version")
+        if version not in _VERSIONS:
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
+            self.fail("its byte order is big endian" if swapped else f"version {version} of the format is not known")
+        tensors, pairs = self._unpack("QQ", "the counts")
+        self._check_count(pairs, 13, "key-value pairs", _MAX_PAIRS)
+        self._check_count(tensors, 24, "tensors", _MAX_TENSORS)
+        return pairs, tensors
+
+    def name(self, what: str) -> str:
+        raw = self._string(what)
+        if not raw or len(raw) > _MAX_NAME_BYTES:
+            self.fail(f"{what} of {len(raw):,} bytes")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.fail(f"{what} is not UTF-8")
+            raise
+
+    def value(self, key: str) -> Value:
+        (kind,) = self._unpack("I", f"the type of {key!r}")
+        if kind == _STRING:
+            return self._string(f"the value of {key!r}").decode(errors="replace")
+        if kind == _ARRAY:
+            return self._array(key)
+        if kind not in _SCALARS:
+            self.fail(f"{key!r} has the unknown type {kind}")
+        (value,) = self._unpack(_SCALARS[kind], f"the value of {key!r}")
+        return value
+
+    def tensor(self, found: list[TensorInfo]) -> int:
+        """Append the next tensor to `found` and return where it ends, in bytes from the first one's start."""
+        name = self.name("a tensor's name")
+        (dimensions,) = self._unpack("I", f"the tensor {name!r}")
+        if not 0 < dimensions <= _MAX_DIMENSIONS:
+            self.fail(f"the tensor {name!r} has {dimensions} dimensions")
+        shape = self._unpack("Q" * dimensions, f"the tensor {name!r}")
+        kind, offset = self._unpack("IQ", f"the tensor {name!r}")
+        try:
+            tensor_type = gguf.GGMLQuantizationType(kind)
+        except ValueError:
+            self.fail(f"the tensor {name!r} has the unknown type {kind}")
+            raise
+        block, block_bytes = gguf.constants.GGML_QUANT_SIZES[tensor_type]
+        elements = math.prod(shape)
+        if shape[0] % block:
+            self.fail(f"the tensor {name!r} has rows of {shape[0]:,} elements, no multiple of {block}")
+        size_bytes = elements // block * block_bytes
+        found.append(TensorInfo(name, tensor_type.name, elements, size_bytes))
+        return int(offset + size_bytes)
+
+    def _array(self, key: str) -> Value:
+        kind, count = self._unpack("IQ", f"the array {key!r}")
+        if kind == _STRING:
+            self._check_count(count, 8, f"strings in {key!r}", _MAX_STRINGS)
+            return self._skip_strings(key, count)
+        if kind not in _SCALARS:
+            self.fail(f"the array {key!r} is of type {kind}; arrays hold numbers or strings")
+        width = struct.calcsize("<" + _SCALARS[kind])
+        self._check_count(count, width, f"numbers in {key!r}", self._size_bytes)
+        if count <= _LISTED:
+            return self._unpack(_SCALARS[kind] * count, f"the array {key!r}")
+        array = LongArray(count, self.at, _SCALARS[kind])
+        self._advance(count * width, f"the array {key!r}")
+        return array
+
+    def _skip_strings(self, key: str, count: int) -> StringArray:
+        array = StringArray(count, self.at)
+        try:
+            for _ in range(count):
+                (length,) = self._unpack("Q", f"a string of {key!r}")
+                self._advance(length, f"a string of {key!r}")
+        except _Incomplete:
+            self.at = len(self._data)  # the next read ends the header; the count is known
+        return array
+
+    def _string(self, what: str) -> bytes:
+        (length,) = self._unpack("Q", what)
+        if _MAX_TEXT_BYTES < length <= self._size_bytes:
+            self.fail(f"{what} takes {length:,} bytes, more than {_MAX_TEXT_BYTES:,}")
+        start = self.at
+        self._advance(length, what)
+        return bytes(self._data[start : self.at])
+
+    def _unpack(self, layout: str, what: str) -> tuple[int, ...]:
+        layout = "<" + layout
+        start = self.at
+        self._advance(struct.calcsize(layout), what)
+        return struct.unpack_from(layout, self._data, start)
+
+    def _advance(self, length: int, what: str) -> None:
+        if self.at + length > self._size_bytes:
+            self.fail(f"{what} takes {length:,} bytes, and the file ends at {self._size_bytes:,}: it is cut short")
+        if self.at + length > len(self._data):
+            raise _Incomplete
+        self.at += length
+
+    def _check_count(self, count: int, least_bytes: int, what: str, most: int) -> None:
+        if count > most or count * least_bytes > self._size_bytes - self.at:
+            self.fail(f"{count:,} {what} in a file of {self._size_bytes:,} bytes; at most {most:,} are accepted")
+
 
 _ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")

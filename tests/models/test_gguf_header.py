@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.catalog.artifact import ArtifactError, find_artifact
-from models.catalog.gguf import describe, read_gguf
-from models.catalog.gguf_header import read_header
+from models.catalog.gguf import describe, read_gguf, read_header
 
 from .gguf_files import ARRAY, SHIPPED, STRING, header, network_header, pair, tensor, text
 
