@@ -10,6 +10,18 @@ their words apart from the control tokens that the template writes.
 A tokenizer that recognises no control token across a MARK, and then drops the MARK, sees the template's own control
 tokens and plain text everywhere else. Conventions are those of Hugging Face's `apply_chat_template` (transformers,
 utils/chat_template_utils.py).
+
+What a template does not know is told to it in the words that it does. What it knows is found by rendering small
+conversations with it (`probe`), not from its family's name:
+
+1. developer messages           become system messages, unless the template names the role
+2. system messages              are put before the next user message where the template refuses them (Gemma 1 and 2)
+3. tools                        are listed in the first system message where the template ignores them (Gemma)
+4. calls and their results      become text of the assistant and the user where the template has no form for them
+5. several calls in a message   become messages of one call each, every call before its result (Llama 3)
+6. two messages of one role     become one where the template wants turns to alternate (Gemma, Mistral)
+
+A template that drops system messages silently is left alone: it belongs to a model that was trained for one task.
 """
 
 from __future__ import annotations
@@ -18,18 +30,226 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from typing import Final, Literal, Protocol
 
 import jinja2
 import jinja2.sandbox
+import msgspec
 
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.reasoning import CLOSE, OPEN, Thinking
-from router.tool_calls.formats import tool_format
-from router.types import Message, TextPart, Tool
+from router.tool_calls.formats import ToolFormat, tool_format
+from router.types import Message, TextPart, Tool, ToolCall
 
 from ..catalog.artifact import ArtifactError
-from .conversation import TemplateAbilities, adapted, is_plain, probe
 from .sandbox import MARK, TemplateFailed, compile_template, generate
+
+SystemRole = Literal["kept", "refused", "dropped"]
+
+_WORDS: Final = ("zephyrhello", "zephyrrule", "zephyrtool", "zephyrcall", "zephyrdone", "zephyrmore")
+_SHORT_ID: Final = 9  # characters: Mistral's templates want exactly so many letters and digits
+
+
+class TryRender(Protocol):
+    """Renders a conversation to its prompt, with tools in the system message if asked; None if the template refuses."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Tool], in_system: bool, /) -> str | None: ...
+
+
+class TemplateAbilities(msgspec.Struct, frozen=True):
+    system: SystemRole = "kept"
+    developer: bool = False
+    tools: Literal["list", "system", ""] = "list"  # as a variable, inside the system message (Phi), or ignored
+    calls: bool = True
+    parallel_calls: bool = True
+    short_ids: bool = False
+    alternates: bool = False  # refuses two user messages in a row
+
+
+def probe(render: TryRender, *, names_developer: bool) -> TemplateAbilities:
+    """Find out what a template can do. One that cannot even render a user message is taken to know everything."""
+    hello, rule, tool, call, done, more = _WORDS
+    user = Message("user", hello)
+    alone = render((user,), (), False)
+    if alone is None or hello not in alone:
+        return TemplateAbilities()
+
+    def shows(messages: Sequence[Message], *words: str, tools: Sequence[Tool] = (), in_system: bool = False) -> bool:
+        text = render(messages, tools, in_system)
+        return text is not None and all(word in text for word in words)
+
+    def calls(count: int, call_id: str) -> list[Message]:
+        ids = [f"{call_id[:-1]}{n}" for n in range(count)]
+        made = tuple([ToolCall(one, f"{call}{n}", "{}") for n, one in enumerate(ids)])
+        results = [Message("tool", f"{done}{n}", tool_call_id=one) for n, one in enumerate(ids)]
+        return [user, Message("assistant", None, tool_calls=made), *results, Message("assistant", more)]
+
+    with_rule = (Message("system", rule), user)
+    system = render(with_rule, (), False)
+    offered = Tool(tool)
+    if shows((user,), tool, tools=(offered,)):
+        lists: Literal["list", "system", ""] = "list"
+    else:
+        lists = "system" if shows(with_rule, tool, tools=(offered,), in_system=True) else ""
+    one, two = (f"{call}0", f"{done}0"), (f"{call}0", f"{done}0", f"{call}1", f"{done}1")
+    long_id, short_id = "call_zephyr0123456789", "a" * _SHORT_ID
+    short = not shows(calls(1, long_id), *one) and shows(calls(1, short_id), *one)
+    return TemplateAbilities(
+        system="refused" if system is None else "kept" if rule in system else "dropped",
+        developer=names_developer,
+        tools=lists,
+        calls=short or shows(calls(1, long_id), *one),
+        parallel_calls=shows(calls(2, short_id if short else long_id), *two),
+        short_ids=short,
+        alternates=render((user, Message("user", more)), (), False) is None,
+    )
+
+
+def is_plain(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
+    """Return whether every template can take the conversation as it is: turns of user and assistant, and no tools."""
+    if tools:
+        return False
+    previous = ""
+    for message in messages:
+        if message.role == previous or message.role not in ("user", "assistant") or message.tool_calls:
+            return False
+        previous = message.role
+    return True
+
+
+def adapted(
+    messages: Sequence[Message], tools: Sequence[Tool], abilities: TemplateAbilities, form: ToolFormat
+) -> tuple[Sequence[Message], Sequence[Tool]]:
+    """Return messages and tools in a form that the template can take; the numbers are those of the module's list.
+
+    Args:
+        abilities: of the template.
+        form: of the calls of the template's family.
+    """
+    if abilities.system == "dropped":
+        return messages, tools
+    if not abilities.developer:  # (1)
+        messages = [
+            msgspec.structs.replace(message, role="system") if message.role == "developer" else message
+            for message in messages
+        ]
+    if tools and not abilities.tools:  # (3)
+        messages, tools = _with_instructions(messages, _instructions(tools, form)), ()
+    elif tools and abilities.tools == "system" and messages[0].role != "system":
+        messages = [Message("system", ""), *messages]
+    if any(message.tool_calls or message.role == "tool" for message in messages):
+        messages = _adapted_calls(messages, abilities, form)
+    if abilities.system == "refused":  # (2)
+        messages = [
+            msgspec.structs.replace(message, role="user") if message.role == "system" else message
+            for message in messages
+        ]
+    if abilities.alternates or abilities.system == "refused":  # (6)
+        messages = _merged_turns(messages)
+    return messages, tools
+
+
+def _with_instructions(messages: Sequence[Message], text: str) -> list[Message]:
+    if messages[0].role == "system":
+        return [_joined(messages[0], Message("system", text)), *messages[1:]]
+    return [Message("system", text), *messages]
+
+
+def _instructions(tools: Sequence[Tool], form: ToolFormat) -> str:
+    listed = "\n".join(
+        f'{{"name": {json.dumps(t.name)}, "description": {json.dumps(t.description)}, "parameters": {t.parameters}}}'
+        for t in tools
+    )
+    example = json.dumps({"name": "function name", form.arguments_key: {"argument name": "value"}})
+    several = ""
+    if form.several is not None:
+        calls = form.several.between.join([example] * 2)
+        several = f"\nTo call several, answer with nothing but {form.several.before}{calls}{form.several.after}"
+    return (
+        f"You can call these functions:\n{listed}\nTo call one, answer with nothing but "
+        f"{form.frame.before}{example}{form.frame.after}{several}\nIf no function helps, answer in your own words."
+    )
+
+
+def _adapted_calls(messages: Sequence[Message], abilities: TemplateAbilities, form: ToolFormat) -> list[Message]:
+    if not abilities.calls:  # (4)
+        names = {call.id: call.name for message in messages for call in message.tool_calls}
+        return [_calls_as_text(message, names, form) for message in messages]
+    if not abilities.parallel_calls:  # (5)
+        messages = _one_call_each(messages)
+    return [_with_short_ids(message) for message in messages] if abilities.short_ids else list(messages)
+
+
+def _calls_as_text(message: Message, names: dict[str, str], form: ToolFormat) -> Message:
+    if message.role == "tool":
+        name = names.get(message.tool_call_id or "", "")
+        return _joined(Message("user", f"The function {name} returned:"), Message("user", message.content))
+    if not message.tool_calls:
+        return message
+    frame = form.frame_of(several=len(message.tool_calls) > 1)
+    calls = [
+        f'{{"name": {json.dumps(call.name)}, "{form.arguments_key}": {call.arguments or "{}"}}}'
+        for call in message.tool_calls
+    ]
+    text = f"{frame.before}{(frame.between or chr(10)).join(calls)}{frame.after}"
+    written = Message("assistant", text)
+    return _joined(msgspec.structs.replace(message, tool_calls=()), written) if message.content else written
+
+
+def _one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Give each call a message of its own, followed by its result."""
+    results = {message.tool_call_id: message for message in messages if message.role == "tool"}
+    adapted: list[Message] = []
+    shown: set[str | None] = set()
+    for message in messages:
+        if message.role == "tool" and message.tool_call_id in shown:
+            continue
+        if len(message.tool_calls) < 2:
+            adapted.append(message)
+            continue
+        for index, call in enumerate(message.tool_calls):
+            content = None if index else message.content
+            adapted.append(msgspec.structs.replace(message, content=content, tool_calls=(call,)))
+            if (result := results.get(call.id)) is not None:
+                shown.add(call.id)
+                adapted.append(result)
+    return adapted
+
+
+def _with_short_ids(message: Message) -> Message:
+    calls = tuple([msgspec.structs.replace(call, id=_short_id(call.id)) for call in message.tool_calls])
+    answered = None if message.tool_call_id is None else _short_id(message.tool_call_id)
+    return msgspec.structs.replace(message, tool_calls=calls, tool_call_id=answered)
+
+
+def _short_id(call_id: str) -> str:
+    """Return the last letters and digits of an id: where ids are counted, that is where they differ."""
+    return "".join(filter(str.isalnum, call_id))[-_SHORT_ID:].rjust(_SHORT_ID, "0")
+
+
+def _merged_turns(messages: Sequence[Message]) -> list[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        last = merged[-1] if merged else None
+        if last is None or last.role != message.role or last.role == "tool" or last.tool_calls or message.tool_calls:
+            merged.append(message)
+        else:
+            merged[-1] = _joined(last, message)
+    return merged
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Return the first message with the second's content behind its own, as a paragraph."""
+    parts = [part for part in (*_parts(first), *_parts(second)) if not (isinstance(part, TextPart) and not part.text)]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    content = "\n\n".join(texts) if len(texts) == len(parts) else tuple(parts)
+    return msgspec.structs.replace(first, content=content)
+
+
+def _parts(message: Message) -> tuple[object, ...]:
+    content = message.content
+    return (TextPart(content or ""),) if content is None or isinstance(content, str) else content
+
 
 __all__ = ["DEFAULT_TEMPLATE", "MARK", "PromptRenderer", "TemplateFailed", "render"]
 
