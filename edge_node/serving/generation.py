@@ -63,7 +63,7 @@ from ..storage.decisions import DecisionStore
 from ..storage.spend import SpendStore
 
 if TYPE_CHECKING:
-    from models.constraints.checks import HeldRequest
+    from models.constraints.json_schema import HeldRequest
     from models.modalities.graph.facts import RequestFacts, RequestSoftTokens
     from models.semantic.judge import ComparedText
 
