@@ -16,7 +16,7 @@ from ..catalog import fit
 from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, model_name
 from ..publish.check import require_llama_cpp
-from ..publish.placing import Placing
+from ..publish.publish import Placing
 from ..pull import demo, packaged, plan
 from ..pull.demo import DemoModel
 from ..pull.packaged import PackagedModel

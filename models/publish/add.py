@@ -25,8 +25,7 @@ from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile
 from ..catalog.mmproj import read_mmproj
 from .check import check_gguf, check_mmproj
-from .placing import Placing, place_mmproj
-from .publish import publish_gguf
+from .publish import Placing, place_mmproj, publish_gguf
 
 _NO_LICENCE = "the file names no licence: make sure that you may use it"
 

@@ -30,7 +30,7 @@ from ..modalities.voices.files import (
     worker_spec,
 )
 from .add import AddResult, check_name, model_name
-from .placing import Placing, place
+from .publish import Placing, place
 
 _TRIED_SYMBOLS = 40  # a short sentence
 _CHECK_S = 90.0

@@ -21,7 +21,7 @@ from ..catalog.artifact import (
 )
 from .add import model_name
 from .check import check_adapter, check_mmproj
-from .placing import Placing, place, place_mmproj
+from .publish import Placing, place, place_mmproj
 
 
 def add_adapter(

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ..catalog.artifact import Artifact, Manifest, save_manifest
-from ..publish.placing import place
+from ..publish.publish import place
 from .demo import DemoModel, cache_folder, fetch, present_bytes
 from .partial_file import check_sha256
 from .sources import PullError, RemoteFile

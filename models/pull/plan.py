@@ -11,7 +11,7 @@ from ..catalog.artifact import ArtifactError, ArtifactNotFound, load_artifact
 from ..catalog.fit import Device, MemoryNeed, estimate_memory
 from ..catalog.gguf import GgufFile, describe
 from ..publish.add import check_name
-from ..publish.placing import check_space
+from ..publish.publish import check_space
 from .sources import PullError, RemoteFile
 
 _SPARE_BYTES = 128 * 2**20  # of disk: one package of a demonstration model, and everything else
