@@ -22,9 +22,8 @@ from ..catalog.artifact import (
 from ..catalog.gguf import read_gguf
 from ..catalog.mmproj import vision_bytes
 from ..modalities.voices.files import ARCHITECTURE, voice_memory_bytes
-from ..publish.add import AddResult, add_model
+from ..publish.add import AddResult, add_adapter, add_mmproj, add_model
 from ..publish.add_voice import add_voice
-from ..publish.extend import add_adapter, add_mmproj
 from ..publish.publish import Placing
 from ..pull.packaged import packaged_models
 from .options import existing_file, folder, mebibytes, models_option

@@ -17,7 +17,7 @@ from models.catalog.artifact import Artifact
 from models.llama_cpp.protocol import EngineOptions, Prompt, SoftTokens
 from models.modalities.process.messages import Picture, WorkerJob, WorkerResult, WorkerSpec
 from models.modalities.process.parent import WorkerProcess
-from models.publish.extend import add_mmproj
+from models.publish.add import add_mmproj
 from models.publish.publish import publish_gguf
 from router.types import Message
 from tests.engine.conftest import Rig
