@@ -20,8 +20,7 @@ from ..publish.publish import Placing
 from ..pull import demo, packaged, plan
 from ..pull.demo import DemoModel
 from ..pull.packaged import PackagedModel
-from ..pull.partial_file import partial_of
-from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source
+from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
 from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
 from .options import mebibytes
 

@@ -20,8 +20,7 @@ import msgspec
 from router.child_environment import minimal_environment
 
 from ..catalog.gguf import GgufFile
-from .partial_file import check_sha256, is_full, locked, no_space, partial_of
-from .sources import PullError, RemoteFile
+from .sources import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
 
 _DATA = Path(__file__).with_name("demo.json")
 _BLOCK_BYTES = 1 << 20

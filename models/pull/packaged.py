@@ -12,8 +12,7 @@ import msgspec
 from ..catalog.artifact import Artifact, Manifest, save_manifest
 from ..publish.publish import place
 from .demo import DemoModel, cache_folder, fetch, present_bytes
-from .partial_file import check_sha256
-from .sources import PullError, RemoteFile
+from .sources import PullError, RemoteFile, check_sha256
 
 _DATA = Path(__file__).with_name("packaged.json")
 
