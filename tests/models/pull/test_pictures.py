@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from models.catalog.artifact import ArtifactError
-from models.pull.efficientnet import write_classifier
-from models.pull.torch_file import read_tensors
+from models.pull.efficientnet import read_tensors, write_classifier
 
 torch = pytest.importorskip("torch", reason="needs torch, which makes models (extra train)")
 onnxruntime = pytest.importorskip("onnxruntime")
