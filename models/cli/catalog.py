@@ -25,7 +25,7 @@ from ..modalities.voices.files import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_adapter, add_mmproj, add_model
 from ..publish.add_voice import add_voice
 from ..publish.publish import Placing
-from ..pull.packaged import packaged_models
+from ..pull.demo import packaged_models
 from .options import existing_file, folder, mebibytes, models_option
 
 console = Console()

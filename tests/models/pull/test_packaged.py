@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
-from models.pull.demo import DemoModel, Part
-from models.pull.packaged import PackagedModel, check_memory, fetch_packaged, packaged_models
+from models.pull.demo import DemoModel, PackagedModel, Part, check_memory, fetch_packaged, packaged_models
 from models.pull.sources import PullError, RemoteFile
 
 from .conftest import write_wheel
