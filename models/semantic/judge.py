@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ..catalog.artifact import Artifact, ArtifactError
 from ..signals.encoder import SentenceEncoder
-from .protected import Signature, poles, signature
-from .words import CHARACTERS, words
+from .protected import CHARACTERS, Signature, poles, signature, words
 
 Vector = NDArray[np.float32]
 FEATURES = 15

@@ -1,8 +1,10 @@
-"""The words that two questions must share before similarity counts: numbers, units, names, negation, quotes and so on.
+"""Text to comparable words, and those that two questions must share before similarity counts.
 
-`Protector.signature` collects it; two texts with different signatures never share an answer. A word that is not known
-to be harmless counts as a name, so an unknown word always separates two texts. `poles` finds opposites: two texts
-conflict if one is at the one end of a scale (up, increase, louder) and the other at the other end (down, lower).
+Words are in lower case, contractions spelled out, number words as digits, plurals without their s. Protected are
+numbers, units, names, negation, quotes and so on: `signature` collects them, and two texts with different signatures
+never share an answer. A word that is not known to be harmless counts as a name, so an unknown word always separates two
+texts. `poles` finds opposites: two texts conflict if one is at the one end of a scale (up, increase, louder) and the
+other at the other end (down, lower).
 """
 
 from __future__ import annotations
@@ -11,7 +13,110 @@ import re
 import unicodedata
 from collections.abc import Set as AbstractSet
 
-from .words import quoted, words
+CHARACTERS = 400  # a longer text is no short question: it never matches another one
+_TOKEN = re.compile(r"[^\W_]+(?:[.,:'/@&_-]+[^\W_]+)*|[^\w\s]|_")
+_QUOTED = re.compile(r"\"([^\"]+)\"|“([^”]+)”|«([^»]+)»|`([^`]+)`|(?<!\w)'([^']+)'(?!\w)|(?<!\w)‘([^’]+)’")
+_QUOTES = frozenset("\"“«`'‘’´")  # one of them is in each quoted part
+_CLOCK = re.compile(r"\b(\d{1,2})(?::(\d\d))?\s*([ap])\.?\s?m\b\.?")
+_POLITE_START = re.compile(
+    r"^(?:(?:please|kindly|hey|ok|okay|hi|hello)[\s,]+(?=\w)|(?:could|would|will|can) you please |could you (?=\w)|"
+    r"(?:can|would|will) you (?=(?:tell|show|give|remind|let|find) me |set |add |turn |send )|"
+    r"i (?:want|need|would like) you to |i'd like you to )+"
+)
+_POLITE_END = re.compile(r"(?<=\w)[\s,.]+(?:please|thanks|thank you)[\s.!?]*$")
+# A question about words themselves: its `please` may be one of those words.
+_ABOUT_WORDS = re.compile(
+    r"\b(?:say|said|saying|word|translat\w*|spell\w*|mean\w*|defin\w*|call\w*|write|type|text|message|email|song|sing|"
+    r"play|rhyme\w*|search|google|lyrics|named?|title|reply|answer)\b"
+)
+_HALVES = ("am", "pm")  # of a day, after a number
+_SYMBOLS = str.maketrans({"’": "'", "‘": "'", "´": "'", "−": "-", "–": "-", "…": " "})
+
+_CONTRACTIONS = {
+    "won't": "will not", "can't": "can not", "cannot": "can not", "shan't": "shall not", "ain't": "is not",
+    "let's": "let us", "gonna": "going to", "wanna": "want to", "gimme": "give me", "gotta": "have to",
+    "whats": "what is", "hows": "how is", "wheres": "where is", "whos": "who is", "whens": "when is",
+    "im": "i am", "ive": "i have", "dont": "do not", "doesnt": "does not", "didnt": "did not", "isnt": "is not",
+    "arent": "are not", "wasnt": "was not", "werent": "were not", "havent": "have not", "hasnt": "has not",
+    "wouldnt": "would not", "couldnt": "could not", "shouldnt": "should not", "wont": "will not", "cant": "can not",
+    "ok": "okay", "pls": "please", "plz": "please", "thx": "thanks", "u": "you", "r": "are",
+}  # fmt: skip
+_ENDINGS = (("n't", "not"), ("'re", "are"), ("'ve", "have"), ("'ll", "will"), ("'m", "am"), ("'d", "would"))
+_IS = frozenset("what how where who when why that it there here he she".split())  # whose 's is "is"
+
+_UNITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+_UNITS += "seventeen eighteen nineteen"
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_ORDINALS = "zeroth first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth "
+_ORDINALS += "fourteenth fifteenth sixteenth seventeenth eighteenth nineteenth"
+NUMBERS: dict[str, str] = {word: str(value) for value, word in enumerate(_UNITS.split())}
+NUMBERS |= {word: str(10 * value) for value, word in enumerate(_TENS.split(), 2)}
+NUMBERS |= {word: f"{value}th" for value, word in enumerate(_ORDINALS.split())}
+NUMBERS |= {"1st": "1th", "2nd": "2th", "3rd": "3th"}
+
+# Endings after which an s is no plural.
+_NO_PLURAL = ("ss", "us", "is", "os")
+
+
+def quoted(text: str) -> tuple[str, ...]:
+    """Return the quoted parts of a text, as they are written."""
+    if _QUOTES.isdisjoint(text):
+        return ()
+    return tuple(next(filter(None, match)) for match in _QUOTED.findall(text.translate(_SYMBOLS) + " "))
+
+
+def words(text: str) -> list[str]:
+    """Split a text into comparable words and symbols. Sentence punctuation and politeness are left out."""
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    lowered = plain.lower()
+    lowered = _CLOCK.sub(r"\1:\2 \3m", lowered).replace(": ", " ") if "m" in lowered else lowered
+    lowered = _without_politeness(lowered.strip())
+    found: list[str] = []
+    for token in _TOKEN.findall(lowered):
+        if token in ".,!?;:\"'`()[]{}“”«»":
+            continue
+        for word in _spelled_out(token):
+            if word in _HALVES and found and found[-1][0].isdigit():
+                found[-1] += word
+            else:
+                found.append(NUMBERS.get(word) or stem(word))
+    return found
+
+
+def _without_politeness(lowered: str) -> str:
+    if "please" not in lowered and "thank" not in lowered and not _POLITE_START.match(lowered):
+        return lowered
+    if not _ABOUT_WORDS.search(lowered):
+        lowered = _POLITE_END.sub("", lowered)
+        return _POLITE_START.sub("", lowered)
+    return _POLITE_START.sub("", lowered, count=1) if lowered.startswith(("please ", "could ", "can ")) else lowered
+
+
+def stem(word: str) -> str:
+    """Return a word without the s of a plural; words of up to three letters stay."""
+    if len(word) <= 3 or not word.endswith("s") or word.endswith(_NO_PLURAL) or not word.isalpha():
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "sses", "xes")):
+        return word[:-2]
+    return word[:-1]
+
+
+def _spelled_out(token: str) -> list[str]:
+    whole = _CONTRACTIONS.get(token)
+    if whole is not None:
+        return whole.split()
+    if "'" in token:
+        for ending, word in _ENDINGS:
+            if token.endswith(ending) and len(token) > len(ending):
+                return [token[: -len(ending)], word]
+        if token.endswith("'s"):
+            return [token[:-2], "is"] if token[:-2] in _IS else [token[:-2]]
+    if "-" in token and token.replace("-", "").isalpha():
+        return token.split("-")
+    return [token]
+
 
 _NEGATIONS = """
 not no never none nobody nothing nowhere neither nor without hardly barely except excluding exclude lacking lack nope

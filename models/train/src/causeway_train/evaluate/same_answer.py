@@ -16,8 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from models.semantic.protected import NEGATIONS, ORDERED, SCALES
-from models.semantic.words import words
+from models.semantic.protected import NEGATIONS, ORDERED, SCALES, words
 
 from ..function_calls.dataset import Row
 
