@@ -75,7 +75,7 @@ class SemanticChecks:
     3. A check costs no client its answer: where the new one fails or would be degraded before its first byte, the
        client gets the cached one. A check does not queue, and leaves time before the request's deadline.
     4. What new answers cost counts against the budget of shadow requests; without a rest of it nothing is checked.
-    5. Only counts and the judge's log-odds are kept. `models.semantic.findings` says what follows from them.
+    5. Only counts and the judge's log-odds are kept. `models.semantic.judge` says what follows from them.
 
     Args:
         semantic: Gets what is found.

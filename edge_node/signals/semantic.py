@@ -18,9 +18,8 @@ from router.policy.compiled import Policy
 from router.types import Request
 
 if TYPE_CHECKING:
-    from models.semantic.findings import Findings
     from models.semantic.index import Match, SemanticIndex
-    from models.semantic.judge import ComparedText, Judge
+    from models.semantic.judge import ComparedText, Findings, Judge
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +54,8 @@ class SemanticAnswers:
             self._index, self._thresholds = None, {}
             return
         if self._index is None:
-            from models.semantic.findings import Findings
             from models.semantic.index import SemanticIndex
+            from models.semantic.judge import Findings
 
             self._index = SemanticIndex(self._judge)
             if self._findings is None:

@@ -14,7 +14,7 @@ import msgspec
 
 from models.calibrate import SHADOW_FILE as FILE
 from models.calibrate.shadow import NEWEST_ANSWERS, PUT_ANSWER, SCHEMA, TRIM_ANSWERS, ShadowAnswer, decode_answer
-from models.semantic.findings import Findings
+from models.semantic.judge import Findings
 from router.trackers import SpendState, SpendTracker
 
 from ..clock import Clock

@@ -3,6 +3,10 @@
 A text becomes a `ComparedText` once: the encoder's vector, the probabilities of the trained intents, its words. A pair
 becomes `FEATURES` and the set of words that only one side has; a small network maps them to log-odds. `Calibration`
 turns a promised error rate into the least log-odds of a hit.
+
+`Findings` test the promised error rate again on a box's own traffic. Some answers to a question that means the same are
+made again and compared with the cached one. The judge's threshold holds until more of them differ than the promise
+explains; then only likelier matches are used. As requests without further faults come in, the threshold falls again.
 """
 
 from __future__ import annotations
@@ -286,3 +290,47 @@ def text_buckets(found: Sequence[str]) -> list[int]:
 def differing(asked: ComparedText, other: ComparedText) -> list[int]:
     """Hash the words that only one of two questions has into WORD_BUCKETS."""
     return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in asked.distinct ^ other.distinct]
+
+
+MOST_REQUESTS = 10_000.0  # then older findings count half
+
+
+class Findings(msgspec.Struct):
+    """Counts and log-odds, no content.
+
+    Attributes:
+        judge_sha256: Of the judge whose log-odds these are.
+        requests: Look-ups, each weighted with the share of semantic answers that are compared.
+        compared: Semantic answers that were made anew.
+        wrong: The log-odds of those that differed, highest first.
+    """
+
+    judge_sha256: str
+    requests: float = 0.0
+    compared: int = 0
+    wrong: list[float] = []
+
+    def look_up(self, share: float) -> bool:
+        """Count a look-up, hit or miss; return whether `least_log_odds` may have changed."""
+        before = int(self.requests)
+        self.requests += share
+        if self.requests > MOST_REQUESTS:
+            self.requests, self.compared, self.wrong = self.requests / 2, self.compared // 2, self.wrong[::2]
+        return int(self.requests) != before
+
+    def compare(self, log_odds: float, *, agreed: bool) -> None:
+        """Count a semantic answer that was made anew."""
+        self.compared += 1
+        if not agreed:
+            self.wrong = sorted([*self.wrong, log_odds], reverse=True)
+
+    def merge(self, other: Findings) -> None:
+        """Add the findings of an earlier run with the same judge."""
+        self.requests += other.requests
+        self.compared += other.compared
+        self.wrong = sorted([*self.wrong, *other.wrong], reverse=True)
+
+    def least_log_odds(self, max_error: float) -> float:
+        """Return what a hit must exceed so that no more answers were wrong than `max_error` explains; else -inf."""
+        likely = likely_errors(int(self.requests), max_error)
+        return self.wrong[likely] if likely < len(self.wrong) else -math.inf

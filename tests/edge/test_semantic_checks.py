@@ -15,7 +15,7 @@ from edge_node.clock import system_clock
 from edge_node.config.schema import KeyConfig, ServerConfig
 from edge_node.signals.semantic import SemanticAnswers, load_judge
 from edge_node.storage.shadow import ShadowStore
-from models.semantic.findings import Findings
+from models.semantic.judge import Findings
 from router.policy.compiled import parse_policy
 from router.types import Message, Outcome, Request
 from tests.waiting import until

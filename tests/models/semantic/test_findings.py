@@ -7,8 +7,7 @@ import math
 import msgspec
 import pytest
 
-from models.semantic.findings import MOST_REQUESTS, Findings
-from models.semantic.judge import likely_errors
+from models.semantic.judge import MOST_REQUESTS, Findings, likely_errors
 
 
 @pytest.mark.parametrize(
