@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from models.catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, list_artifacts
+from models.catalog.artifact import (
+    Artifact,
+    ArtifactError,
+    ArtifactNotFound,
+    SignalKind,
+    find_artifact,
+    find_signal,
+    list_artifacts,
+)
 from models.signals.calibration import ConfidenceCalibrator
-from models.signals.lookup import SignalKind, find_signal
 from router.policy.compiled import Policy
 from router.types import Chunk, Confidence, Message, Request, TextPart
 

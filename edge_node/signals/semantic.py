@@ -159,8 +159,8 @@ def load_judge(extra_dirs: Sequence[Path]) -> Judge:
         ArtifactError: there is none, or it is broken.
         ImportError: ONNX Runtime is not installed.
     """
+    from models.catalog.artifact import find_judged_artifact, find_signal
     from models.semantic.judge import Judge
-    from models.signals.lookup import find_judged_artifact, find_signal
 
     judge = find_signal("same-answer", None, extra_dirs)
     return Judge.load(judge, find_judged_artifact(judge, extra_dirs))

@@ -19,8 +19,8 @@ import numpy as np
 from models.calibrate.drift import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.calibrate.label import answers_agree
 from models.calibrate.shadow import ShadowAnswer
+from models.catalog.artifact import find_signal
 from models.signals.encoder import SentenceEncoder
-from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, prompt_features
 from router.serving.gauges import Gauge
 from router.types import Confidence

@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ..catalog.artifact import Artifact, ArtifactError
+from ..catalog.artifact import Artifact, ArtifactError, find_signal
 from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
-from ..signals.lookup import find_signal
 from ..signals.pair import PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
 from .answers import AnswerLog

@@ -15,8 +15,7 @@ from pathlib import Path
 from router.child_environment import minimal_environment
 from router.types import Modality
 
-from ..catalog.artifact import ArtifactError, find_artifact
-from ..signals.lookup import find_signal
+from ..catalog.artifact import ArtifactError, find_artifact, find_signal
 from .process.messages import WorkerSpec
 
 SPEECH_MODEL = "speech"

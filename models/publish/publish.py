@@ -26,13 +26,13 @@ from ..catalog.artifact import (
     DataSource,
     Manifest,
     ProjectorEntry,
+    SignalKind,
     save_manifest,
     sha256_of,
     verify_artifact,
 )
 from ..catalog.gguf import read_gguf
 from ..catalog.mmproj import read_mmproj
-from ..signals.lookup import SignalKind
 
 LICENCE = "Apache-2.0"
 

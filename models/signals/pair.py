@@ -22,10 +22,9 @@ import msgspec
 
 from router.types import Confidence
 
-from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, list_artifacts
+from ..catalog.artifact import Artifact, ArtifactError, ArtifactNotFound, find_artifact, find_signal, list_artifacts
 from .calibration import LinearLogit, log_odds
 from .encoder import SentenceEncoder, Vector
-from .lookup import find_signal
 
 _RECENT_PROMPTS = 16
 CHARACTERS = 8192  # structural features see the first characters of a longer prompt

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from models.catalog.artifact import Artifact, ArtifactError, find_artifact
+from models.catalog.artifact import Artifact, ArtifactError, find_artifact, find_judged_artifact, find_signal
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from models.semantic.index import ENTRIES, SemanticIndex
 from models.semantic.judge import Judge
 from models.signals.calibration import ConfidenceCalibrator
 from models.signals.encoder import SentenceEncoder
-from models.signals.lookup import find_judged_artifact, find_signal
 from models.signals.quality import QualityEstimator
 from router.types import Confidence, Message, Sampling
 

@@ -13,10 +13,9 @@ from edge_node.backends.backend import BackendRequest
 from edge_node.cli.doctor.policy_and_models import check_models, check_signals
 from edge_node.config.schema import EngineConfig
 from edge_node.signals.estimators import LearnedEstimators
-from models.catalog.artifact import find_artifact
+from models.catalog.artifact import find_artifact, find_signal
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import LinearLogit
-from models.signals.lookup import find_signal
 from models.signals.pair import (
     HANDOFF_INPUTS,
     STRUCTURE,

@@ -14,16 +14,15 @@ from models.catalog.artifact import (
     ArtifactError,
     ArtifactNotFound,
     find_artifact,
+    find_signal,
     list_artifacts,
     verify_artifact,
 )
 from models.catalog.fit import estimate_memory
 from models.catalog.gguf import read_gguf
-from models.catalog.mmproj import vision_bytes
-from models.catalog.projector import find_projector
+from models.catalog.projector import find_projector, vision_bytes
 from models.modalities.installed import PICTURES_MODEL, SPEECH_MODEL, is_installed
-from models.modalities.voices.files import list_voices, voice_of
-from models.signals.lookup import find_signal
+from models.modalities.voices import list_voices, voice_of
 from router.errors import PolicyError
 from router.policy.compiled import Policy, parse_policy
 from router.types import DeviceSignals, Modality

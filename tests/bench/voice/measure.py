@@ -26,9 +26,8 @@ from causeway_train.signals.quality import HALVES
 from causeway_train.signals.spoken import SpokenMetrics, grade_heard, measure_spoken
 from edge_node.app import App, build
 from edge_node.config.schema import Config, ModalitiesConfig, ServerConfig
-from models.catalog.artifact import find_artifact
+from models.catalog.artifact import find_artifact, find_signal
 from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
-from models.signals.lookup import find_signal
 from router.openai import parse_chat
 from router.parts.spoken_form import spoken_form
 from router.types import RoutingHints

@@ -20,9 +20,8 @@ from models.calibrate.collect import collect
 from models.calibrate.endpoint import EndpointAnswerer
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
-from models.catalog.artifact import ArtifactError, DataSource, find_artifact
+from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from models.cli.commands import main
-from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, PairEstimator
 from router.errors import BackendError
 from router.types import Confidence

@@ -19,10 +19,9 @@ from models.calibrate import SHADOW_FILE as FILE
 from models.calibrate.drift import measure_drift
 from models.calibrate.label import answers_agree
 from models.calibrate.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
-from models.catalog.artifact import find_artifact
+from models.catalog.artifact import find_artifact, find_signal
 from models.cli.commands import main
 from models.signals.encoder import SentenceEncoder, Vector
-from models.signals.lookup import find_signal
 from models.signals.pair import ModelIdentity, PairEstimator, prompt_features
 from tests.models.calibrate.pairs import EASY, answered, prompts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from models.catalog.artifact import find_judged_artifact, find_signal
 from models.semantic.index import SemanticIndex
 from models.semantic.judge import ComparedText, Judge
-from models.signals.lookup import find_judged_artifact, find_signal
 
 
 @pytest.fixture(scope="module")

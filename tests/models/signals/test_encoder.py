@@ -16,11 +16,17 @@ pytest.importorskip("onnxruntime")
 from causeway_train.cli.commands import main as causeway_train
 from causeway_train.signals.bert_to_onnx import convert
 from causeway_train.signals.encoder import distill
-from models.catalog.artifact import ArtifactError, ArtifactNotFound, load_artifact, verify_artifact
+from models.catalog.artifact import (
+    ArtifactError,
+    ArtifactNotFound,
+    find_judged_artifact,
+    find_signal,
+    load_artifact,
+    verify_artifact,
+)
 from models.cli.commands import main
 from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from models.signals.encoder import TOKENS, SentenceEncoder, WordPieces
-from models.signals.lookup import find_judged_artifact, find_signal
 from tests.train.requirements import need_training_packages
 
 PIECES = [

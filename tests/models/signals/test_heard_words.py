@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from causeway_train.signals.spoken import count_words
-from models.catalog.artifact import verify_artifact
+from models.catalog.artifact import find_signal, verify_artifact
 from models.modalities.encoders.words import WordModel
-from models.signals.lookup import find_signal
 
 TEXTS = [
     "turn off the lights",

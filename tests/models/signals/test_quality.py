@@ -14,10 +14,9 @@ from causeway_train.cli.commands import main
 from causeway_train.signals.graded_answers import GradedAnswer
 from causeway_train.signals.quality import QualityNetwork, halves, measure, train_quality
 from models.calibrate.drift import calibration_error
-from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, load_artifact
+from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, find_signal, load_artifact
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import ConfidenceCalibrator
-from models.signals.lookup import find_signal
 from models.signals.quality import BUCKETS, QualityEstimator, features
 from router.types import Confidence
 

@@ -179,8 +179,8 @@ def _samples(
     threads: int,
     extra_dirs: Sequence[Path],
 ) -> list[RoutingSample]:
+    from models.catalog.artifact import find_signal
     from models.signals.calibration import ConfidenceCalibrator
-    from models.signals.lookup import find_signal
     from models.signals.quality import QualityEstimator
 
     from ..signals.calibration import confidence_at, probability_at

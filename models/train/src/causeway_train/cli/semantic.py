@@ -46,9 +46,9 @@ def train_semantic(data: Path, run: Path, to: Path, epochs: int, decay: float, s
 
     Needs torch. The rows that `evaluate-semantic` reports on are used for neither.
     """
+    from models.catalog.artifact import find_signal
     from models.semantic.judge import Judge
     from models.signals.encoder import SentenceEncoder
-    from models.signals.lookup import find_signal
 
     from ..evaluate.semantic_stream import calibrate, run_stream, stream
     from ..signals.semantic_judge import train_judge
@@ -106,8 +106,8 @@ def evaluate_semantic(
     data: Path, max_error: float, paraphrased: float, part: Part, seed: int, extra_dirs: Sequence[Path]
 ) -> None:
     """Measure the semantic cache on a stream of HWU64's and CLINC150's rows: hits, wrong hits, time of a look-up."""
+    from models.catalog.artifact import find_judged_artifact, find_signal
     from models.semantic.judge import Judge
-    from models.signals.lookup import find_judged_artifact, find_signal
 
     from ..evaluate.semantic_stream import similarity_alone, stream
 

@@ -203,8 +203,8 @@ def train_spoken(
     threads: int,
 ) -> None:
     """Teach the calibrator what a transcript's confidence says, on held-back commands that espeak-ng speaks."""
+    from models.catalog.artifact import find_signal
     from models.signals.calibration import CalibrationParameters, ConfidenceCalibrator
-    from models.signals.lookup import find_signal
 
     from ..data.corpus import Corpus
     from ..data.transcripts import spoken_commands, transcribe_rows

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from models.catalog.artifact import find_signal
 from models.modalities.decoding.sound import decode_sound
 from models.modalities.process.messages import Found, Transcribe, WorkerSpec
-from models.signals.lookup import find_signal
 from router.parts.spoken_form import spoken_form
 
 from ..function_calls.dataset import Row
