@@ -14,8 +14,7 @@ from router.errors import BackendError
 from ..catalog.artifact import Artifact, ArtifactError, DataSource
 from ..signals.pair import ModelIdentity
 from .answers import AnswerLog, Pair, PairAnswers
-from .collect import Answerer, EngineAnswerer, collect
-from .endpoint import EndpointAnswerer
+from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
 from .evaluate import Target
 from .label import chosen_letter
 from .prompts import CalibrationPrompt

@@ -16,8 +16,7 @@ pytest.importorskip("llama_cpp")
 
 from models.calibrate.answers import AnswerLog, ModelAnswer, Pair, PairAnswers
 from models.calibrate.ask import AnswerJudge
-from models.calibrate.collect import collect
-from models.calibrate.endpoint import EndpointAnswerer
+from models.calibrate.collect import EndpointAnswerer, collect
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
 from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
