@@ -92,10 +92,9 @@ def calibrate(
     --check the report is of signals that were published before, on prompts that their fit did not see.
     """
     from ..calibrate.answers import AnswerLog
-    from ..calibrate.ask import Endpoint, Plan, ask_pair
     from ..calibrate.evaluate import Target
     from ..calibrate.prompts import collection_order, read_prompts, read_sources
-    from ..calibrate.run import calibrate_from_shadow, calibrate_pair, check_pair
+    from ..calibrate.run import Endpoint, Plan, ask_pair, calibrate_from_shadow, calibrate_pair, check_pair
 
     if keep is not None and cloud_share is not None:
         raise click.UsageError("--keep and --cloud-share exclude each other: name one target")

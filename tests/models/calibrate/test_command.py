@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 pytest.importorskip("llama_cpp")
 
 from models.calibrate.answers import AnswerLog, ModelAnswer, Pair, PairAnswers
-from models.calibrate.ask import AnswerJudge
 from models.calibrate.collect import EndpointAnswerer, collect
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
+from models.calibrate.run import AnswerJudge
 from models.catalog.artifact import ArtifactError, DataSource, find_artifact, find_signal
 from models.cli.commands import main
 from models.signals.pair import ModelIdentity, PairEstimator
