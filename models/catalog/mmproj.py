@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from .artifact import Artifact, ArtifactError
-from .gguf import GgufFile, read_gguf, read_metadata
 
 _PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, a picture's pixels
 _LARGEST_PATCHES = 4 * 1024  # of a picture of any size: 1,024 tokens, each of 2 × 2 patches
@@ -16,15 +15,10 @@ _NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length
 
 
 class MmprojFile(msgspec.Struct, frozen=True):
-    """`kind`: which family of vision models, such as gemma3."""
+    """`kind`: which family of vision models, such as gemma3. `memory_bytes`: of the process that reads pictures."""
 
-    gguf: GgufFile
     kind: str
-    buffers_bytes: int
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.gguf.tensors_bytes + self.buffers_bytes + _PROCESS_BYTES
+    memory_bytes: int
 
 
 def read_mmproj(path: Path) -> MmprojFile:
@@ -33,6 +27,8 @@ def read_mmproj(path: Path) -> MmprojFile:
     Raises:
         ArtifactError: the file is not a complete GGUF, or no mmproj file with a vision encoder.
     """
+    from .gguf import read_gguf, read_metadata  # gguf brings numpy
+
     gguf = read_gguf(path)
     if gguf.architecture != "clip":
         raise ArtifactError(
@@ -45,7 +41,8 @@ def read_mmproj(path: Path) -> MmprojFile:
     side, patch, width, hidden = (_number(values, name) for name in _NUMBERS)
     patches = max((side // patch) ** 2, _LARGEST_PATCHES) if patch else _LARGEST_PATCHES
     kind = values.get("clip.vision.projector_type") or values.get("clip.projector_type") or "unknown"
-    return MmprojFile(gguf, str(kind), 4 * patches * (_ROWS * width + 2 * hidden))
+    buffers_bytes = 4 * patches * (_ROWS * width + 2 * hidden)
+    return MmprojFile(str(kind), gguf.tensors_bytes + buffers_bytes + _PROCESS_BYTES)
 
 
 def vision_bytes(model: Artifact) -> int:

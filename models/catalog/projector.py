@@ -22,6 +22,7 @@ from .artifact import (
     sha256_of,
     verify_artifact,
 )
+from .mmproj import read_mmproj
 
 
 def has_mtmd() -> bool:
@@ -77,8 +78,6 @@ def find_projector(model: str, model_dirs: Sequence[Path] = ()) -> Projector | N
     check_mtmd(path)
     # The tokens around a picture are those of the model's vocabulary.
     digest = f"{entry.sha256} {entry.model_sha256}"
-    from .mmproj import read_mmproj  # gguf brings numpy
-
     return Projector(path.resolve(), digest, artifact.path.resolve(), None, 0, read_mmproj(path).memory_bytes)
 
 
