@@ -25,8 +25,7 @@ from models.catalog.artifact import (
 )
 from models.catalog.fit import Device, largest_batch
 from models.catalog.gguf import adapted_architecture, read_gguf
-from models.catalog.mmproj import read_mmproj
-from models.catalog.projector import missing_packages
+from models.catalog.projector import missing_packages, read_mmproj
 from models.publish.check import check_mmproj, try_projector
 from models.signals.calibration import ConfidenceCalibrator
 from router.bundle.manifest import BundleModel, BundleProjector

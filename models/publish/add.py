@@ -27,7 +27,7 @@ from ..catalog.artifact import (
 )
 from ..catalog.fit import Device, estimate_memory
 from ..catalog.gguf import GgufFile
-from ..catalog.mmproj import read_mmproj
+from ..catalog.projector import read_mmproj
 from .check import check_adapter, check_gguf, check_mmproj
 from .publish import Placing, place, place_mmproj, publish_gguf
 

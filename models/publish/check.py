@@ -25,8 +25,7 @@ from router.types import Message
 
 from ..catalog.artifact import ArtifactError
 from ..catalog.gguf import GgufFile, adapted_architecture, read_gguf
-from ..catalog.mmproj import read_mmproj
-from ..catalog.projector import check_mtmd
+from ..catalog.projector import check_mtmd, read_mmproj
 from ..child_process import child_environment
 
 GIB = 2**30

@@ -32,7 +32,7 @@ from ..catalog.artifact import (
     verify_artifact,
 )
 from ..catalog.gguf import read_gguf
-from ..catalog.mmproj import read_mmproj
+from ..catalog.projector import read_mmproj
 
 LICENCE = "Apache-2.0"
 
