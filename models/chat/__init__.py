@@ -1,1 +1,1 @@
-"""Chat templates: `template` renders messages, which `conversation` adapts, in the `sandbox` of untrusted templates."""
+"""Chat templates: `template` renders messages in a form that the template takes, in the `sandbox` of untrusted ones."""

@@ -1,6 +1,6 @@
-"""Bring a model here: from a hub repository (hub), a URL, or the demonstration packages (demo).
+"""Bring a model here: from a hub repository (hub), a URL, or packages (demo).
 
 `sources` reads what the owner typed, `plan` asks about name, disk and memory before the first byte, `download` fetches
-and verifies one file. The result becomes an artifact through `models.publish.add`. `packaged` models may be converted:
-`torch_file` reads published weights without torch, `efficientnet` and `onnx_writer` write ONNX.
+and verifies one file. The result becomes an artifact through `models.publish.add`. Models from packages may be
+converted: `efficientnet` reads published weights without torch and writes ONNX with `onnx_writer`.
 """

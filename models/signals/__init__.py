@@ -1,11 +1,11 @@
 """Learned signals that a device computes: what they read, and the small ONNX or JSON files they run.
 
-    lookup          the kinds of signal, and the artifact that computes one for a given model
     calibration     confidence of the first tokens -> probability that the answer is right
     quality         `edge.quality`: the same probability, from the prompt alone
     encoder         sentence embeddings, for the semantic cache
     onnx_graph      the ONNX Runtime session that quality and encoder share, and the processor that runs it
 
-Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest).
+Each signal about a model's answers belongs to exactly one version of its weights (`judges_sha256` in the manifest);
+`catalog/artifact` finds the one for a given model.
 The distribution in `models/train` makes the files.
 """
