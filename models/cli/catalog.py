@@ -21,7 +21,7 @@ from ..catalog.artifact import (
 )
 from ..catalog.gguf import read_gguf
 from ..catalog.projector import vision_bytes
-from ..modalities.voices.files import ARCHITECTURE, voice_memory_bytes
+from ..modalities.voices import ARCHITECTURE, voice_memory_bytes
 from ..publish.add import AddResult, add_adapter, add_mmproj, add_model
 from ..publish.add_voice import add_voice
 from ..publish.publish import Placing

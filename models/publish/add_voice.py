@@ -15,7 +15,7 @@ from ..catalog.artifact import Artifact, ArtifactError, Manifest, save_manifest,
 from ..catalog.fit import Device
 from ..modalities.process.messages import Refusal, Synthesize, Synthesized
 from ..modalities.process.parent import WorkerFailed, WorkerProcess
-from ..modalities.voices.files import (
+from ..modalities.voices import (
     ARCHITECTURE,
     DEFAULT,
     END,

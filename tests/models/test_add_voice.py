@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 from models.catalog.artifact import ArtifactError, find_artifact, verify_artifact
 from models.catalog.fit import Device
 from models.cli.commands import main
-from models.modalities.voices.files import LICENCE, SETTINGS, find_voice, list_voices
+from models.modalities.voices import LICENCE, SETTINGS, find_voice, list_voices
 from models.publish.add_voice import add_voice
 from tests.modalities.tiny_voice import IDS, settings, write_voice
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from ..process.child import Link
-from ..process.messages import Refusal, Synthesize, Synthesized, WorkerJob, WorkerResult, WorkerSpec
+from .process.child import Link
+from .process.messages import Refusal, Synthesize, Synthesized, WorkerJob, WorkerResult, WorkerSpec
 
 _THREADS = 2
 _MAX_S = 120.0  # of one sentence

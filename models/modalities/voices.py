@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ...catalog.artifact import (
+from ..catalog.artifact import (
     NAME,
     Artifact,
     ArtifactCorrupt,
@@ -29,7 +29,7 @@ from ...catalog.artifact import (
     search_path,
     sha256_of,
 )
-from ..process.messages import WorkerSpec
+from .process.messages import WorkerSpec
 
 ARCHITECTURE = "piper"
 """Of the manifest of a voice."""
@@ -38,7 +38,7 @@ DEFAULT = "auto"
 WEIGHTS, SETTINGS, LICENCE = "model.onnx", "model.onnx.json", "LICENCE.txt"
 """The names of its files in its folder."""
 PAD, START, END = "_", "^", "$"
-WORKER = "models.modalities.voices.synthesizer:VoiceSynthesizer"
+WORKER = "models.modalities.synthesizer:VoiceSynthesizer"
 _MAX_SETTINGS_BYTES = 1024 * 1024
 _MIB = 2**20
 _PROCESS_BYTES = 512 * _MIB  # interpreter, ONNX Runtime, threads, and what the layers of a long sentence hold

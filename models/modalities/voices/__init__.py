@@ -1,1 +1,0 @@
-"""Piper voices that an owner adds: `files`, text to `phonemes`, phonemes to sound (`synthesizer`, in a child)."""
