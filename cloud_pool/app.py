@@ -46,7 +46,7 @@ from .accounts.identity.fleet import FleetTrust
 from .accounts.identity.key_set import KeySet
 from .accounts.identity.revocation import RevocationList
 from .accounts.identity.token_verifier import TokenVerifier
-from .accounts.ledger import Ledger, TenantAccounting, TenantMetrics
+from .accounts.ledger import Ledger, TenantMetrics
 from .accounts.tenants.config import TenantLimits
 from .accounts.tenants.rate_limiter import TenantRateLimiter
 from .accounts.tenants.usage import UsageRecorder
@@ -334,20 +334,8 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
     revocations = RevocationList(config.identity, client, fleet)
     limiter = TenantRateLimiter(config.tenants, client, is_gateway=is_gateway)
     usage = UsageRecorder(config.tenants, client, wall_clock=limiter.day.unix_time)
-    accounting = TenantAccounting(config.tenants, limiter, usage)
     audit = AuditLog(config.audit_file)
-    eviction = EvictionCheck(client)
-    tenants = TenantMetrics(metrics.registry)
-    tenants.watch(
-        local_checks=lambda: limiter.local_checks,
-        stale_accepts=lambda: revocations.stale_accepts,
-        revocations_restored=lambda: revocations.restored,
-        usage_lost=lambda: usage.lost,
-        redis_evicts=lambda: float(bool(eviction.fault)),
-        audit_lost=lambda: audit.lost,
-        key_file_stale=lambda: float(keys is not None and bool(keys.last_error)),
-        fleet_unreachable=lambda: float(fleet is not None and bool(fleet.last_error)),
-    )
+    ledger = Ledger(config.tenants, limiter, usage, audit, TenantMetrics(metrics.registry))
     region = config.identity.region
     authenticator = Authenticator(tokens, verifier, revocations, region=region)
     operators = Authenticator(
@@ -357,19 +345,20 @@ def build_accounts(config: Config, metrics: Metrics, *, is_gateway: bool = True)
         static_scopes=OPERATOR_SCOPES,
         region=region,
     )
-    ledger = Ledger(accounting, audit, tenants)
-    return Accounts(
+    accounts = Accounts(
         authenticator,
         operators,
         ledger,
-        accounting,
+        limiter,
         audit,
         revocations,
         client,
-        eviction,
-        signed=config.identity.signed,
-        fleet=fleet,
+        EvictionCheck(client),
+        keys,
+        fleet,
     )
+    metrics.registry.register(GaugeCollector(accounts.gauges))
+    return accounts
 
 
 def _operator_tokens(config: Config) -> StaticTokens:
@@ -763,7 +752,7 @@ def build_jobs(
         JobCallers(
             lambda http: accounts.authenticator.principal(read_authorization(http)),
             accounts.ledger.limits,
-            accounts.accounting.check_cost,
+            accounts.ledger.check_cost,
             accounts.ledger.admit_submission,
             accounts.ledger.admit_reads,
         ),
@@ -996,7 +985,7 @@ async def run_worker(
             background.runner,
             {name: WorkerSlots(name, count, admission) for name, admission in runtime.admissions.items()},
             runtime.metrics.registry,
-            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.accounting.usage.add),
+            accounts=WorkerAccounts(config.tenants.limits, runtime.accounts.ledger.usage.add),
             trace=runtime.job_trace,
         )
         closing += [worker.close, runtime.close]
@@ -1038,7 +1027,7 @@ async def run_pipeline(
             replica_timeout_s=jobs.replica_timeout_s,
             replicated=REPLICATED,
         )
-        usage = UsageOutbox(database, background.runtime.accounts.accounting.usage.add)
+        usage = UsageOutbox(database, background.runtime.accounts.ledger.usage.add)
         source = open_source(topics.source, topics.name, streams.login, ack_wait_s=streams.lease_s)
         sink, dead = (open_sink(topic, topics.name, streams.login) for topic in (topics.sink, topics.dead))
 
@@ -1111,7 +1100,7 @@ def _build_message_runner(
     return MessageRunner(
         config.streams,
         jobs,
-        SubmissionParser(jobs, background.runtime.tiers, accounts.accounting.check_cost),
+        SubmissionParser(jobs, background.runtime.tiers, accounts.ledger.check_cost),
         background.runner,
         MessageCallers(accounts.authenticator.principal, accounts.ledger.limits),
         metrics,

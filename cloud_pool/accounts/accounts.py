@@ -11,13 +11,17 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from redis.exceptions import RedisError
 
+from router.serving.gauges import Gauge
+
 from ..redis.eviction import EvictionCheck
 from ..redis.layout import ensure_accounts_layout
 from .audit import AuditLog
 from .identity.authenticator import Authenticator
 from .identity.fleet import FleetTrust
+from .identity.key_set import KeySet
 from .identity.revocation import RevocationList
-from .ledger import Ledger, TenantAccounting
+from .ledger import Ledger
+from .tenants.rate_limiter import TenantRateLimiter
 
 _PREPARE_S = 3.0
 _FLUSH_S = 3.0
@@ -29,18 +33,18 @@ class Accounts(msgspec.Struct, frozen=True):
     authenticator: Authenticator
     operators: Authenticator  # of the operators' address
     ledger: Ledger
-    accounting: TenantAccounting
+    limiter: TenantRateLimiter
     audit: AuditLog
     revocations: RevocationList
     redis: redis.asyncio.Redis | None
     eviction: EvictionCheck
-    signed: bool  # whether signed tokens are accepted
+    keys: KeySet | None = None  # None: no signed tokens are accepted
     fleet: FleetTrust | None = None
 
     @property
     def not_ready(self) -> str:
         """Why callers cannot be judged, so that this process is not ready; "" if they can."""
-        if self.signed and not self.revocations.has_copy:
+        if self.keys is not None and not self.revocations.has_copy:
             return "The list of revoked tokens has never been read, so signed tokens are refused."
         return ""
 
@@ -48,6 +52,49 @@ class Accounts(msgspec.Struct, frozen=True):
     def problems(self) -> tuple[str, ...]:
         """What an operator has to mend."""
         return tuple(problem for problem in (self.not_ready, self.eviction.fault) if problem)
+
+    def gauges(self) -> tuple[Gauge, ...]:
+        """Return what a scrape reads of accounts: what was done without Redis, what was lost, what is stale."""
+        counters = (
+            (
+                "causeway_cloud_local_rate_checks",
+                "Rate and budget checks made without Redis, against this gateway's share.",
+                self.limiter.local_checks,
+            ),
+            (
+                "causeway_cloud_stale_revocation_accepts",
+                "Tokens accepted while the copy of the revocations was too old.",
+                self.revocations.stale_accepts,
+            ),
+            (
+                "causeway_cloud_revocations_restored",
+                "Revocations that Redis had lost and that this process wrote back.",
+                self.revocations.restored,
+            ),
+            ("causeway_cloud_usage_records_lost", "Requests missing in the tenants' usage.", self.ledger.usage.lost),
+            ("causeway_cloud_audit_records_lost", "Audit records that were not written.", self.audit.lost),
+        )
+        states = (
+            (
+                "causeway_cloud_redis_evicts",
+                "1 while the Redis of budgets, usage and revocations may evict keys.",
+                self.eviction.fault,
+            ),
+            (
+                "causeway_cloud_key_file_stale",
+                "1 while the last change of the key file is invalid and therefore not in use.",
+                self.keys is not None and self.keys.last_error,
+            ),
+            (
+                "causeway_cloud_fleet_unreachable",
+                "1 while keys and revocations of the fleet's control plane cannot be read.",
+                self.fleet is not None and self.fleet.last_error,
+            ),
+        )
+        return (
+            *(Gauge(name, text, value, is_counter=True) for name, text, value in counters),
+            *(Gauge(name, text, float(bool(fault))) for name, text, fault in states),
+        )
 
     async def prepare(self) -> None:
         """Read keys and revocations before the first request. An unavailable source delays this by at most 3 s.
@@ -69,7 +116,7 @@ class Accounts(msgspec.Struct, frozen=True):
         """Start the audit thread, and the background tasks in `tasks`."""
         self.audit.start()
         tasks.start_soon(self.revocations.watch)
-        tasks.start_soon(self.accounting.watch)
+        tasks.start_soon(self.ledger.watch)
         tasks.start_soon(self.eviction.watch)
         if self.fleet is not None:
             tasks.start_soon(self.fleet.watch)
@@ -77,7 +124,7 @@ class Accounts(msgspec.Struct, frozen=True):
     async def close(self) -> None:
         """Write pending usage and audit records, each for at most a few seconds, and close the Redis connections."""
         with anyio.move_on_after(_FLUSH_S):
-            await self.accounting.flush()
+            await self.ledger.flush()
         await to_thread.run_sync(self.audit.close)
         if self.fleet is not None:
             await self.fleet.close()

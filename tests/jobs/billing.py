@@ -18,7 +18,7 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, TenantAccounting, TenantMetrics
+from cloud_pool.accounts.ledger import Ledger, TenantMetrics
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
@@ -48,10 +48,9 @@ class Books:
         config = TenantsConfig(default=TenantLimits(usd_per_day=usd_per_day), prices=(PRICE,), redis_timeout_s=20.0)
         self.usage = UsageRecorder(config, self.client, wall_clock=lambda: NOW)
         limiter = TenantRateLimiter(config, self.client, wall_clock=lambda: NOW, now_s=lambda: NOW)
-        self.accounting = TenantAccounting(config, limiter, self.usage)
         self.audit = AuditLog(audit)
         self.audit.start()
-        self.ledger = Ledger(self.accounting, self.audit, TenantMetrics(CollectorRegistry()))
+        self.ledger = Ledger(config, limiter, self.usage, self.audit, TenantMetrics(CollectorRegistry()))
 
     def runner(self, script: Script = answers) -> MeteredRunner:
         return self.metered(ScriptedRunner(script))

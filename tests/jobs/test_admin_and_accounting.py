@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.accounts.audit import AuditLog
-from cloud_pool.accounts.ledger import Ledger, TenantAccounting, TenantMetrics
+from cloud_pool.accounts.ledger import Ledger, TenantMetrics
 from cloud_pool.accounts.tenants.config import TenantConfig, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
@@ -150,8 +150,8 @@ class AuditedLedger:
     def __init__(self, folder: Path, config: TenantsConfig) -> None:
         self.path = folder / "audit"
         self.audit = AuditLog(str(self.path))
-        accounting = TenantAccounting(config, TenantRateLimiter(config, None), UsageRecorder(config, None))
-        self.ledger = Ledger(accounting, self.audit, TenantMetrics(CollectorRegistry()))
+        limiter, usage = TenantRateLimiter(config, None), UsageRecorder(config, None)
+        self.ledger = Ledger(config, limiter, usage, self.audit, TenantMetrics(CollectorRegistry()))
 
     def records(self) -> list[dict[str, object]]:
         self.audit.close()

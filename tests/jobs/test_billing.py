@@ -188,7 +188,7 @@ async def test_a_cancelled_run_costs_what_it_has_used(
         await begun.wait()
         assert await books.client.exists(reserved_key(tenant)) == 1
         await store.cancel(job, f"{tenant}/kiosk")
-    await books.accounting.flush()
+    await books.ledger.flush()
     assert await bills.read() == (1, RUN_MICRO_USD)
     assert await books.client.exists(reserved_key(tenant)) == 0
     (row,) = books.audited(tmp_path / "audit")
@@ -297,7 +297,7 @@ async def test_a_job_that_could_never_run_within_the_budget_is_refused(config: J
     books = Books(str(config.redis), usd_per_day=MOST_MICRO_USD / 1e6)
     tiers = {"large": TIER}
     gateway = JobsGateway(
-        config, tiers, JobCallers(identify, check_cost=books.accounting.check_cost), CollectorRegistry(), clock=clock
+        config, tiers, JobCallers(identify, check_cost=books.ledger.check_cost), CollectorRegistry(), clock=clock
     )
     body = {"model": "large", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 10**6}
     try:

@@ -282,7 +282,7 @@ async def test_a_client_that_leaves_pays_and_leaves_one_audit_record(issuer: Iss
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: "client_gone" in gateway.metrics())
         gateway.service.held = None
-        await gateway.accounts.accounting.flush()
+        await gateway.accounts.ledger.flush()
         # Nearly all of the 500 reserved tokens are back.
         assert (await gateway.post(good, {**ASK, "max_tokens": 500}))[0] == 200
     gone, ok = audited(path)

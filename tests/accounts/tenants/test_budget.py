@@ -12,11 +12,14 @@ import random
 
 import pytest
 import redis.asyncio
+from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.ledger import TenantAccounting
+from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Reservation, UsageRecorder, reservation_ends_key, reserved_key, usage_key
+from cloud_pool.accounts.tenants.usage import UsageRecorder, reservation_ends_key, reserved_key, usage_key
+from cloud_pool.core.principal import Principal
 from router.errors import InvalidRequest, RateLimited
 from router.types import Message, Request, Usage
 from tests.redis_server import RedisServer
@@ -27,10 +30,15 @@ pytestmark = pytest.mark.redis
 
 PRICE = Price(tier="large", per_1k_prompt=0.0, per_1k_completion=1.0)  # 1000 micro-USD a token
 DAY = "2027-01-15"
+ACME = Principal("acme", "kiosk", frozenset())
+
+
+def ledger(config: TenantsConfig, limiter: TenantRateLimiter, usage: UsageRecorder) -> Ledger:
+    return Ledger(config, limiter, usage, AuditLog(""), TenantMetrics(CollectorRegistry()))
 
 
 class Gateway:
-    """The accounting of one gateway. `wrong_by_s`: of its own clock; `clock` is Redis's."""
+    """The ledger of one gateway. `wrong_by_s`: of its own clock; `clock` is Redis's."""
 
     def __init__(
         self, client: redis.asyncio.Redis | None, clock: Clock, limits: TenantLimits, wrong_by_s: float = 0.0
@@ -40,13 +48,14 @@ class Gateway:
         limiter = TenantRateLimiter(config, client, clock=clock, wall_clock=lambda: clock() + wrong_by_s, now_s=clock)
         self.limiter = limiter
         usage = UsageRecorder(config, client, wall_clock=limiter.day.unix_time)
-        self.accounting = TenantAccounting(config, limiter, usage)
+        self.ledger = ledger(config, limiter, usage)
 
-    async def reserve(self, tokens: int = 100, job: str = "", fence: int = 0, n: int = 1) -> Reservation:
+    async def reserve(self, tokens: int = 100, job: str = "", fence: int = 0, n: int = 1) -> LedgerEntry:
         request = Request(kind="chat", model="large", messages=(Message("user", "hello"),), max_tokens=tokens, n=n)
-        return await self.accounting.reserve(
-            "acme", request, 100, tier="large", max_tokens=500, lifetime_s=60.0, job=job, fence=fence
-        )
+        entry = LedgerEntry("chat")
+        entry.id, entry.tier = job, "large"
+        await self.ledger.admit(entry, ACME, request, 100, max_tokens=500, lifetime_s=60.0, fence=fence)
+        return entry
 
     async def granted(self, tokens: int = 100) -> int:
         """How many requests it admits until the first refusal."""
@@ -62,9 +71,10 @@ class Gateway:
             await self.reserve(tokens)
         return caught.value
 
-    async def settle(self, reservation: Reservation, tokens: int) -> None:
-        self.accounting.settle(self.accounting.charge(reservation, "large", "chat", Usage(0, tokens)))
-        await self.accounting.flush()
+    async def settle(self, entry: LedgerEntry, tokens: int) -> None:
+        entry.usage = Usage(0, tokens)
+        self.ledger.close(entry)
+        await self.ledger.flush()
 
 
 @pytest.fixture
@@ -80,7 +90,7 @@ async def test_a_budget_for_one_request_lets_one_run(client: redis.asyncio.Redis
     """Of 14 at once at two gateways. The others may come again when it has ended, and cost what is left."""
     gateways = [Gateway(client, clock, TenantLimits(usd_per_day=0.1)) for _ in range(2)]
     found = await asyncio.gather(*(gateways[at % 2].reserve() for at in range(14)), return_exceptions=True)
-    (reservation,) = (each for each in found if isinstance(each, Reservation))
+    (reservation,) = (each for each in found if isinstance(each, LedgerEntry))
     refused = [each for each in found if isinstance(each, RateLimited)]
     assert len(refused) == 13
     assert {each.retry_after_s for each in refused} == {2.0}
@@ -121,9 +131,9 @@ async def test_the_next_run_of_a_job_takes_its_reservation_over(client: redis.as
     first, second = (Gateway(client, clock, TenantLimits(usd_per_day=0.1)) for _ in range(2))
     old = await first.reserve(job="job_1", fence=1)
     await second.reserve(job="job_1", fence=2)
-    charge = first.accounting.charge(old, "large", "job", Usage(0, 50))
-    first.accounting.settle_run(charge, accepted=False)
-    await first.accounting.flush()
+    old.usage = Usage(0, 50)
+    first.ledger.close_run(old, first.ledger.charge(old), "superseded")
+    await first.ledger.flush()
     assert await spent(client) == 0
     await second.refusal(1)
 
@@ -143,12 +153,14 @@ async def test_the_most_that_a_request_may_cost_counts_prompts_and_answers(clien
         default=TenantLimits(usd_per_day=1000.0),
         prices=(Price(tier="large", per_1k_prompt=1.0, per_1k_completion=2.0),),
     )
-    each = TenantAccounting(config, TenantRateLimiter(config, client), UsageRecorder(config, client))
+    each = ledger(config, TenantRateLimiter(config, client), UsageRecorder(config, client))
     request = Request(kind="completion", model="large", prompts=("a", "b", "c"), n=2)
-    reservation = await each.reserve("acme", request, 1001, tier="large", max_tokens=50, lifetime_s=1.0)
-    assert reservation.micro_usd == 501 * 1000 + 3 * 2 * 50 * 2000
-    free = await each.reserve("acme", request, 1001, tier="small", max_tokens=50, lifetime_s=1.0)
-    assert (free.micro_usd, free.id) == (0, "")
+    for tier, micro_usd in (("large", 501 * 1000 + 3 * 2 * 50 * 2000), ("small", 0)):
+        entry = LedgerEntry("completion")
+        entry.tier = tier
+        await each.admit(entry, ACME, request, 1001, max_tokens=50, lifetime_s=1.0)
+        assert entry.reservation is not None
+        assert (entry.reservation.micro_usd, entry.reservation.id != "") == (micro_usd, micro_usd > 0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -157,7 +169,7 @@ async def test_reservations_add_up_in_any_order(client: redis.asyncio.Redis, clo
     chance = random.Random(seed)
     gateway = Gateway(client, clock, TenantLimits(usd_per_day=1.0))
     keys = reserved_key("acme"), reservation_ends_key("acme")
-    held: list[Reservation] = []
+    held: list[LedgerEntry] = []
     for _ in range(300):
         clock.now += chance.choice((0.0, 1.0, 20.0, 3000.0))
         if held and chance.random() < 0.5:
@@ -191,7 +203,7 @@ async def test_gateways_divide_rates_and_budgets_while_redis_is_away(
     limits = TenantLimits(requests_per_s=0.001, burst=30, usd_per_day=3.0)
     gateways = [Gateway(client, clock, limits) for _ in range(3)]
     for each in (*gateways, *gateways):
-        await each.accounting.flush()  # they meet
+        await each.ledger.flush()  # they meet
     await gateways[0].settle(await gateways[0].reserve(600), 600)
     for each in gateways[1:]:
         await each.settle(await each.reserve(1), 0)  # they learn what is spent
@@ -206,7 +218,7 @@ async def test_gateways_divide_rates_and_budgets_while_redis_is_away(
         redis_server.start()
     clock.now += 10.0
     for each in gateways:
-        await each.accounting.flush()
+        await each.ledger.flush()
     before = [each.limiter.local_checks for each in gateways]
     error = await gateways[0].refusal(1)
     assert "requests a second" in error.message
@@ -219,7 +231,7 @@ async def test_what_was_reserved_alone_is_settled_in_redis(
     redis_server: RedisServer, client: redis.asyncio.Redis, clock: Clock
 ) -> None:
     gateway = Gateway(client, clock, TenantLimits(usd_per_day=0.2))
-    await gateway.accounting.flush()
+    await gateway.ledger.flush()
     redis_server.kill()
     try:
         first, second = await gateway.reserve(), await gateway.reserve()
@@ -227,7 +239,7 @@ async def test_what_was_reserved_alone_is_settled_in_redis(
     finally:
         redis_server.start()
     clock.now += 10.0
-    await gateway.accounting.flush()
+    await gateway.ledger.flush()
     assert await gateway.granted(10) == 7  # 30 spent, 100 reserved
     await gateway.settle(second, 50)
     assert await spent(client) == 80_000
@@ -276,5 +288,5 @@ async def test_the_day_is_that_of_redis(client: redis.asyncio.Redis, clock: Cloc
     refused = await wrong.refusal(100)
     assert refused.retry_after_s == (await punctual.refusal(100)).retry_after_s
     unused = Gateway(client, clock, limits, wrong_by_s)
-    await unused.accounting.flush()  # as at its start
+    await unused.ledger.flush()  # as at its start
     assert unused.limiter.day.name == DAY

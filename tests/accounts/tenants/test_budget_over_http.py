@@ -55,7 +55,7 @@ async def test_a_budget_for_one_request_lets_one_run(redis_server: RedisServer, 
         assert Counter(status for status, _ in answers) == {200: 1, 429: 13}
         assert "reserved for requests in progress" in error(next(each for each in answers if each[0] == 429))
         for each in (first, second):
-            await each.accounts.accounting.flush()
+            await each.accounts.ledger.flush()
         status, _ = await second.post(body={**ASK, "max_tokens": 90})
         assert status == 200
         assert await client.exists(reserved_key("default"))
@@ -72,7 +72,7 @@ async def test_a_request_that_fails_gives_the_budget_back(
         else:
             status, _ = await gateway.post(body={**BODY, "model": "none"})
             assert status == 404
-        await gateway.accounts.accounting.flush()
+        await gateway.accounts.ledger.flush()
         gateway.service.held = None
         assert (await gateway.post(body={**BODY, "max_tokens": 99}))[0] == 200
 

@@ -10,12 +10,15 @@ import pytest
 import redis.asyncio
 from anyio import to_thread
 from click.testing import CliRunner, Result
+from prometheus_client import CollectorRegistry
 
-from cloud_pool.accounts.ledger import TenantAccounting
+from cloud_pool.accounts.audit import AuditLog
+from cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
 from cloud_pool.accounts.tenants.config import Price, TenantConfig, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import Charge, Reservation, UsageRecorder, UsageRow, read_usage
 from cloud_pool.cli.usage import usage_command
+from cloud_pool.core.principal import Principal
 from router.errors import ConfigError, InvalidRequest
 from router.types import Message, Request, Usage
 from tests.redis_server import RedisServer, unreachable_redis
@@ -25,13 +28,25 @@ DAY = "2026-11-21"
 CONFIG = TenantsConfig(prices=(Price(tier="large", per_1k_prompt=0.5, per_1k_completion=1.5),))
 
 
-def accounting(client: redis.asyncio.Redis | None, config: TenantsConfig = CONFIG) -> TenantAccounting:
+def ledger(client: redis.asyncio.Redis | None, config: TenantsConfig = CONFIG) -> Ledger:
     recorder = UsageRecorder(config, client, wall_clock=lambda: NOW)
-    return TenantAccounting(config, TenantRateLimiter(config, client), recorder)
+    return Ledger(config, TenantRateLimiter(config, client), recorder, AuditLog(""), TenantMetrics(CollectorRegistry()))
 
 
-async def reserve(each: TenantAccounting, tenant: str, request: Request, body_bytes: int = 100) -> Reservation:
-    return await each.reserve(tenant, request, body_bytes, tier="large", max_tokens=100, lifetime_s=60.0)
+async def admitted(
+    each: Ledger, tenant: str, request: Request, body_bytes: int = 100, *, route: str = "chat", tier: str = "large"
+) -> LedgerEntry:
+    entry = LedgerEntry(route)
+    entry.tier = tier
+    principal = Principal(tenant, "kiosk", frozenset())
+    await each.admit(entry, principal, request, body_bytes, max_tokens=100, lifetime_s=60.0)
+    return entry
+
+
+async def reserved_tokens(each: Ledger, tenant: str, request: Request, body_bytes: int) -> int:
+    reservation = (await admitted(each, tenant, request, body_bytes)).reservation
+    assert reservation is not None
+    return reservation.tokens
 
 
 def one(tenant: str, prompt: int = 10) -> Charge:
@@ -65,12 +80,15 @@ def ask(**changes: Any) -> Request:
 
 @pytest.mark.redis
 async def test_usage_of_two_gateways_is_summed(client: redis.asyncio.Redis) -> None:
-    gateways = [accounting(client) for _ in range(2)]
+    gateways = [ledger(client) for _ in range(2)]
     for each in gateways:
         for route in ("chat", "chat", "job"):
-            charge = each.charge(await reserve(each, "acme", ask()), "large", route, Usage(1000, 100))
+            entry = await admitted(each, "acme", ask(), route=route)
+            entry.usage = Usage(1000, 100)
+            charge = each.charge(entry)
+            assert charge is not None
             assert charge.micro_usd == 650_000
-            each.settle(charge)
+            each.close(entry)
         await each.flush()
     assert await read_usage(client, "acme", DAY) == (
         UsageRow("large", "chat", 4, 4000, 400, 2.6),
@@ -111,8 +129,10 @@ async def test_usage_survives_a_killed_redis(redis_server: RedisServer, client: 
 
 @pytest.mark.redis
 async def test_the_usage_command_prints_a_table_or_json(redis_server: RedisServer, client: redis.asyncio.Redis) -> None:
-    each = accounting(client)
-    each.settle(each.charge(await reserve(each, "acme", ask()), "large", "chat", Usage(1000, 100)))
+    each = ledger(client)
+    entry = await admitted(each, "acme", ask())
+    entry.usage = Usage(1000, 100)
+    each.close(entry)
     await each.flush()
 
     async def run(*args: str) -> Result:
@@ -150,16 +170,20 @@ async def test_pending_usage_is_bounded() -> None:
 
 
 async def test_a_tier_without_a_price_costs_nothing() -> None:
-    each = accounting(None)
-    assert each.charge(await reserve(each, "acme", ask()), "small", "chat", Usage(10, 10)).micro_usd == 0
+    each = ledger(None)
+    entry = await admitted(each, "acme", ask(), tier="small")
+    entry.usage = Usage(10, 10)
+    charge = each.charge(entry)
+    assert charge is not None
+    assert charge.micro_usd == 0
 
 
 async def test_reserved_tokens_are_estimated_from_body_and_max_tokens() -> None:
     config = TenantsConfig(default=TenantLimits(tokens_per_minute=10_000))
-    each = accounting(None, config)
-    assert (await reserve(each, "a", ask(max_tokens=50, n=3), 400)).tokens == 250
-    assert (await reserve(each, "b", ask(), 400)).tokens == 356
-    assert (await reserve(each, "c", ask(max_tokens=50, n=3, prompts=("a", "b")), 400)).tokens == 400
+    each = ledger(None, config)
+    assert await reserved_tokens(each, "a", ask(max_tokens=50, n=3), 400) == 250
+    assert await reserved_tokens(each, "b", ask(), 400) == 356
+    assert await reserved_tokens(each, "c", ask(max_tokens=50, n=3, prompts=("a", "b")), 400) == 400
 
 
 def test_tenant_limits_bound_bodies_and_answers() -> None:
