@@ -25,7 +25,7 @@ import psutil
 import redis.asyncio
 
 from cloud_pool.accounts.ledger import BYTES_PER_TOKEN
-from cloud_pool.accounts.tenants.usage import usage_key
+from cloud_pool.accounts.tenants.usage import tenant_key
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.record import JobRecord, NewJob
 from cloud_pool.storage.stores import JobStores
@@ -132,7 +132,7 @@ async def parked(bed: Bed, stores: JobStores, client: redis.asyncio.Redis, jobs:
     """(1)"""
     idle = await measure_costs(bed, client, seconds)
     day = time.strftime("%Y-%m-%d", time.gmtime())
-    await client.hset(usage_key(BROKE, day), "micro_usd", str(10**9))
+    await client.hset(tenant_key(BROKE, f"usage:{day}"), "micro_usd", str(10**9))
     await fill(stores, f"{BROKE}/box", jobs)
 
     async def all_parked() -> bool:

@@ -22,7 +22,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage, reserved_key
+from cloud_pool.accounts.tenants.usage import UsageBatch, read_usage, tenant_key
 from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
@@ -164,7 +164,7 @@ async def test_the_jobs_of_a_killed_worker_are_billed_once(
     async with working(JobStore(database, short, clock=lambda: NOW), books, short):
         await all_in(store, jobs)
     assert await bills.read() == (4, 4 * RUN_MICRO_USD)
-    assert await books.client.exists(reserved_key(tenant)) == 0
+    assert await books.client.exists(tenant_key(tenant, "reserved")) == 0
     await books.client.aclose()
 
 
@@ -186,11 +186,11 @@ async def test_a_cancelled_run_costs_what_it_has_used(
 
     async with working(store, books, config, endless):
         await begun.wait()
-        assert await books.client.exists(reserved_key(tenant)) == 1
+        assert await books.client.exists(tenant_key(tenant, "reserved")) == 1
         await store.cancel(job, f"{tenant}/kiosk")
     await books.ledger.flush()
     assert await bills.read() == (1, RUN_MICRO_USD)
-    assert await books.client.exists(reserved_key(tenant)) == 0
+    assert await books.client.exists(tenant_key(tenant, "reserved")) == 0
     (row,) = books.audited(tmp_path / "audit")
     assert (row["outcome"], row["estimated"]) == ("client_gone", True)
     assert (row["prompt_tokens"], row["completion_tokens"], row["micro_usd"]) == (5, 2, RUN_MICRO_USD)

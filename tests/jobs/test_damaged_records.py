@@ -22,8 +22,7 @@ from cloud_pool.accounts.tenants.usage import (
     UsageBatch,
     UsageRecorder,
     read_usage,
-    requests_key,
-    usage_key,
+    tenant_key,
 )
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
@@ -174,7 +173,7 @@ async def test_a_tenant_whose_usage_is_damaged_holds_back_no_other(
     redis_server.flush()
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
         usage = UsageRecorder(TenantsConfig(), client, wall_clock=lambda: 1_800_000_000.0)
-        await client.set(usage_key("acme", "2027-01-15"), "not a hash")
+        await client.set(tenant_key("acme", "usage:2027-01-15"), "not a hash")
         for tenant in ("acme", "other"):
             usage.record(charge(tenant))
         assert await usage.flush()
@@ -204,7 +203,7 @@ async def test_a_tenant_whose_limits_are_damaged_is_checked_locally_alone(redis_
     redis_server.flush()
     config = TenantsConfig(default=TenantLimits(requests_per_s=0.001, burst=4), redis_timeout_s=20.0)
     async with redis.asyncio.Redis.from_url(redis_server.url) as client:
-        await client.set(requests_key("acme"), "not a hash")
+        await client.set(tenant_key("acme", "requests"), "not a hash")
         one, two = (TenantRateLimiter(config, client) for _ in range(2))
         demand = Demand(sequences=1, tokens=0, micro_usd=0, lifetime_s=1.0)
         await one.reserve("acme", demand)

@@ -33,20 +33,7 @@ from ...redis.faults import client_fault, is_wrong_data
 from ...redis.scripts import load_script
 from .config import MICRO_USD_PER_USD, TenantLimits, TenantsConfig
 from .local_limits import LocalLimits
-from .usage import (
-    GATEWAYS_KEY,
-    READS,
-    SUBMISSIONS,
-    Charge,
-    Demand,
-    Reservation,
-    charge_key,
-    requests_key,
-    reservation_ends_key,
-    reserved_key,
-    tokens_key,
-    usage_key,
-)
+from .usage import GATEWAYS_KEY, READS, SUBMISSIONS, Charge, Demand, Reservation, tenant_key
 
 _DAY_S = 86_400
 
@@ -233,8 +220,8 @@ class TenantRateLimiter:
         return self._error(kind, wait_ms / 1000.0, limits, reservation, left=budget - spent)
 
     async def _take_today(self, tenant: str, amounts: list[float | str], charge: str) -> tuple[str, int, int, int]:
-        keys = [requests_key(tenant), tokens_key(tenant), usage_key(tenant, self.day.name)]
-        keys += [reserved_key(tenant), reservation_ends_key(tenant), charge_key(tenant, charge)]
+        names = ("requests", "tokens", f"usage:{self.day.name}", "reserved", "reserved:ends", f"charge:{charge}")
+        keys = [tenant_key(tenant, name) for name in names]
         reply = await self._take(keys, [self._now_s(), *amounts, self.day.number, _CHARGE_MS])
         exhausted, wait_ms, spent, reserved = cast("tuple[bytes | str, int, int, int]", reply)
         return exhausted.decode() if isinstance(exhausted, bytes) else exhausted, wait_ms, spent, reserved
@@ -245,7 +232,7 @@ class TenantRateLimiter:
         charge = ""
         if not self._alone:
             charge = secrets.token_hex(8)
-            keys = [tokens_key(tenant), charge_key(tenant, charge)]
+            keys = [tenant_key(tenant, "tokens"), tenant_key(tenant, f"charge:{charge}")]
             try:
                 with anyio.fail_after(self._config.redis_timeout_s):
                     await self._settle(keys, [self._now_s(), rate, capacity, amount, _CHARGE_MS])
@@ -282,8 +269,8 @@ class TenantRateLimiter:
     async def _restore_one(self, tenant: str, local: LocalLimits) -> None:
         limits, now = self._limits_of(tenant), self._clock()
         requests, tokens = local.missing(now)
-        keys = [requests_key(tenant), tokens_key(tenant), reserved_key(tenant), reservation_ends_key(tenant)]
-        keys += [charge_key(tenant, charge) for charge in local.doubtful]
+        names = ("requests", "tokens", "reserved", "reserved:ends", *(f"charge:{charge}" for charge in local.doubtful))
+        keys = [tenant_key(tenant, name) for name in names]
         doubtful = [amount for amounts in local.doubtful.values() for amount in amounts]
         reservations = [
             part

@@ -81,48 +81,10 @@ TOTAL = "micro_usd"
 """The field of a day's sum of all tiers and routes."""
 
 
-# Redis keys of a tenant share a hash slot, so that one script can use several.
 SUBMISSIONS = "/submissions"
 """After a tenant's name, in the name of the bucket of its submissions of jobs, files and batches."""
 READS = "/reads"
 """After a tenant's name, in the name of the bucket of its reads of these."""
-
-
-def requests_key(tenant: str) -> str:
-    """Token bucket of requests."""
-    return f"causeway:tenant:{{{tenant}}}:requests"
-
-
-def tokens_key(tenant: str) -> str:
-    """Token bucket of tokens."""
-    return f"causeway:tenant:{{{tenant}}}:tokens"
-
-
-def usage_key(tenant: str, day: str) -> str:
-    """Usage of a UTC day, as 2026-11-21."""
-    return f"causeway:tenant:{{{tenant}}}:usage:{day}"
-
-
-def reserved_key(tenant: str) -> str:
-    """Reservations of the tenant's budget."""
-    return f"causeway:tenant:{{{tenant}}}:reserved"
-
-
-def reservation_ends_key(tenant: str) -> str:
-    """When they end."""
-    return f"causeway:tenant:{{{tenant}}}:reserved:ends"
-
-
-def batch_key(tenant: str, batch: str) -> str:
-    """Mark of a batch of usage that Redis has added."""
-    return f"causeway:tenant:{{{tenant}}}:batch:{batch}"
-
-
-def charge_key(tenant: str, charge: str) -> str:
-    """Mark of a charge that Redis has made: it may be asked for again, because the reply was lost."""
-    return f"causeway:tenant:{{{tenant}}}:charge:{charge}"
-
-
 GATEWAYS_KEY = "causeway:tenants:gateways"
 """The gateways that share the tenants' limits."""
 
@@ -132,6 +94,19 @@ ADD_USAGE_SCRIPT: Final = load_script(_LUA, "add", load_script(_LUA, "budget"))
 _MAX_PENDING_FIELDS = 20_000  # while Redis is unavailable
 _FLUSH_TIMEOUT_S = 5.0
 _log = logging.getLogger("causeway.cloud.tenants")
+
+
+def tenant_key(tenant: str, name: str) -> str:
+    """Return a Redis key of a tenant, or of its bucket of submissions or reads; they share a hash slot. The names:
+
+    requests, tokens   token buckets
+    usage:DAY          usage of a UTC day, as 2026-11-21
+    reserved           reservations of the tenant's budget
+    reserved:ends      when they end
+    batch:ID           mark of a batch of usage that Redis has added
+    charge:ID          mark of a charge that Redis has made, as it may be asked for again
+    """
+    return f"causeway:tenant:{{{tenant}}}:{name}"
 
 
 class UsageBatch(msgspec.Struct, frozen=True):
@@ -236,8 +211,8 @@ class UsageRecorder:
         if self._add is None:
             return
         retention_s = self._config.usage_retention_days * 86400
-        keys = [usage_key(batch.tenant, batch.day), batch_key(batch.tenant, batch.id)]
-        keys += [reserved_key(batch.tenant), reservation_ends_key(batch.tenant)]
+        names = (f"usage:{batch.day}", f"batch:{batch.id}", "reserved", "reserved:ends")
+        keys = [tenant_key(batch.tenant, name) for name in names]
         pairs = [value for pair in batch.sums.items() for value in pair]
         await self._add(keys, [retention_s, len(batch.releases), *batch.releases, *pairs])
 
@@ -249,7 +224,7 @@ class UsageRecorder:
 async def read_usage(client: redis.asyncio.Redis, tenant: str, day: str) -> tuple[UsageRow, ...]:
     """Read the usage of a tenant on a UTC day, as 2026-11-21. Raises RedisError."""
     sums: dict[tuple[str, str], dict[str, int]] = {}
-    for name, amount in (await client.hgetall(usage_key(tenant, day))).items():
+    for name, amount in (await client.hgetall(tenant_key(tenant, f"usage:{day}"))).items():
         quantity, _, suffix = (name.decode() if isinstance(name, bytes) else name).partition("|")
         tier, _, route = suffix.partition("|")
         if suffix:

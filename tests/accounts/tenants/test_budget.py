@@ -18,7 +18,7 @@ from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.accounts.ledger import Ledger, LedgerEntry, TenantMetrics
 from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfig
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import UsageRecorder, reservation_ends_key, reserved_key, usage_key
+from cloud_pool.accounts.tenants.usage import UsageRecorder, tenant_key
 from cloud_pool.core.principal import Principal
 from router.errors import InvalidRequest, RateLimited
 from router.types import Message, Request, Usage
@@ -83,7 +83,7 @@ def clock() -> Clock:
 
 
 async def spent(client: redis.asyncio.Redis) -> int:
-    return int(await client.hget(usage_key("acme", DAY), "micro_usd") or 0)
+    return int(await client.hget(tenant_key("acme", f"usage:{DAY}"), "micro_usd") or 0)
 
 
 async def test_a_budget_for_one_request_lets_one_run(client: redis.asyncio.Redis, clock: Clock) -> None:
@@ -168,7 +168,7 @@ async def test_reservations_add_up_in_any_order(client: redis.asyncio.Redis, clo
     """Jobs, requests, lost replies, ends and midnights: the sum is never negative, and at the end nothing is left."""
     chance = random.Random(seed)
     gateway = Gateway(client, clock, TenantLimits(usd_per_day=1.0))
-    keys = reserved_key("acme"), reservation_ends_key("acme")
+    keys = tenant_key("acme", "reserved"), tenant_key("acme", "reserved:ends")
     held: list[LedgerEntry] = []
     for _ in range(300):
         clock.now += chance.choice((0.0, 1.0, 20.0, 3000.0))
@@ -223,7 +223,7 @@ async def test_gateways_divide_rates_and_budgets_while_redis_is_away(
     error = await gateways[0].refusal(1)
     assert "requests a second" in error.message
     assert (error.retry_after_s or 0.0) > 1000.0  # 33 were taken of 30: a debt
-    assert int(await client.hget(reserved_key("acme"), "sum") or 0) == 3 * (2 * 300 + 8) * 1000
+    assert int(await client.hget(tenant_key("acme", "reserved"), "sum") or 0) == 3 * (2 * 300 + 8) * 1000
     assert [each.limiter.local_checks for each in gateways] == before
 
 

@@ -16,7 +16,7 @@ import pytest
 import redis.asyncio
 
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
-from cloud_pool.accounts.tenants.usage import Demand, reserved_key
+from cloud_pool.accounts.tenants.usage import Demand, tenant_key
 from router.errors import RateLimited
 from tests.accounts.identity.gateway import ASK, Gateway, running
 from tests.redis_server import RedisServer
@@ -58,7 +58,7 @@ async def test_a_budget_for_one_request_lets_one_run(redis_server: RedisServer, 
             await each.accounts.ledger.flush()
         status, _ = await second.post(body={**ASK, "max_tokens": 90})
         assert status == 200
-        assert await client.exists(reserved_key("default"))
+        assert await client.exists(tenant_key("default", "reserved"))
 
 
 @pytest.mark.parametrize("leaves", [True, False])
