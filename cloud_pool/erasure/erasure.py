@@ -43,17 +43,27 @@ class ErasedKind(Protocol):
 
 
 class _JobKeys:
-    """Keys below the prefix of jobs that begin with `kind:`."""
+    """Keys below the prefix of jobs that begin with `kind:`: records, whose fields name their owner.
 
-    def __init__(self, stores: JobStores, name: str, kind: str, fields: Sequence[str] = ("owner",)) -> None:
+    Args:
+        name: as in the receipt.
+        fields: of a record, its owner first.
+        script: erases a record.
+    """
+
+    def __init__(
+        self, stores: JobStores, name: str, kind: str = "", fields: Sequence[str] = ("owner",), script: str = ""
+    ) -> None:
         self.name = name
         self._stores = stores
+        self._database = stores.database
         self._kind = kind
         self._fields = fields
+        self._script = script
 
     async def _scan(self) -> AsyncIterator[list[str]]:
         """Yield pages of what follows the kind in the keys."""
-        database, cursor = self._stores.database, "0"
+        database, cursor = self._database, "0"
         prefix = database.key(self._kind, "")
         while True:
             reply = as_list(
@@ -66,7 +76,7 @@ class _JobKeys:
 
     async def _records(self) -> AsyncIterator[tuple[str, list[str]]]:
         """Yield the names of records, and their fields."""
-        database = self._stores.database
+        database = self._database
         async for page in self._scan():
             names = [name for name in page if ":" not in name]
             rows = await database.commands([("HMGET", database.key(self._kind, name), *self._fields) for name in names])
@@ -78,18 +88,15 @@ class _JobKeys:
             if subject.owns(owner):
                 yield name
 
-    async def _run(self, script: str, name: str) -> bool:
-        return bool(await self._stores.database.run(script, name))
+    async def erase(self, name: str) -> bool:
+        return bool(await self._database.run(self._script, name))
 
 
 class Batches(_JobKeys):
     """Batches. They go first: an open one would make further jobs and files."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "batches", "batch")
-
     async def erase(self, name: str) -> bool:
-        erased = await self._run("erase_batch", name)
+        erased = await super().erase(name)
         for part in ("output", "errors"):  # of a worker that writes them just now
             await self._stores.contents.current.delete(output_file_id(name, part))
         return erased
@@ -98,9 +105,6 @@ class Batches(_JobKeys):
 class Jobs(_JobKeys):
     """Jobs with their request, result, text, events, idempotency key and dead letter. A user's are not a batch's."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "jobs", "job", ("owner", "user", "batch"))
-
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         wanted = subject.user_digest
         async for name, (owner, user, batch) in self._records():
@@ -108,28 +112,12 @@ class Jobs(_JobKeys):
             if is_users or subject.owns(owner):
                 yield name
 
-    async def erase(self, name: str) -> bool:
-        return await self._run("erase_job", name)
-
 
 class Files(_JobKeys):
     """Files and their content."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "files", "file")
-
     async def erase(self, name: str) -> bool:
         return await self._stores.files.erase(name)
-
-
-class Deliveries(_JobKeys):
-    """Deliveries of webhooks."""
-
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "webhook_deliveries", "webhook")
-
-    async def erase(self, name: str) -> bool:
-        return await self._run("webhook_erase", name)
 
 
 class OwnerKeys(_JobKeys):
@@ -142,52 +130,41 @@ class OwnerKeys(_JobKeys):
                     yield name
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._stores.database.command("UNLINK", self._stores.database.key(self._kind, name)))
+        return bool(await self._database.command("UNLINK", self._database.key(self._kind, name)))
 
 
 class DeadLetters(_JobKeys):
     """Entries of dead letters whose record has expired. `name` of one: its id in the stream."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "dead_letters", "dead")
-
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        database = self._stores.database
-        for entry in as_list(await database.command("XRANGE", database.key("dead"), "-", "+")):
+        for entry in as_list(await self._database.command("XRANGE", self._database.key("dead"), "-", "+")):
             entry_id, fields = as_list(entry)
             if subject.owns(as_text(_field(fields, "owner"))):
                 yield as_text(entry_id)
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._stores.database.command("XDEL", self._stores.database.key("dead"), name))
+        return bool(await self._database.command("XDEL", self._database.key("dead"), name))
 
 
 class PendingUsage(_JobKeys):
     """Bills that no worker has moved to the tenant's usage yet: fields `tenant|day|…`."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "pending_usage", "usage")
-
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
-        database = self._stores.database
-        for field in as_list(await database.command("HKEYS", database.key("usage"))):
+        for field in as_list(await self._database.command("HKEYS", self._database.key("usage"))):
             if not (subject.device or subject.user) and as_text(field).partition("|")[0] == subject.tenant:
                 yield as_text(field)
 
     async def erase(self, name: str) -> bool:
-        return bool(await self._stores.database.command("HDEL", self._stores.database.key("usage"), name))
+        return bool(await self._database.command("HDEL", self._database.key("usage"), name))
 
 
 class TenantMarks(_JobKeys):
     """A tenant's name in the queues' memory of turns and limits."""
 
-    def __init__(self, stores: JobStores) -> None:
-        super().__init__(stores, "queue_marks", "tags")
-
     async def find(self, subject: ErasureSubject) -> AsyncIterator[str]:
         if subject.device or subject.user:
             return
-        database, names = self._stores.database, ["blocked", "trials"]
+        database, names = self._database, ["blocked", "trials"]
         async for page in self._scan():
             names += [f"tags:{name}" for name in page]
         scores = await database.commands([("ZSCORE", database.key(name), subject.tenant) for name in names])
@@ -197,7 +174,7 @@ class TenantMarks(_JobKeys):
 
     async def erase(self, name: str) -> bool:
         tenant, _, key = name.partition(" ")
-        return bool(await self._stores.database.command("ZREM", self._stores.database.key(key), tenant))
+        return bool(await self._database.command("ZREM", self._database.key(key), tenant))
 
 
 class _SharedKeys:
@@ -242,13 +219,13 @@ class CachedAnswers(_SharedKeys):
 def job_kinds(stores: JobStores) -> tuple[ErasedKind, ...]:
     """Return the kinds of the job store, in the order in which they are erased."""
     return (
-        Batches(stores),
-        Jobs(stores),
-        Files(stores),
-        DeadLetters(stores),
-        Deliveries(stores),
-        PendingUsage(stores),
-        TenantMarks(stores),
+        Batches(stores, "batches", "batch", script="erase_batch"),
+        Jobs(stores, "jobs", "job", ("owner", "user", "batch"), script="erase_job"),
+        Files(stores, "files", "file"),
+        DeadLetters(stores, "dead_letters"),
+        _JobKeys(stores, "webhook_deliveries", "webhook", script="webhook_erase"),
+        PendingUsage(stores, "pending_usage"),
+        TenantMarks(stores, "queue_marks", "tags"),
         OwnerKeys(stores, "idempotency_keys", "idempotency"),
         OwnerKeys(stores, "webhook_secrets", "webhook_secret"),
         OwnerKeys(stores, "disabled_webhooks", "webhook_disabled"),
