@@ -46,8 +46,11 @@ OnFirstToken = Callable[[str], None]
 """Gets the tier."""
 
 
-class Reply:
-    """One request's answer. Its properties are final from the first chunk on."""
+class Billing:
+    """What becomes known about one request's answer: its source, its head, and whether it is billed to the request.
+
+    Its properties are final from the first chunk on.
+    """
 
     def __init__(self, on_first_token: OnFirstToken, status: CacheStatus | Literal[""] = "bypass") -> None:
         self.status: CacheStatus | Literal[""] = status  # "": there is no cache
@@ -189,49 +192,51 @@ class CachingService:
 
     def reply(
         self, context: RequestContext, on_first_token: OnFirstToken = lambda _: None
-    ) -> tuple[Reply, AsyncGenerator[Piece, None]]:
-        """Return the reply and its pieces. They raise CausewayError; closing them leaves the answer to other requests.
+    ) -> tuple[Billing, AsyncGenerator[Piece, None]]:
+        """Return the billing of an answer, and its pieces.
+
+        They raise CausewayError; closing them leaves the answer to other requests.
 
         `on_first_token` gets the tier, possibly more than once, when a token has come that is billed to this request.
         """
         cache = self._cache
         if cache is None:
-            return Reply(on_first_token, ""), self._generate(context)
-        reply = Reply(on_first_token)
+            return Billing(on_first_token, ""), self._generate(context)
+        billing = Billing(on_first_token)
         cache_key = cache.key(context.request, context.tenant)
         key = None if cache_key is None else _generation_key(cache_key, context)
-        return reply, self._pieces(cache, reply, context, key)
+        return billing, self._pieces(cache, billing, context, key)
 
     # --- one request -------------------------------------------------------------------------------------------------
 
     async def _pieces(
-        self, cache: SharedCache, reply: Reply, context: RequestContext, key: GenerationKey | None
+        self, cache: SharedCache, billing: Billing, context: RequestContext, key: GenerationKey | None
     ) -> AsyncGenerator[Piece, None]:
         """Yield a request's pieces: one generator, as each is resumed once a token. `key` None: it shares nothing."""
-        own, emitted = _OwnPieces(reply, context.id), EmittedPrefix()
+        own, emitted = _OwnPieces(billing, context.id), EmittedPrefix()
         try:
             if key is not None:
                 with self._subscription(cache, context, key) as subscriber, suppress(SharingFailed):
-                    reply.joined(subscriber)
-                    reader = _SharedReader(subscriber, reply, emitted, streams=context.request.stream)
+                    billing.joined(subscriber)
+                    reader = _SharedReader(subscriber, billing, emitted, streams=context.request.stream)
                     while (chunk := await reader.next()) is not None:
                         for piece in own.of(chunk):
                             yield piece
                     return
             resume = None if key is None else emitted.resume()
-            reply.detached(resumed=resume is not None)
+            billing.detached(resumed=resume is not None)
             async with aclosing(self._generate(context)) as pieces:
                 async for generated in pieces:
                     if isinstance(generated, AnswerHead):
                         if resume is None:
-                            reply.on_head(generated)
+                            billing.on_head(generated)
                         continue
-                    reply.on_chunk(generated)
+                    billing.on_chunk(generated)
                     new = generated if resume is None else resume.filter(generated)
                     for piece in () if new is None else own.of(new):
                         yield piece
         finally:
-            cache.metrics.answered(reply.status or "bypass")
+            cache.metrics.answered(billing.status or "bypass")
 
     @contextmanager
     def _subscription(
@@ -351,9 +356,11 @@ class _SharedReader:
     Without streaming, chunks are held back until the end: the answer may start over unnoticed.
     """
 
-    def __init__(self, subscriber: CoalescedSubscriber, reply: Reply, emitted: EmittedPrefix, *, streams: bool) -> None:
+    def __init__(
+        self, subscriber: CoalescedSubscriber, billing: Billing, emitted: EmittedPrefix, *, streams: bool
+    ) -> None:
         self._subscriber = subscriber
-        self._reply = reply
+        self._billing = billing
         self._emitted = emitted
         self._streams = streams
         self._resume: ResumeFilter | None = None
@@ -373,7 +380,7 @@ class _SharedReader:
                 self._over = True
                 break
             if self._resume is None:
-                self._reply.on_chunk(chunk)
+                self._billing.on_chunk(chunk)
             new = chunk if self._resume is None else self._resume.filter(chunk)
             if new is None:
                 continue
@@ -387,19 +394,19 @@ class _SharedReader:
 class _OwnPieces:
     """What a request's client gets of each chunk: with ids of its own, and the head before the first one."""
 
-    def __init__(self, reply: Reply, request_id: str) -> None:
-        self._reply = reply
+    def __init__(self, billing: Billing, request_id: str) -> None:
+        self._billing = billing
         self._request_id = request_id
         self._has_head = False
 
     def of(self, chunk: Chunk) -> tuple[Piece, ...]:
         own = with_own_ids(chunk, self._request_id)
-        if chunk.usage is not None and not self._reply.billable:
+        if chunk.usage is not None and not self._billing.billable:
             own = msgspec.structs.replace(own, usage=cached_usage(chunk.usage))
         if self._has_head:
             return (own,)
         self._has_head = True
-        return (self._reply.head, own)
+        return (self._billing.head, own)
 
 
 def _generation_key(cache_key: str, context: RequestContext) -> GenerationKey:

@@ -28,7 +28,7 @@ from router.serving.responses import STOPPED
 from router.types import Chunk, Usage
 
 from ..accounts.ledger import Ledger, LedgerEntry
-from ..cache.caching_service import CachingService, Reply
+from ..cache.caching_service import Billing, CachingService
 from ..core.principal import Principal
 from ..core.request_context import AnswerHead, RequestContext
 from ..observability.metrics import Metrics
@@ -121,9 +121,8 @@ class RequestRunner:
     ) -> None:
         """Answer an admitted request. Raises CausewayError: the client has no answer, or a part of it."""
         measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
-        billed, answer = self._caching_service.reply(context, measured.first_token)
-        outcome = ClientGone.code
-        try:
+        billing, answer = self._caching_service.reply(context, measured.first_token)
+        with self._settled(entry, context, measured, billing, reply):
             async with aclosing(answer) as pieces:
                 head = await anext(pieces)
                 assert isinstance(head, AnswerHead)
@@ -131,13 +130,13 @@ class RequestRunner:
                 entry.response_headers = dict(head.headers)
                 chunks = cast("AsyncGenerator[Chunk, None]", pieces)  # only the first piece is a head
                 first = await anext(chunks)  # until it is there, an error is a status
-                self._on_chunk(entry, measured, billed, first)
+                self._on_chunk(entry, measured, billing, first)
                 await reply.commit(head)
                 if (slow := reply.send(first)) is not None:
                     await slow
                 try:
                     async for chunk in chunks:
-                        self._on_chunk(entry, measured, billed, chunk)
+                        self._on_chunk(entry, measured, billing, chunk)
                         if (slow := reply.send(chunk)) is not None:
                             await slow
                 except Exception as fault:
@@ -145,10 +144,59 @@ class RequestRunner:
                         raise
                     _log.info("a fault after the answer's end: %s", redacted(fault))
                 await reply.end()
+
+    def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, billing: Billing, chunk: Chunk) -> None:
+        """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
+        if self._callers is not None and entry.principal is not None:
+            self._callers.check_again(entry.principal)
+        measured.on_chunk(billing, chunk)
+
+    async def embed(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
+    ) -> None:
+        """Answer an admitted request for embeddings. Raises CausewayError."""
+
+        async def send(on_chunk: OnChunk) -> None:
+            head, embeddings = await self._service.embed(context)
+            on_chunk(Chunk(usage=embeddings.usage))
+            entry.response_headers = dict(head.headers)
+            await reply.commit(head)
+            if (slow := reply.send(embeddings)) is not None:
+                await slow
+            await reply.end()
+
+        await self.respond(entry, context, arrived_at, send)
+
+    async def respond(
+        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Answered]
+    ) -> Answered:
+        """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
+        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
+        billing = Billing(measured.first_token, "")
+        with self._settled(entry, context, measured, billing):
+            return await respond(partial(measured.on_chunk, billing))
+
+    @contextmanager
+    def _settled(
+        self,
+        entry: LedgerEntry,
+        context: RequestContext,
+        measured: RequestMetrics,
+        billing: Billing,
+        reply: ClientReply[AnswerHead] | None = None,
+    ) -> Iterator[None]:
+        """Find a request's one outcome from how the block ends, and settle it. Raises CausewayError.
+
+        Args:
+            reply: tells whether the client has the whole answer; None: it has none until the block's end.
+        """
+        outcome = ClientGone.code
+        try:
+            yield
             outcome = "ok"
         except asyncio.CancelledError:
             # A client that left without waiting for the stream's end has its answer.
-            outcome = "ok" if reply.finished else self._cancelled_outcome
+            outcome = "ok" if reply is not None and reply.finished else self._cancelled_outcome
             if outcome == Draining.code:  # its client is there
                 raise Draining(STOPPED) from None
             raise
@@ -159,61 +207,15 @@ class RequestRunner:
             raise
         except Exception as fault:
             outcome = CausewayError.code
-            raise _unexpected(context, fault) from fault
+            _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
+            raise CausewayError("The gateway failed.") from fault
         finally:
-            self._settle(entry, billed, measured, outcome, context)
-
-    def _on_chunk(self, entry: LedgerEntry, measured: RequestMetrics, reply: Reply, chunk: Chunk) -> None:
-        """Count a chunk. Raises AuthenticationFailed once the caller's token is revoked."""
-        if self._callers is not None and entry.principal is not None:
-            self._callers.check_again(entry.principal)
-        measured.on_chunk(reply, chunk)
-
-    async def embed(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, reply: ClientReply[AnswerHead]
-    ) -> None:
-        """Answer an admitted request for embeddings. Raises CausewayError."""
-
-        async def respond(on_chunk: OnChunk) -> None:
-            head, embeddings = await self._service.embed(context)
-            on_chunk(Chunk(usage=embeddings.usage))
-            entry.response_headers = dict(head.headers)
-            await reply.commit(head)
-            if (slow := reply.send(embeddings)) is not None:
-                await slow
-            await reply.end()
-
-        await self.respond(entry, context, arrived_at, respond)
-
-    async def respond(
-        self, entry: LedgerEntry, context: RequestContext, arrived_at: float, respond: Respond[Answered]
-    ) -> Answered:
-        """Answer an admitted request with what is never shared or cached. Raises CausewayError."""
-        measured = RequestMetrics(self._metrics, context.tier.name, arrived_at, self.clock)
-        billed = Reply(measured.first_token, "")
-        outcome = ClientGone.code
-        try:
-            answered = await respond(partial(measured.on_chunk, billed))
-            outcome = "ok"
-            return answered
-        except asyncio.CancelledError:
-            outcome = self._cancelled_outcome
-            if outcome == Draining.code:
-                raise Draining(STOPPED) from None
-            raise
-        except CausewayError as error:
-            outcome = error.code
-            raise
-        except Exception as fault:
-            outcome = CausewayError.code
-            raise _unexpected(context, fault) from fault
-        finally:
-            self._settle(entry, billed, measured, outcome, context)
+            self._settle(entry, billing, measured, outcome, context)
 
     def _settle(
-        self, entry: LedgerEntry, reply: Reply, measured: RequestMetrics, outcome: str, context: RequestContext
+        self, entry: LedgerEntry, billing: Billing, measured: RequestMetrics, outcome: str, context: RequestContext
     ) -> None:
-        entry.outcome, entry.cache, entry.billable = outcome, reply.status, reply.billable
+        entry.outcome, entry.cache, entry.billable = outcome, billing.status, billing.billable
         measured.stop()
         closed = False
 
@@ -229,21 +231,15 @@ class RequestRunner:
                 self._ledger.close(entry)
 
         def on_usage(usage: Usage) -> None:
-            if usage.prompt_tokens or not reply.billable or outcome in _REFUSED:
+            if usage.prompt_tokens or not billing.billable or outcome in _REFUSED:
                 close(Consumption(usage))
                 return
             # The answer did not come to its end: count what the model generates until it has stopped.
             abandoned = outcome in (ClientGone.code, Draining.code)
             context.meter.on_settled(lambda: close(_more(usage, context.meter.consumption(abandoned=abandoned))))
 
-        reply.settle(measured.usage, on_usage)
+        billing.settle(measured.usage, on_usage)
         entry.closes_later = not closed
-
-
-def _unexpected(context: RequestContext, fault: Exception) -> CausewayError:
-    """Log a fault, and return the error for the client."""
-    _log.error("%s: the answer broke unexpectedly: %s", context.id, redacted(fault))
-    return CausewayError("The gateway failed.")
 
 
 def _more(received: Usage, counted: Consumption) -> Consumption:
@@ -275,9 +271,9 @@ class RequestMetrics:
             self.tier, self._first_token_at = tier or self.tier, self._clock()
             self._metrics.observe_first_token(self.tier, self._first_token_at - self._arrived_at)
 
-    def on_chunk(self, reply: Reply, chunk: Chunk) -> None:
+    def on_chunk(self, billing: Billing, chunk: Chunk) -> None:
         if chunk.tokens:
-            if self._first_token_at is None and reply.billable:
+            if self._first_token_at is None and billing.billable:
                 self.first_token(self.tier)
             self._tokens += chunk.tokens
         if chunk.usage is not None:

@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from cloud_pool.admission import Priority
-from cloud_pool.cache.caching_service import CachingService, Reply
+from cloud_pool.cache.caching_service import Billing, CachingService
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.cache.shared_cache import SharedCache
 from cloud_pool.core.request_context import AnswerHead, Piece, RequestContext
@@ -148,7 +148,7 @@ class Gateway:
 class Client:
     """One client, which reads in a task of its own."""
 
-    def __init__(self, reply: Reply, pieces: AsyncGenerator[Piece, None]) -> None:
+    def __init__(self, reply: Billing, pieces: AsyncGenerator[Piece, None]) -> None:
         self.reply = reply
         self.headers: dict[str, str] = {}
         self.got: list[Chunk] = []

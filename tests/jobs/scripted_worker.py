@@ -8,7 +8,7 @@ from typing import Self
 import anyio
 from prometheus_client import CollectorRegistry
 
-from cloud_pool.cache.caching_service import Reply
+from cloud_pool.cache.caching_service import Billing
 from cloud_pool.core.late import LateReading
 from cloud_pool.core.request_context import AnswerHead, RequestContext
 from cloud_pool.jobs.metrics import JobMetrics
@@ -61,8 +61,8 @@ class ScriptedRunner:
         finally:
             self.closed.append(job_run.id)
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
-        return Reply(lambda _: None, ""), self.run(job_run)
+    def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
+        return Billing(lambda _: None, ""), self.run(job_run)
 
     def max_tokens(self, tier: str) -> int:
         return 100

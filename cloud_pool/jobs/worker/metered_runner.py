@@ -20,7 +20,7 @@ from router.types import Usage
 from ...accounts.identity.revocation import RevocationList
 from ...accounts.ledger import Ledger, LedgerEntry
 from ...accounts.tenants.usage import Charge
-from ...cache.caching_service import Reply
+from ...cache.caching_service import Billing
 from ...core.late import LateReading
 from ...core.principal import Principal
 from ...core.request_context import AnswerHead
@@ -134,7 +134,7 @@ class MeteredRunner:
         return self._trace.process(job_run.request, job_run.id, job_run.tier, job_run.traceparent, job_run.attempt)
 
     async def _stream(self, entry: LedgerEntry, job_run: JobRun) -> AsyncGenerator[JobPiece, None]:
-        reply, answer = self._backend.reply(job_run)
+        billing, answer = self._backend.reply(job_run)
         usage, outcome = Usage(), ClientGone.code
         try:
             async with aclosing(answer) as pieces:
@@ -149,20 +149,20 @@ class MeteredRunner:
             outcome = error.code
             raise
         finally:
-            entry.cache, entry.billable = reply.status, reply.billable
-            await self._count(entry, reply, job_run, usage, abandoned=outcome == ClientGone.code)
+            entry.cache, entry.billable = billing.status, billing.billable
+            await self._count(entry, billing, job_run, usage, abandoned=outcome == ClientGone.code)
             if job_run.trace is not None:
                 job_run.trace.end(tier=entry.tier, outcome=outcome, usage=entry.usage, headers=entry.response_headers)
 
     async def _count(
-        self, entry: LedgerEntry, reply: Reply, job_run: JobRun, reported: Usage, *, abandoned: bool
+        self, entry: LedgerEntry, billing: Billing, job_run: JobRun, reported: Usage, *, abandoned: bool
     ) -> None:
         """Set what a run has used: what the answer reported, or, without its end, what was counted upstream."""
-        entry.usage = reply.billed(reported)
-        if entry.usage.prompt_tokens or not reply.billable:
+        entry.usage = billing.billed(reported)
+        if entry.usage.prompt_tokens or not billing.billable:
             return
         # A shared generation may go on for other requests; the job pays for its part until here.
-        if not reply.goes_on:
+        if not billing.goes_on:
             with anyio.move_on_after(_COUNT_S, shield=True):
                 await job_run.meter.wait()
         consumption = job_run.meter.consumption(abandoned=abandoned)

@@ -13,7 +13,7 @@ from router.types import Embeddings, Request
 
 from ...accounts.ledger import BYTES_PER_TOKEN, RunEnd
 from ...admission import Priority
-from ...cache.caching_service import CachingService, Reply
+from ...cache.caching_service import Billing, CachingService
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
 from ...observability.tracing import Trace
@@ -104,7 +104,7 @@ class JobRunner(Protocol):
 class JobBackend(Protocol):
     """What MeteredRunner needs: it also reports where an answer came from and whether it is billable."""
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
+    def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Raises CausewayError, and so may the generator."""
 
     def max_tokens(self, tier: str) -> int:
@@ -139,11 +139,11 @@ class ServiceBackend:
         self._pools = pools
         self._parts = parts
 
-    def reply(self, job_run: JobRun) -> tuple[Reply, AsyncGenerator[JobPiece, None]]:
+    def reply(self, job_run: JobRun) -> tuple[Billing, AsyncGenerator[JobPiece, None]]:
         """Raises ModelNotFound."""
         context = self._context(job_run)
         if context.request.kind == "embedding":
-            return Reply(lambda _: None, ""), self._vectors(context)
+            return Billing(lambda _: None, ""), self._vectors(context)
         return self._caching_service.reply(context)
 
     async def _vectors(self, context: RequestContext) -> AsyncGenerator[JobPiece, None]:
