@@ -17,8 +17,10 @@ from typing import Any
 import anyio
 import msgspec
 from google.protobuf.message import DecodeError
+from grpc import StatusCode
 
 from router.errors import BodyTooLarge, CausewayError, InvalidRequest, QueueFull, RequestTimeout
+from router.openai import encode_error, error_headers
 from router.serving.logs import REQUEST, redacted
 from router.serving.request import read_request_id
 from router.serving.responses import STALLED_S
@@ -33,7 +35,6 @@ from ..http.request_runner import RequestRunner
 from .answer_output import CallReply
 from .outbox import Outbox
 from .request_input import RequestInput
-from .statuses import status_code, trailing_metadata
 
 _CHUNK_BYTES = 64  # that a chunk takes in memory beside its text
 _RETRY_S = 1.0
@@ -178,3 +179,35 @@ def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> Reques
     remaining_ms = int(remaining_s * 1000)
     sooner = remaining_ms if headers.deadline_ms is None else min(remaining_ms, headers.deadline_ms)
     return msgspec.structs.replace(headers, deadline_ms=sooner)
+
+
+_BY_HTTP_STATUS = {
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself says of a message that is too large
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    499: StatusCode.CANCELLED,
+    502: StatusCode.UNAVAILABLE,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def status_code(error: CausewayError) -> StatusCode:
+    """Return the code of an error's HTTP status."""
+    other = StatusCode.INVALID_ARGUMENT if error.status < 500 else StatusCode.INTERNAL
+    return _BY_HTTP_STATUS.get(error.status, other)
+
+
+def trailing_metadata(error: CausewayError, request_id: str) -> tuple[tuple[str, str | bytes], ...]:
+    """Return what follows the status: the request's id, the error's code, HTTP's error body, and its headers."""
+    headers = tuple((name.lower(), value) for name, value in error_headers(error).items())
+    return (
+        ("x-request-id", request_id),
+        ("x-causeway-error-code", error.code),
+        ("x-causeway-error-bin", encode_error(error)),
+        *headers,
+    )
