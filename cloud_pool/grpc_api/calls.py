@@ -32,8 +32,7 @@ from ..core.principal import Principal
 from ..core.request_context import FREE_BYTES, BodyMemory, RequestContext
 from ..http.request_admission import RequestAdmission, RequestHeaders, read_headers
 from ..http.request_runner import RequestRunner
-from .answer_output import CallReply
-from .outbox import Outbox
+from .answer_output import CallReply, Outbox
 from .request_input import RequestInput
 
 _CHUNK_BYTES = 64  # that a chunk takes in memory beside its text

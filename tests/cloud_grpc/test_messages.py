@@ -13,10 +13,9 @@ import pytest
 from grpc import StatusCode
 
 import router.errors
-from cloud_pool.grpc_api.answer_output import OutputEncoder
+from cloud_pool.grpc_api.answer_output import Outbox, OutputEncoder
 from cloud_pool.grpc_api.calls import status_code, trailing_metadata
 from cloud_pool.grpc_api.messages import InputChunk
-from cloud_pool.grpc_api.outbox import Outbox
 from cloud_pool.grpc_api.request_input import RequestInput
 from router.errors import CausewayError, ClientGone, InvalidRequest, MissingField, RateLimited, StreamBroken
 from router.openai import parse_chat, parse_completion
