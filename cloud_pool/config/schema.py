@@ -19,8 +19,7 @@ from ..accounts.tenants.config import TenantsConfig
 from ..cache.config import CacheConfig
 from ..degradation.config import DegradationConfig
 from ..dispatch.config import LoadBalancingConfig
-from ..grpc_api.config import GrpcConfig
-from ..http.config import OperatorConfig, ServerConfig
+from ..http.config import GrpcConfig, OperatorConfig, ServerConfig
 from ..parts.config import PartsConfig
 from ..redis.config import RedisAddress
 from ..sessions.config import GatewaySessionConfig

@@ -30,9 +30,8 @@ from router.errors import ConfigError
 from router.serving.responses import STALLED_S
 from router.trackers import FairShare, network_of
 
-from ..http.config import ServerConfig
+from ..http.config import GrpcConfig, ServerConfig
 from .calls import GenerateCalls
-from .config import GrpcConfig
 from .messages import SERVICE, InputChunk, OutputChunk
 
 _BACKLOG = 512

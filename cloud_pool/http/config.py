@@ -1,4 +1,4 @@
-"""The sections `server` and `operator` of the gateway's configuration."""
+"""The sections `server`, `operator` and `grpc` of the gateway's configuration."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ class OperatorConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # lines of `<name> <token>` or `<name> sha256:<hex>`, beside signed tokens with the scope `admin`; empty, and no
     # `identity.key_file`: the token of `state_dir`/operator-token, for all but GET of /metrics and /readyz
     token_file: str = ""
+
+
+class GrpcConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The gRPC service `causeway.v1.Generation`; needs the extra `grpc`."""
+
+    host: str = "127.0.0.1"  # address of the gRPC service; any other than loopback needs tokens, as `server.host`
+    port: Port | None = None  # its TCP port; 0: any free port, which the ready line names; not set: no gRPC service
+    max_calls: Annotated[int, Meta(ge=1)] = (
+        1024  # calls in progress, of one tenant at most half; beyond: RESOURCE_EXHAUSTED
+    )

@@ -13,10 +13,9 @@ from grpc import StatusCode, aio
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
 from cloud_pool.grpc_api.calls import GenerateCalls
-from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk, OutputChunk
 from cloud_pool.grpc_api.server import GrpcServer
-from cloud_pool.http.config import ServerConfig
+from cloud_pool.http.config import GrpcConfig, ServerConfig
 from tests.accounts.identity.gateway import Gateway, running
 
 Metadata = Iterable[tuple[str, str]]

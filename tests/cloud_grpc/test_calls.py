@@ -17,10 +17,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from cloud_pool.cache.caching_service import CachingService
 from cloud_pool.config.schema import Config
 from cloud_pool.core.request_context import Piece, RequestContext, answer_head
-from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.grpc_api.messages import SERVICE, InputChunk
 from cloud_pool.grpc_api.server import MAX_CHUNK_BYTES, GrpcServer
-from cloud_pool.http.config import ServerConfig
+from cloud_pool.http.config import GrpcConfig, ServerConfig
 from router.errors import ConfigError, StreamBroken
 from router.types import Chunk
 from tests.accounts.identity.gateway import static_token_config

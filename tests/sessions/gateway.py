@@ -13,8 +13,7 @@ import pytest
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.app import App, build
 from cloud_pool.config.schema import Config
-from cloud_pool.grpc_api.config import GrpcConfig
-from cloud_pool.http.config import ServerConfig
+from cloud_pool.http.config import GrpcConfig, ServerConfig
 from cloud_pool.parts.config import PartsConfig
 from cloud_pool.sessions.config import GatewaySessionConfig
 from cloud_pool.tiers.config import TierConfig

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from cloud_pool.core.request_context import FREE_BYTES
-from cloud_pool.grpc_api.config import GrpcConfig
 from cloud_pool.grpc_api.messages import InputChunk
+from cloud_pool.http.config import GrpcConfig
 from cloud_pool.sessions.config import GatewaySessionConfig
 from models.modalities.process.messages import WorkerSpec
 from tests.cloud.conftest import triton_environment
