@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from .ranges import MessageRange
+from .address import MessageRange
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 

@@ -15,9 +15,8 @@ import msgspec
 
 from router.errors import CausewayError
 
-from ..brokers.address import TopicAddress
+from ..brokers.address import MessageRange, TopicAddress
 from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
-from ..brokers.ranges import MessageRange
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import MessageRunner

@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from ..address import BrokerLogin, TopicAddress
+from ..address import BrokerLogin, MessageRange, TopicAddress
 from ..port import IncomingMessage
-from ..ranges import MessageRange
 from .connection import PAGE, TIMEOUT_S, NatsConnection, incoming, translated
 
 _ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds

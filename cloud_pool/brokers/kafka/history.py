@@ -8,9 +8,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from router.errors import ConfigError
 
-from ..address import BrokerLogin, TopicAddress
+from ..address import BrokerLogin, MessageRange, TopicAddress
 from ..port import IncomingMessage
-from ..ranges import MessageRange
 from .client import READ_COMMITTED, client_options, require_topic, started, stop, translated
 from .source import incoming
 
