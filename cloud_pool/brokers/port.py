@@ -8,7 +8,25 @@ from typing import Protocol
 
 import msgspec
 
+from router.errors import CausewayError
+
 from .address import MessageRange
+
+
+class BrokerUnavailable(CausewayError):
+    """The broker does not answer, or refuses. Whether it carried out the last command is unknown."""
+
+    status = 503
+    code = "broker_unavailable"
+    retryable = True
+
+
+class MessageTooLarge(CausewayError):
+    """The broker takes no message of this size."""
+
+    status = 413
+    code = "message_too_large"
+
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 

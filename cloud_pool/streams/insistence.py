@@ -11,7 +11,7 @@ import anyio
 
 from router.errors import JobStoreUnavailable
 
-from ..brokers.errors import BrokerUnavailable
+from ..brokers.port import BrokerUnavailable
 
 _RETRY_S = 0.2
 _log = logging.getLogger("causeway.cloud.streams")

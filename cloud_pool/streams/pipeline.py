@@ -20,8 +20,7 @@ from anyio.abc import TaskGroup
 
 from router.errors import JobStoreUnavailable
 
-from ..brokers.errors import BrokerUnavailable
-from ..brokers.port import IncomingMessage
+from ..brokers.port import BrokerUnavailable, IncomingMessage
 from ..lifetime import StopSignal
 from .config import StreamsConfig
 from .effects import KnownEffect

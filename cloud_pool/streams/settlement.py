@@ -16,8 +16,7 @@ import msgspec
 
 from router.errors import CausewayError
 
-from ..brokers.errors import BrokerUnavailable, MessageTooLarge
-from ..brokers.port import MessageSink, MessageSource
+from ..brokers.port import BrokerUnavailable, MessageSink, MessageSource, MessageTooLarge
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner

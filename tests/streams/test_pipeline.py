@@ -17,8 +17,7 @@ import anyio
 import msgspec
 import pytest
 
-from cloud_pool.brokers.errors import BrokerUnavailable
-from cloud_pool.brokers.port import OutgoingMessage, TopicLag
+from cloud_pool.brokers.port import BrokerUnavailable, OutgoingMessage, TopicLag
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.redis_client import RedisClient

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from cloud_pool.brokers.address import TopicAddress
-from cloud_pool.brokers.errors import BrokerUnavailable, MessageTooLarge
-from cloud_pool.brokers.port import MessageSink, MessageSource, OutgoingMessage
+from cloud_pool.brokers.port import BrokerUnavailable, MessageSink, MessageSource, MessageTooLarge, OutgoingMessage
 from router.errors import ConfigError
 from tests.jobs.conftest import until
 

@@ -20,8 +20,7 @@ from nats.js.client import JetStreamContext
 from router.errors import ConfigError
 
 from ..address import BrokerLogin, TopicAddress
-from ..errors import BrokerUnavailable, MessageTooLarge
-from ..port import IncomingMessage
+from ..port import BrokerUnavailable, IncomingMessage, MessageTooLarge
 
 TIMEOUT_S = 5.0
 RECONNECT_S = 0.25

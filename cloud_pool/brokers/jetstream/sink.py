@@ -13,8 +13,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from router.errors import ConfigError
 
 from ..address import BrokerLogin, TopicAddress
-from ..errors import BrokerUnavailable
-from ..port import OutgoingMessage
+from ..port import BrokerUnavailable, OutgoingMessage
 from .connection import PAGE, RECONNECT_S, TIMEOUT_S, NatsConnection, translated
 
 MESSAGE_ID = "Nats-Msg-Id"

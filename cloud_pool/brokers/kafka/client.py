@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from router.errors import ConfigError
 
 from ..address import BrokerLogin, TopicAddress
-from ..errors import BrokerUnavailable, MessageTooLarge
+from ..port import BrokerUnavailable, MessageTooLarge
 
 TIMEOUT_S = 5.0
 CLOSE_S = 2.0

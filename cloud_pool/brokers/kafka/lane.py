@@ -16,8 +16,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from ..address import TopicAddress
-from ..errors import BrokerUnavailable, MessageTooLarge
-from ..port import OutgoingMessage
+from ..port import BrokerUnavailable, MessageTooLarge, OutgoingMessage
 from .client import FAULTS, started, stop, translate
 
 MESSAGE_ID = "causeway-id"

@@ -21,8 +21,7 @@ import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
 from ..address import BrokerLogin, TopicAddress
-from ..errors import BrokerUnavailable, MessageTooLarge
-from ..port import OutgoingMessage
+from ..port import BrokerUnavailable, MessageTooLarge, OutgoingMessage
 from .client import (
     MAX_BYTES,
     READ_COMMITTED,

@@ -17,8 +17,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, ConsumerRecord
 from aiokafka.errors import CommitFailedError, IllegalStateError
 
 from ..address import BrokerLogin, TopicAddress
-from ..errors import BrokerUnavailable
-from ..port import IncomingMessage, TopicLag
+from ..port import BrokerUnavailable, IncomingMessage, TopicLag
 from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_topic, started, stop, translated
 from .offsets import ContiguousOffsets
 
