@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloud_pool.brokers.address import BrokerLogin, parse_topic
-from cloud_pool.brokers.kafka.offsets import ContiguousOffsets
+from cloud_pool.brokers.kafka.source import ContiguousOffsets
 from cloud_pool.brokers.open import open_sink
 from router.errors import ConfigError
 
