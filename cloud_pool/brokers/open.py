@@ -48,7 +48,7 @@ def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
     """Build a reader of ranges; it connects when it is opened. Raises ConfigError as `open_source` does."""
     try:
         if address.kind == "kafka":
-            from .kafka.history import KafkaHistory
+            from .kafka.source import KafkaHistory
 
             return KafkaHistory(address, login)
         from .jetstream.history import JetStreamHistory
