@@ -51,7 +51,7 @@ def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
             from .kafka.source import KafkaHistory
 
             return KafkaHistory(address, login)
-        from .jetstream.history import JetStreamHistory
+        from .jetstream.source import JetStreamHistory
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
     return JetStreamHistory(address, login)

@@ -16,8 +16,9 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import anyio
 import nats.js.errors
@@ -26,9 +27,9 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 
-from ..address import BrokerLogin, TopicAddress
+from ..address import BrokerLogin, MessageRange, TopicAddress
 from ..port import IncomingMessage, TopicLag
-from .connection import FAULTS, PAGE, NatsConnection, incoming, translated
+from .connection import FAULTS, PAGE, TIMEOUT_S, NatsConnection, incoming, translated
 
 _LATE_S = 2.0  # a request that has no answer so long after its end was lost
 _SHORTEST_S = 0.01  # of a request
@@ -210,3 +211,48 @@ def _floor(consumer: ConsumerInfo) -> int:
     """Return the last sequence up to which everything is acknowledged."""
     acknowledged = consumer.ack_floor.stream_seq if consumer.ack_floor is not None else 0
     return max(acknowledged or 0, (consumer.config.opt_start_seq or 1) - 1)
+
+
+_ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds
+_KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
+
+
+class JetStreamHistory:
+    """What is in the streams of a subject; wildcards are allowed."""
+
+    def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
+        self._connection = NatsConnection(address, login)
+        self._subject = address.topic
+
+    async def open(self) -> None:
+        """Connect. Raises ConfigError if no stream has the subject."""
+        self._context = await self._connection.open()
+        self._stream = await self._connection.stream_name(self._context)
+
+    async def read(self, wanted: MessageRange) -> AsyncIterator[IncomingMessage]:
+        """Yield the messages that are there now. Raises BrokerUnavailable."""
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S)
+        if wanted.since:
+            config.deliver_policy = DeliverPolicy.BY_START_TIME
+            config.opt_start_time = datetime.fromtimestamp(wanted.since - _ROUNDING_S, UTC)
+        elif wanted.first > 1:
+            config.deliver_policy = DeliverPolicy.BY_START_SEQUENCE
+            config.opt_start_seq = wanted.first
+        async with translated():
+            subscription = await self._context.pull_subscribe(self._subject, stream=self._stream, config=config)
+            left = (await subscription.consumer_info()).num_pending or 0
+        while left > 0:
+            async with translated():
+                fetched = await subscription.fetch(min(left, PAGE), timeout=TIMEOUT_S)
+            left -= len(fetched)
+            for message in map(incoming, fetched):
+                if wanted.last is not None and int(message.position) > wanted.last:
+                    left = 0
+                elif wanted.holds(message.lane, int(message.position), message.published_at):
+                    yield message
+        async with translated():
+            await subscription.unsubscribe()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._connection.close()
