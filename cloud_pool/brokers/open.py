@@ -38,7 +38,7 @@ def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSi
             from .kafka.sink import KafkaSink
 
             return KafkaSink(address, name, login)
-        from .jetstream.sink import JetStreamSink
+        from .jetstream.source import JetStreamSink
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--out") from error
     return JetStreamSink(address, login)
