@@ -25,7 +25,7 @@ def open_source(address: TopicAddress, name: str, login: BrokerLogin, *, ack_wai
             from .kafka.source import KafkaSource
 
             return KafkaSource(address, name, login, lost_after_s=ack_wait_s)
-        from .jetstream.source import JetStreamSource
+        from .jetstream import JetStreamSource
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
     return JetStreamSource(address, name, login, ack_wait_s=ack_wait_s)
@@ -38,7 +38,7 @@ def open_sink(address: TopicAddress, name: str, login: BrokerLogin) -> MessageSi
             from .kafka.sink import KafkaSink
 
             return KafkaSink(address, name, login)
-        from .jetstream.source import JetStreamSink
+        from .jetstream import JetStreamSink
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--out") from error
     return JetStreamSink(address, login)
@@ -51,7 +51,7 @@ def open_history(address: TopicAddress, login: BrokerLogin) -> MessageHistory:
             from .kafka.source import KafkaHistory
 
             return KafkaHistory(address, login)
-        from .jetstream.source import JetStreamHistory
+        from .jetstream import JetStreamHistory
     except ImportError as error:
         raise ConfigError(_MISSING.format(extra=address.kind), where="--in") from error
     return JetStreamHistory(address, login)

@@ -43,7 +43,11 @@ _Fault = BrokerUnavailable | MessageTooLarge | None
 
 
 class LaneProducer:
-    """Starts at once, as soon as the cluster answers.
+    """The transactional producer of one lane. It starts at once, as soon as the cluster answers.
+
+    Messages that come while a transaction is under way share the next one. While the cluster does not answer, the
+    client repeats its requests by itself, and a message stays under way however often it is asked for. A producer ends
+    with the first error that is more than that: a new one takes its place, and what this one had begun is aborted.
 
     Args:
         on_stored: gets partition and offset of each message that is committed

@@ -198,7 +198,10 @@ def _place(message: IncomingMessage) -> tuple[TopicPartition, int]:
 
 
 class ContiguousOffsets:
-    """Offsets of one partition. Commits cover everything below them, and messages end in any order."""
+    """The offsets of one partition, of which the end of what is acknowledged without a gap may be committed.
+
+    Commits cover everything below them, and messages end in any order.
+    """
 
     def __init__(self) -> None:
         self._open: set[int] = set()

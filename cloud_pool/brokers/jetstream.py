@@ -1,4 +1,4 @@
-"""A subject of JetStream as a source.
+"""NATS JetStream, by nats-py (extra `nats`): a subject as a source, as a sink, and as a history.
 
 A pipeline has one consumer, `<name>-<random>`, which belongs to one connection. Each session makes a new one that
 begins behind what is acknowledged without a gap, and deletes the one before it. So all that is not acknowledged comes
@@ -34,8 +34,8 @@ from nats.js.client import JetStreamContext
 
 from router.errors import ConfigError
 
-from ..address import BrokerLogin, MessageRange, TopicAddress
-from ..port import BrokerUnavailable, IncomingMessage, MessageTooLarge, OutgoingMessage, TopicLag
+from .address import BrokerLogin, MessageRange, TopicAddress
+from .port import BrokerUnavailable, IncomingMessage, MessageTooLarge, OutgoingMessage, TopicLag
 
 TIMEOUT_S = 5.0
 RECONNECT_S = 0.25
@@ -330,7 +330,10 @@ _KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
 
 
 class JetStreamHistory:
-    """What is in the streams of a subject; wildcards are allowed."""
+    """What is in the streams of a subject; wildcards are allowed.
+
+    It is read by a consumer that ends with the range: no pipeline's consumer is touched.
+    """
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         self._connection = NatsConnection(address, login)
@@ -375,7 +378,11 @@ _CONTENT_TYPE = "Content-Type"
 
 
 class JetStreamSink:
-    """A subject to publish to."""
+    """A subject to publish to.
+
+    Messages carry `Nats-Msg-Id`: a stream drops a second one within its duplicate window (2 minutes, unless
+    configured).
+    """
 
     def __init__(self, address: TopicAddress, login: BrokerLogin) -> None:
         """Raises ConfigError for a wildcard."""
