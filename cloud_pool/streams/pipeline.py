@@ -23,8 +23,7 @@ from router.errors import JobStoreUnavailable
 from ..brokers.port import BrokerUnavailable, IncomingMessage
 from ..lifetime import StopSignal
 from .config import StreamsConfig
-from .effects import KnownEffect
-from .errors import LeaseLost
+from .effects import KnownEffect, LeaseLost
 from .metrics import StreamMetrics
 from .outcome import read_message
 from .settlement import MessageSettler, StreamPorts

@@ -20,8 +20,7 @@ from ..brokers.port import BrokerUnavailable, MessageSink, MessageSource, Messag
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner
-from .effects import EffectStore, KnownEffect
-from .errors import DeliveredTooOften
+from .effects import DeliveredTooOften, EffectStore, KnownEffect
 from .insistence import Insistence
 from .metrics import StreamMetrics
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamOutcome, decode_outcome
