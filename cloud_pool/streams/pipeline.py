@@ -26,8 +26,7 @@ from .config import StreamsConfig
 from .effects import KnownEffect, LeaseLost
 from .metrics import StreamMetrics
 from .outcome import read_message
-from .settlement import MessageSettler, StreamPorts
-from .work import MessageWork, WorkTable
+from .settlement import MessageSettler, MessageWork, StreamPorts, WorkTable
 
 _WAIT_S = 1.0  # for messages
 _RELEASE_S = 5.0
