@@ -1074,11 +1074,10 @@ def _build_pipeline(
     dead: MessageSink,
 ) -> StreamPipeline:
     from .streams.effects import EffectStore
-    from .streams.insistence import Insistence
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.pipeline import StreamPipeline
-    from .streams.settlement import MessageSettler, StreamPorts
+    from .streams.settlement import Insistence, MessageSettler, StreamPorts
 
     metrics = StreamMetrics(background.runtime.metrics.registry)
     owner = secrets.token_hex(8) if source.needs_lease else ""
@@ -1110,10 +1109,10 @@ def _build_message_runner(
 async def run_replay(config: Config, topics: ReplayTopics, stop: asyncio.Event) -> None:
     """Replay until the range or `stop`. Prints a line about each message, and how many. Raises ConfigError."""
     from .brokers.open import open_history, open_sink
-    from .streams.insistence import Insistence
     from .streams.metrics import StreamMetrics
     from .streams.outcome import OutcomeWriter
     from .streams.replay import MessageReplay, ReplayOutput
+    from .streams.settlement import Insistence
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:
         jobs, streams = jobs_settings(config, "a replay"), config.streams

@@ -1,9 +1,7 @@
 """A pipeline from topic to topic: messages are OpenAI requests in CloudEvents, and each has one effect.
 
 pipeline      receives, works on many messages at once, drains
-work          those messages: which is before which, which is twice there
-settlement    one message: run, record, publish in order by key, acknowledge
-insistence    steps that are repeated until Redis and the broker answer
+settlement    those messages, and each one: run, record, publish in order by key, acknowledge
 attempts      one message -> its answer or its error, on the jobs' own runner
 outcome       what is published about a message: an answer, its expiry, a dead letter
 replay        a range of messages answered again for an audit

@@ -14,22 +14,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from router.errors import CausewayError
-
 from ..storage.lua.scripts import SCRIPTS, load_with_shared
 from ..storage.record import RunBill, encode_bill
 from ..storage.redis_client import RedisClient, as_bytes, as_int, as_list, as_text
-
-
-class DeliveredTooOften(CausewayError):
-    """Every process that ran the message ended without an outcome."""
-
-    code = "worker_lost"
-
-
-class LeaseLost(Exception):
-    """Another process receives for this pipeline now."""
-
 
 _NAMES: Final = ("stream_hold", "stream_claim", "stream_count", "stream_record", "stream_published")
 STREAM_SCRIPTS: Final = {
@@ -39,6 +26,10 @@ STREAM_SCRIPTS: Final = {
 REPLICATED: Final = frozenset({"stream_record"})
 """With replicas of Redis, an outcome is published once enough of them know of it."""
 EffectState = Literal["", "recorded", "published"]
+
+
+class LeaseLost(Exception):
+    """Another process receives for this pipeline now."""
 
 
 class KnownEffect(msgspec.Struct, frozen=True):

@@ -20,8 +20,8 @@ from ..brokers.port import IncomingMessage, MessageHistory, MessageSink
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import MessageRunner
-from .insistence import Insistence
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, read_message
+from .settlement import Insistence
 
 _MAX_BYTES = 1 << 30  # of an outcome that is only shown
 

@@ -1,4 +1,4 @@
-"""One message from its claim to its acknowledgement, with one outcome whatever happens in between.
+"""The messages that a process works on, each from its claim to its acknowledgement, with one outcome whatever happens.
 
 1. A message without an outcome runs, and its outcome is recorded, unless another process has recorded one first.
 2. A recorded outcome was perhaps published by the process that recorded it.
@@ -9,23 +9,57 @@
 from __future__ import annotations
 
 import logging
+import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import anyio
 import msgspec
 
-from router.errors import CausewayError
+from router.errors import CausewayError, JobStoreUnavailable
 
 from ..brokers.port import BrokerUnavailable, IncomingMessage, MessageSink, MessageSource, MessageTooLarge
 from ..jobs.worker.execution import JobResult
 from ..storage.record import RunBill
 from .attempts import EndedRun, MessageRunner
-from .effects import DeliveredTooOften, EffectStore, KnownEffect
-from .insistence import Insistence
+from .effects import EffectStore, KnownEffect
 from .metrics import StreamMetrics
 from .outcome import AUTHORIZATION, OutcomeWriter, StreamMessage, StreamOutcome, decode_outcome
+
+_EVENT_BYTES = 8192  # of an outcome's event beside the answer
+_RETRY_S = 0.2
+_log = logging.getLogger("causeway.cloud.streams")
+T = TypeVar("T")
+
+
+class DeliveredTooOften(CausewayError):
+    """Every process that ran the message ended without an outcome."""
+
+    code = "worker_lost"
+
+
+class Insistence:
+    """Pauses between two tries, and how to try until it works. `rng`: uniform in [0, 1)."""
+
+    def __init__(self, rng: Callable[[], float] = random.random) -> None:
+        self._rng = rng
+
+    async def pause(self) -> None:
+        await anyio.sleep(_RETRY_S * (1.0 + self._rng()))
+
+    async def insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a step until it raises neither JobStoreUnavailable nor BrokerUnavailable."""
+        fault = ""
+        while True:
+            try:
+                return await step()
+            except (JobStoreUnavailable, BrokerUnavailable) as error:
+                if not fault:
+                    _log.warning("a message waits: %s", error.message)
+                fault = error.message
+                await self.pause()
 
 
 class MessageWork:
@@ -107,7 +141,6 @@ class WorkTable:
             held.clear()
 
 
-_EVENT_BYTES = 8192  # of an outcome's event beside the answer
 _log = logging.getLogger("causeway.cloud.streams")
 
 

@@ -23,11 +23,10 @@ from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.streams.attempts import MessageCallers, MessageRunner
 from cloud_pool.streams.config import StreamsConfig
 from cloud_pool.streams.effects import EffectStore
-from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.metrics import StreamMetrics
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.pipeline import StreamPipeline
-from cloud_pool.streams.settlement import MessageSettler, StreamPorts
+from cloud_pool.streams.settlement import Insistence, MessageSettler, StreamPorts
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed

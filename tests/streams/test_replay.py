@@ -14,9 +14,9 @@ from cloud_pool.brokers.open import open_history
 from cloud_pool.brokers.port import BrokerUnavailable
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.streams.insistence import Insistence
 from cloud_pool.streams.outcome import OutcomeWriter
 from cloud_pool.streams.replay import MessageReplay, ReplayOutput
+from cloud_pool.streams.settlement import Insistence
 from router.errors import ConfigError
 
 from .brokers import RealBroker, sink_of
