@@ -1,4 +1,4 @@
-"""Read Lua scripts for Redis from the .lua files of a package."""
+"""Read Lua scripts for Redis from the .lua files of a folder."""
 
 from __future__ import annotations
 

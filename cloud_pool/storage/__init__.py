@@ -2,7 +2,7 @@
 
 config           the section `jobs`
 stores           all stores over one connection pool
-redis_client     commands and scripts; `lua/` has the scripts and lists the keys
+redis_client     commands and scripts; `scripts` loads those of `lua/` and lists the keys
 durability       whether Redis keeps what it has accepted
 encryption       content at rest
 jobs/            accept, claim, report

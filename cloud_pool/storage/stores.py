@@ -13,8 +13,8 @@ from .encryption import ContentCipher
 from .files.file_store import FileStore
 from .files.stores import ContentStores
 from .jobs.job_store import JobStore
-from .lua.scripts import REPLICATED, SCRIPTS
 from .redis_client import RedisClient, redis_time
+from .scripts import REPLICATED, SCRIPTS
 from .webhook_outbox import WebhookOutbox
 
 

@@ -320,7 +320,7 @@ async def revoke_both(day: MiniatureDay) -> None:
 def test_every_key_in_the_scripts_of_jobs_is_declared() -> None:
     """Also those that the miniature days do not write."""
     used = set()
-    for file in Path(str(files("cloud_pool.storage.lua"))).rglob("*.lua"):
+    for file in Path(str(files("cloud_pool.storage") / "lua")).rglob("*.lua"):
         used |= set(re.findall(r"\bkey\('(\w+)'", file.read_text()))
     assert "job" in used
     assert used - {key.pattern.split(":")[1] for key in REDIS_KEYS} == set()

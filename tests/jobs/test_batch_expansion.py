@@ -23,8 +23,8 @@ from cloud_pool.storage.batches.states import is_final
 from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.storage.errors import FileStoreUnavailable, TokenRevoked
 from cloud_pool.storage.files.file_store import FilePart
-from cloud_pool.storage.lua.scripts import SCRIPTS
 from cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
+from cloud_pool.storage.scripts import SCRIPTS
 from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
 

@@ -17,9 +17,9 @@ from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.durability import DurabilityCheck
 from cloud_pool.storage.jobs.job_store import JobStore
-from cloud_pool.storage.lua.scripts import SCRIPTS
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
+from cloud_pool.storage.scripts import SCRIPTS
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 from router.jobs.states import JobState
 from router.types import Chunk

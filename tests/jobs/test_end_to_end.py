@@ -15,8 +15,8 @@ import aiohttp
 import openai
 import pytest
 
-from cloud_pool.storage.lua.scripts import SCRIPTS
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
+from cloud_pool.storage.scripts import SCRIPTS
 from tests.cloud.conftest import Command, Pool
 
 from .conftest import until

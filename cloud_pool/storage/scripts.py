@@ -1,4 +1,17 @@
-"""All scripts of the job store, by name. They need Redis 7.
+"""The Lua scripts of the job store, by name. They need Redis 7.
+
+Each runs in Redis atomically and can be repeated, since its reply may get lost. `common.lua`, `fair_queue.lua`,
+`endings.lua`, `revisions.lua` and `billing.lua` precede every script, `webhooks/delivery.lua` some of those on
+webhooks, `batches/files.lua` those on files.
+
+The keys are in ../redis/keys.py. Of the hashes:
+
+    job:<id>     `fence` rises with each claim, `cost` is tokens over weight, `reported` the fence of the last report;
+                 `late` kinds of part may revise its answer until `late_until`, `claims` of its late answer
+    webhook:<id> job, owner, url, state, finished, `attempts` made, `fence`; `event` and `revision` of an answer
+    file:<id>    `users` open batches read it
+    batch:<id>   `submitted` lines have become jobs, `ended` of them have ended, the first `collected` lines are in the
+                 output files
 
 A full Redis refuses a script that begins with `#!lua` before its first write. These are the scripts that add work:
 accept, file_reserve, batch_create, batch_refuse_line and append_text. All others begin with `#!lua flags=allow-oom`,
@@ -9,21 +22,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...redis.layout import JOBS_LAYOUT
-from ...redis.scripts import load_script
-from ..states import transitions_as_lua
+from ..redis.layout import JOBS_LAYOUT
+from ..redis.scripts import load_script
+from .states import transitions_as_lua
 
+_LUA: Final = f"{__package__}.lua"
 _COMMON: Final = (
     f"local LAYOUT = '{JOBS_LAYOUT}'\n"
     + transitions_as_lua()
-    + "".join(load_script(__package__, name) for name in ("common", "fair_queue", "endings", "revisions", "billing"))
+    + "".join(load_script(_LUA, name) for name in ("common", "fair_queue", "endings", "revisions", "billing"))
 )
-_DELIVERY: Final = load_script(f"{__package__}.webhooks", "delivery")
-_FILES: Final = load_script(f"{__package__}.batches", "files")
+_DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
+_FILES: Final = load_script(f"{_LUA}.batches", "files")
 
 
 def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
-    return {name: load_script(f"{__package__}.{folder}", name, _COMMON, shared) for name in names}
+    return {name: load_script(f"{_LUA}.{folder}", name, _COMMON, shared) for name in names}
 
 
 def load_with_shared(package: str, name: str, *shared: str) -> str:
