@@ -17,8 +17,7 @@ from router.jobs.states import JobState
 from ..storage.batches.batch_store import Batch, CollectedLines, LineOutcome, ResultPart, output_file_id
 from ..storage.files.file_store import PART_BYTES, FilePart, StoredFile
 from ..storage.stores import JobStores
-from .input_file import read_custom_id
-from .input_reader import InputReader
+from .input_file import InputReader, read_custom_id
 from .output_file import output_line
 
 _PAGE = 100

@@ -13,8 +13,7 @@ from ..jobs.submission import SubmissionParser
 from ..storage.batches.batch_store import Batch
 from ..storage.config import BatchConfig
 from ..storage.files.file_store import StoredFile
-from .input_file import CheckBody, InputCheck
-from .input_reader import InputReader
+from .input_file import CheckBody, InputCheck, InputReader
 
 
 def body_check(parser: SubmissionParser, batch: Batch) -> CheckBody:
