@@ -24,8 +24,7 @@ from ..storage.errors import QuotaExceeded
 from ..storage.files.file_store import StoredFile
 from ..storage.record import NewJob, tenant_of
 from ..storage.stores import JobStores
-from .input_file import BatchLine, InputReader, InvalidLine, RawLine, parse_line, read_custom_id
-from .validation import body_check
+from .input_file import BatchLine, InputReader, InvalidLine, RawLine, body_check, parse_line, read_custom_id
 
 _log = logging.getLogger("causeway.cloud.batches")
 MAX_UNCOLLECTED = 4

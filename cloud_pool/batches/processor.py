@@ -34,8 +34,7 @@ from ..storage.files.file_store import StoredFile
 from ..storage.stores import JobStores
 from .collection import BatchCollection
 from .expansion import BatchExpansion
-from .input_file import BatchLineError, InputReader
-from .validation import check_input
+from .input_file import BatchLineError, InputReader, check_input
 
 _log = logging.getLogger("causeway.cloud.batches")
 _STEP_INTERVAL_S = 0.5
