@@ -28,8 +28,7 @@ from router.numbers import MAX_PAGE
 from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
-from .batches.batch_api import BatchList, BatchRequest, UploadPurpose
-from .batches.views import BatchView
+from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
 from .jobs.http.job_api import JobList
 from .jobs.submission import CloudJobFields
 from .storage import errors as job_errors

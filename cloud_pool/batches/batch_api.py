@@ -11,7 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from router.api.files import DeletedFile, list_page
+from router.api.files import DeletedFile, FileView, list_page
 from router.errors import ClientGone, InvalidRequest, JobStoreUnavailable, ModelNotAllowed, UnsupportedFeature
 from router.jobs.submission import ENDPOINTS, body_digest, key_digest
 from router.numbers import read_page
@@ -28,14 +28,88 @@ from ..http.request_admission import read_body, read_headers
 from ..jobs.acceptance import AcceptanceLog
 from ..jobs.http.routing import Route, begin_response, enqueue_span, route, write_chunk
 from ..observability.tracing import JobTrace
-from ..storage.batches.batch_store import COMPLETION_WINDOW
+from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch
+from ..storage.batches.states import BatchState
 from ..storage.config import JobsConfig
 from ..storage.errors import FileContentLost
-from ..storage.files.file_store import PART_BYTES
+from ..storage.files.file_store import PART_BYTES, StoredFile
 from ..storage.off_peak import OffPeakHours, no_off_peak_hours
 from ..storage.stores import JobStores
 from ..tiers.tier import AllowedTiers
-from .views import BatchView, batch_view, file_view
+from .input_file import BatchLineError
+
+
+class _RequestCounts(msgspec.Struct):
+    total: int
+    completed: int
+    failed: int
+
+
+class _InputErrors(msgspec.Struct):
+    data: list[BatchLineError]
+    object: str = "list"
+
+
+class BatchView(msgspec.Struct, kw_only=True):
+    """OpenAI's batch object."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: _InputErrors | None
+    input_file_id: str
+    completion_window: str = COMPLETION_WINDOW
+    status: BatchState
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: _RequestCounts
+    metadata: msgspec.Raw
+
+
+def file_view(file: StoredFile) -> FileView:
+    """Return what the API shows of a file."""
+    return FileView(file.id, file.bytes, file.created // 1000, file.expires // 1000, file.filename, file.purpose)
+
+
+def batch_view(batch: Batch) -> BatchView:
+    """Return what the API shows of a batch."""
+    errors = None
+    if batch.line_errors:
+        errors = _InputErrors(msgspec.json.decode(batch.line_errors, type=list[BatchLineError]))
+    return BatchView(
+        id=batch.id,
+        endpoint=batch.endpoint,
+        errors=errors,
+        input_file_id=batch.input,
+        status=batch.state,
+        output_file_id=batch.output or None,
+        error_file_id=batch.errors or None,
+        created_at=batch.created // 1000,
+        in_progress_at=_seconds(batch.in_progress_at),
+        expires_at=batch.expires // 1000,
+        finalizing_at=_seconds(batch.finalizing_at),
+        completed_at=_seconds(batch.completed_at),
+        failed_at=_seconds(batch.failed_at),
+        expired_at=_seconds(batch.expired_at),
+        cancelling_at=_seconds(batch.cancelling_at),
+        cancelled_at=_seconds(batch.cancelled_at),
+        request_counts=_RequestCounts(batch.total, batch.completed, batch.failed),
+        metadata=msgspec.Raw(batch.metadata.encode()),
+    )
+
+
+def _seconds(ms: int | None) -> int | None:
+    return None if ms is None else ms // 1000
+
 
 _READ_S = 20.0
 _MAX_BODY = 64 * 1024
