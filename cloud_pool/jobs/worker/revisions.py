@@ -41,8 +41,7 @@ from ...storage.jobs.replies import LateAnswer
 from ...storage.record import JobRecord
 from ..metrics import JobMetrics
 from .execution import JobResult, execute, job_run_of
-from .failure_policy import classify_failure
-from .reports import JobLease, RunReports
+from .reports import JobLease, RunReports, classify_failure
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
 

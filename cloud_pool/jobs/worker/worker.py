@@ -34,9 +34,8 @@ from ...storage.jobs.replies import ExpiredJob
 from ...storage.record import JobRecord
 from ..metrics import JobMetrics
 from .execution import JobResult, execute
-from .failure_policy import is_tier_unavailable
 from .live_text import TextPublisher
-from .reports import JobLease, RunReports
+from .reports import JobLease, RunReports, is_tier_unavailable
 from .revisions import Revisions
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
