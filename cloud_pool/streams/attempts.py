@@ -18,8 +18,7 @@ from router.serving.request import read_tags
 from ..accounts.tenants.config import TenantLimits
 from ..core.principal import Grants, Principal
 from ..jobs.submission import JobSubmission, SubmissionParser
-from ..jobs.worker.execution import JobResult, execute
-from ..jobs.worker.reports import classify_failure
+from ..jobs.worker.execution import JobResult, classify_failure, execute
 from ..jobs.worker.runner import JobRunner, RunReceipt
 from ..storage.backoff import job_retry_delay_s
 from ..storage.config import JobsConfig

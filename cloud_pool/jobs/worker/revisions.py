@@ -40,8 +40,7 @@ from ...storage.jobs.job_store import JobStore
 from ...storage.jobs.replies import LateAnswer
 from ...storage.record import JobRecord
 from ..metrics import JobMetrics
-from .execution import JobResult, execute, job_run_of
-from .reports import JobLease, RunReports, classify_failure
+from .execution import JobLease, JobResult, RunReports, classify_failure, execute, job_run_of
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
 

@@ -33,9 +33,8 @@ from ...storage.jobs.job_store import JobStore
 from ...storage.jobs.replies import ExpiredJob
 from ...storage.record import JobRecord
 from ..metrics import JobMetrics
-from .execution import JobResult, execute
+from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavailable
 from .live_text import TextPublisher
-from .reports import JobLease, RunReports, is_tier_unavailable
 from .revisions import Revisions
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
