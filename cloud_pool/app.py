@@ -103,7 +103,7 @@ if TYPE_CHECKING:
 
     from .brokers.port import MessageSink, MessageSource
     from .grpc_api.server import GrpcServer
-    from .jobs.worker.metered_runner import MeteredRunner
+    from .jobs.worker.runner import MeteredRunner
     from .parts.request_parts import RequestParts
     from .storage.redis_client import RedisClient
     from .streams.attempts import MessageRunner
@@ -928,8 +928,7 @@ def build_background(
         service_name: in traces.
         reread: reads the configuration again, for operators who reload the endpoints.
     """
-    from .jobs.worker.metered_runner import MeteredRunner
-    from .jobs.worker.runner import ServiceBackend
+    from .jobs.worker.runner import MeteredRunner, ServiceBackend
 
     # A process without the gateways' Redis can do nothing alone, unless jobs have one of their own.
     is_gateway = jobs.redis != config.redis

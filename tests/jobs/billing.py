@@ -23,8 +23,7 @@ from cloud_pool.accounts.tenants.config import Price, TenantLimits, TenantsConfi
 from cloud_pool.accounts.tenants.rate_limiter import TenantRateLimiter
 from cloud_pool.accounts.tenants.usage import UsageRecorder
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.metered_runner import MeteredRunner
-from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
 from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig

@@ -23,8 +23,7 @@ from cloud_pool.cli.main import main
 from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.metrics import JobMetrics
-from cloud_pool.jobs.worker.metered_runner import MeteredRunner
-from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.jobs.replies import ExpiredJob

@@ -12,7 +12,7 @@ import redis.asyncio
 from cloud_pool.accounts.identity.config import IdentityConfig
 from cloud_pool.accounts.identity.revocation import RevocationList, revoke_device, revoke_token
 from cloud_pool.accounts.tenants.config import TenantsConfig
-from cloud_pool.jobs.worker.metered_runner import MeteredRunner
+from cloud_pool.jobs.worker.runner import MeteredRunner
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.record import NewJob

@@ -19,8 +19,7 @@ from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.app import JobsGateway
 from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.http.job_api import JobCallers
-from cloud_pool.jobs.worker.metered_runner import MeteredRunner
-from cloud_pool.jobs.worker.runner import ServiceBackend
+from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, NewJob
