@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.jobs.worker.live_text import MAX_CHARACTERS
 from cloud_pool.jobs.worker.runner import JobRun
+from cloud_pool.jobs.worker.worker import MAX_CHARACTERS
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.jobs.replies import LiveText
