@@ -38,6 +38,16 @@ from ..storage.stores import JobStores
 from ..tiers.tier import AllowedTiers
 from .input_file import BatchLineError
 
+_READ_S = 20.0
+_MAX_BODY = 64 * 1024
+_UPLOAD_BYTES = 2 * PART_BYTES  # that an upload has in memory at a time
+_QUEUE = "batches"
+UploadPurpose = Literal["batch", "user_data", "vision", "assistants"]
+PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
+FILE_SCOPES: tuple[Scope, ...] = ("jobs", "chat")  # a client that may only chat names files, too
+_MetadataKey = Annotated[str, Meta(max_length=64)]
+_MetadataValue = Annotated[str, Meta(max_length=512)]
+
 
 class _RequestCounts(msgspec.Struct):
     total: int
@@ -109,17 +119,6 @@ def batch_view(batch: Batch) -> BatchView:
 
 def _seconds(ms: int | None) -> int | None:
     return None if ms is None else ms // 1000
-
-
-_READ_S = 20.0
-_MAX_BODY = 64 * 1024
-_UPLOAD_BYTES = 2 * PART_BYTES  # that an upload has in memory at a time
-_QUEUE = "batches"
-UploadPurpose = Literal["batch", "user_data", "vision", "assistants"]
-PURPOSES: tuple[UploadPurpose, ...] = get_args(UploadPurpose)
-FILE_SCOPES: tuple[Scope, ...] = ("jobs", "chat")  # a client that may only chat names files, too
-_MetadataKey = Annotated[str, Meta(max_length=64)]
-_MetadataValue = Annotated[str, Meta(max_length=512)]
 
 
 class BatchRequest(msgspec.Struct, frozen=True):

@@ -20,6 +20,9 @@ from ..storage.files.file_store import PART_BYTES, FilePart, StoredFile
 from ..storage.stores import JobStores
 from .input_file import InputReader, read_custom_id
 
+_NOT_RUN_CODES = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired", None: "batch_expired"}
+_PAGE = 100
+
 
 class _LineResponse(msgspec.Struct):
     status_code: int
@@ -37,9 +40,6 @@ class _OutputLine(msgspec.Struct):
     custom_id: str
     response: _LineResponse | None
     error: _LineError | None
-
-
-_NOT_RUN_CODES = {JobState.CANCELLED: "batch_cancelled", JobState.EXPIRED: "batch_expired", None: "batch_expired"}
 
 
 def output_line(batch: Batch, line: int, outcome: LineOutcome) -> tuple[ResultPart, bytes]:
@@ -65,9 +65,6 @@ def _error(batch: Batch, outcome: LineOutcome) -> _LineError:
         return msgspec.json.decode(outcome.error, type=_LineError)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _LineError(CausewayError.code, "")
-
-
-_PAGE = 100
 
 
 class _Rows:

@@ -24,6 +24,9 @@ from ..storage.files.file_store import FilePart, FileStore, StoredFile
 
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512
+CheckBody = Callable[[bytes], tuple[str, float]]
+"""Check a body and return its tier and how many tokens it may use. Raises InvalidRequest or PermissionDenied."""
+_KEPT_PARTS = 8
 
 
 class RawLine(msgspec.Struct, frozen=True):
@@ -110,10 +113,6 @@ class _InputLine(msgspec.Struct, frozen=True):
 
 class _CustomId(msgspec.Struct, frozen=True):
     custom_id: str = ""
-
-
-CheckBody = Callable[[bytes], tuple[str, float]]
-"""Check a body and return its tier and how many tokens it may use. Raises InvalidRequest or PermissionDenied."""
 
 
 def parse_line(data: bytes, endpoint: Endpoint, check_body: CheckBody, max_line_bytes: int) -> BatchLine:
@@ -218,9 +217,6 @@ class InputCheck:
         if digest in self._custom_ids:
             raise InvalidLine("duplicate_custom_id", "An earlier line has the same `custom_id`.", "custom_id")
         self._custom_ids.add(digest)
-
-
-_KEPT_PARTS = 8
 
 
 class InputReader:

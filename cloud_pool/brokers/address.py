@@ -26,6 +26,8 @@ _SCHEMES: Final[dict[str, tuple[BrokerKind, bool]]] = {
 _PORTS: Final[dict[BrokerKind, int]] = {"nats": 4222, "kafka": 9092}
 _FORMS: Final = "write nats://host:4222/SUBJECT or kafka://host:9092/TOPIC; nats+tls:// or kafka+tls:// for TLS"
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?")
+_PLACES: Final = {"nats": re.compile(r"()(\d{1,18})"), "kafka": re.compile(r"(\d{1,9})-(\d{1,18})")}
+_EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 
 
 class BrokerLogin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,10 +112,6 @@ def _host(text: str, kind: BrokerKind, where: str) -> str:
     if found is None:
         raise ConfigError(f"{text[:80]!r} is no host:port. {_FORMS}", where=where)
     return f"{found[1]}:{found[2] or _PORTS[kind]}"
-
-
-_PLACES: Final = {"nats": re.compile(r"()(\d{1,18})"), "kafka": re.compile(r"(\d{1,9})-(\d{1,18})")}
-_EXAMPLES: Final = {"nats": "100..200", "kafka": "0-100..0-200"}
 
 
 class MessageRange(msgspec.Struct, frozen=True, kw_only=True):

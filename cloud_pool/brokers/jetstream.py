@@ -44,6 +44,15 @@ FAULTS = (nats.errors.Error, OSError, asyncio.TimeoutError, json.JSONDecodeError
 _PING_S = 5  # a partition is noticed after two pings
 TO_DO = "Start the broker, or correct the address and `streams.login`."
 _log = logging.getLogger("causeway.cloud.brokers")
+_LATE_S = 2.0  # a request that has no answer so long after its end was lost
+_SHORTEST_S = 0.01  # of a request
+_MAX_UNACKNOWLEDGED = 4096
+_ENDED = ("404", "408")  # statuses that end a request; 404: no messages, 408: its time is over
+_FULL = "Exceeded MaxAckPending"
+_ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds
+_KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
+MESSAGE_ID = "Nats-Msg-Id"
+_CONTENT_TYPE = "Content-Type"
 
 
 @asynccontextmanager
@@ -141,13 +150,6 @@ def incoming(message: Msg) -> IncomingMessage:
         published_at=metadata.timestamp.timestamp(),
         receipt=message.reply,
     )
-
-
-_LATE_S = 2.0  # a request that has no answer so long after its end was lost
-_SHORTEST_S = 0.01  # of a request
-_MAX_UNACKNOWLEDGED = 4096
-_ENDED = ("404", "408")  # statuses that end a request; 404: no messages, 408: its time is over
-_FULL = "Exceeded MaxAckPending"
 
 
 class JetStreamSource:
@@ -325,10 +327,6 @@ def _floor(consumer: ConsumerInfo) -> int:
     return max(acknowledged or 0, (consumer.config.opt_start_seq or 1) - 1)
 
 
-_ROUNDING_S = 0.001  # the server counts nanoseconds, and the client microseconds
-_KEPT_S = 60.0  # by the server, for a reader that is busy with what it has
-
-
 class JetStreamHistory:
     """What is in the streams of a subject; wildcards are allowed.
 
@@ -371,10 +369,6 @@ class JetStreamHistory:
     async def close(self) -> None:
         """Disconnect."""
         await self._connection.close()
-
-
-MESSAGE_ID = "Nats-Msg-Id"
-_CONTENT_TYPE = "Content-Type"
 
 
 class JetStreamSink:

@@ -12,6 +12,8 @@ from router.errors import CausewayError
 
 from .address import MessageRange
 
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
 
 class BrokerUnavailable(CausewayError):
     """The broker does not answer, or refuses. Whether it carried out the last command is unknown."""
@@ -26,9 +28,6 @@ class MessageTooLarge(CausewayError):
 
     status = 413
     code = "message_too_large"
-
-
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -24,6 +24,9 @@ from ..core.request_context import AnswerHead, RequestContext
 from .messages import Delta, Head, OutputChunk, TokenLogprobs, ToolCall, UsageReport
 
 _PREFIX = "x-causeway-"
+_MOST_WAITING = 8
+_MOST_CHARACTERS = 1024  # of texts that leave together
+_TEXT = {"index", "text"}
 
 
 class OutputEncoder:
@@ -134,11 +137,6 @@ def _logprob(token: TokenLogprob | TokenAlternative) -> Any:
     raw = None if token.bytes is None else bytes(token.bytes)
     top = [_logprob(one) for one in token.top] if isinstance(token, TokenLogprob) else ()
     return TokenLogprobs(token=token.token, logprob=token.logprob, bytes=raw, top=top)
-
-
-_MOST_WAITING = 8
-_MOST_CHARACTERS = 1024  # of texts that leave together
-_TEXT = {"index", "text"}
 
 
 class Outbox:

@@ -38,6 +38,19 @@ from .request_input import RequestInput
 _CHUNK_BYTES = 64  # that a chunk takes in memory beside its text
 _RETRY_S = 1.0
 _log = logging.getLogger("causeway.cloud.grpc")
+_BY_HTTP_STATUS = {
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ABORTED,
+    413: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself says of a message that is too large
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    499: StatusCode.CANCELLED,
+    502: StatusCode.UNAVAILABLE,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
 
 
 class GenerateCalls:
@@ -178,21 +191,6 @@ def _with_deadline(headers: RequestHeaders, remaining_s: float | None) -> Reques
     remaining_ms = int(remaining_s * 1000)
     sooner = remaining_ms if headers.deadline_ms is None else min(remaining_ms, headers.deadline_ms)
     return msgspec.structs.replace(headers, deadline_ms=sooner)
-
-
-_BY_HTTP_STATUS = {
-    401: StatusCode.UNAUTHENTICATED,
-    403: StatusCode.PERMISSION_DENIED,
-    404: StatusCode.NOT_FOUND,
-    408: StatusCode.DEADLINE_EXCEEDED,
-    409: StatusCode.ABORTED,
-    413: StatusCode.RESOURCE_EXHAUSTED,  # as gRPC itself says of a message that is too large
-    429: StatusCode.RESOURCE_EXHAUSTED,
-    499: StatusCode.CANCELLED,
-    502: StatusCode.UNAVAILABLE,
-    503: StatusCode.UNAVAILABLE,
-    504: StatusCode.DEADLINE_EXCEEDED,
-}
 
 
 def status_code(error: CausewayError) -> StatusCode:

@@ -27,6 +27,9 @@ _NOT_A_PARAMETER = {
 }
 _LARGEST_WHOLE = 2.0**53  # of a double: beyond it neighbours are more than one apart
 _encode = msgspec.json.Encoder().encode
+_PICTURE = re.compile(r"image/[\w.+-]+", re.ASCII)
+_HEADS = {"audio": "format", "image": "media_type"}
+"""The field that only the first chunk of a part has, by kind."""
 
 
 class RequestInput:
@@ -110,11 +113,6 @@ def _finite(value: float, path: str) -> float:
     if not math.isfinite(value):
         raise InvalidRequest(f"`{path}` is no number of JSON.", param=path)
     return value
-
-
-_PICTURE = re.compile(r"image/[\w.+-]+", re.ASCII)
-_HEADS = {"audio": "format", "image": "media_type"}
-"""The field that only the first chunk of a part has, by kind."""
 
 
 class _Part(msgspec.Struct):

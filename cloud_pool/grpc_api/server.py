@@ -35,6 +35,14 @@ from .calls import GenerateCalls
 from .messages import SERVICE, InputChunk, OutputChunk
 
 _BACKLOG = 512
+MAX_CHUNK_BYTES = 1024 * 1024
+MAX_CONNECTIONS = 1024
+_MAX_STREAMS = 128  # of one connection
+_PING_S, _PONG_S = 20.0, 10.0  # a client whose connection does not answer a ping in time is gone
+_CLIENT_PING_S = 10.0  # a client that pings more often is disconnected
+_AGE_S = 1800.0  # then clients connect again, perhaps to another gateway behind the same name
+_STATUS_S = 0.5  # for the status of a call whose answer is written
+_CANCEL_S = 2.0  # for handlers that were cancelled
 
 
 class _Side(asyncio.Protocol):
@@ -216,16 +224,6 @@ class GrpcFront:
 
     def _crowding(self) -> Iterator[_Client]:
         return (one for one in self._idle if self._shares.crowds(one.peer))
-
-
-MAX_CHUNK_BYTES = 1024 * 1024
-MAX_CONNECTIONS = 1024
-_MAX_STREAMS = 128  # of one connection
-_PING_S, _PONG_S = 20.0, 10.0  # a client whose connection does not answer a ping in time is gone
-_CLIENT_PING_S = 10.0  # a client that pings more often is disconnected
-_AGE_S = 1800.0  # then clients connect again, perhaps to another gateway behind the same name
-_STATUS_S = 0.5  # for the status of a call whose answer is written
-_CANCEL_S = 2.0  # for handlers that were cancelled
 
 
 class GrpcServer:

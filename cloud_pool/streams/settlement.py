@@ -141,9 +141,6 @@ class WorkTable:
             held.clear()
 
 
-_log = logging.getLogger("causeway.cloud.streams")
-
-
 class StreamPorts(msgspec.Struct, frozen=True):
     """What a pipeline reads, writes and records in."""
 

@@ -40,6 +40,9 @@ MESSAGE_ID = "causeway-id"
 _CONTENT_TYPE = "content-type"
 _log = logging.getLogger("causeway.cloud.brokers")
 _Fault = BrokerUnavailable | MessageTooLarge | None
+_POLL_MS = 20
+_SEARCH_S = 30.0
+_TRANSACTION_S = 10.0
 
 
 class LaneProducer:
@@ -144,11 +147,6 @@ class LaneProducer:
 
 def _ended_early() -> BrokerUnavailable:
     return BrokerUnavailable("the lane's producer has ended", retry_after_s=1.0)
-
-
-_POLL_MS = 20
-_SEARCH_S = 30.0
-_TRANSACTION_S = 10.0
 
 
 class _Position(msgspec.Struct, frozen=True):

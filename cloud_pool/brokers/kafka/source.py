@@ -27,6 +27,8 @@ from .client import FAULTS, READ_COMMITTED, TIMEOUT_S, client_options, require_t
 _HEARTBEATS = 6  # in the time after which a silent process loses its lanes
 _REBALANCE_S = 30  # for all processes to give their lanes back
 _NEVER_MS = 2**31 - 1
+_POLL_MS = 200
+_STUCK_S = 30.0
 
 
 class KafkaSource(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -237,10 +239,6 @@ class ContiguousOffsets:
         """What was delivered and not acknowledged comes again, from `floor` on."""
         self._next = self.floor
         self._open.clear()
-
-
-_POLL_MS = 200
-_STUCK_S = 30.0
 
 
 class KafkaHistory:

@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import anyio
 import msgspec
@@ -41,6 +41,7 @@ from router.serving.logs import redacted
 from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 
 from ...cache.caching_service import STATUS_HEADER
+from ...core.late import LateReading
 from ...core.request_context import AnswerHead
 from ...storage.backoff import job_retry_delay_s
 from ...storage.config import JobsConfig
@@ -50,13 +51,30 @@ from ...storage.record import JobRecord, RunBill
 from ...upstreams.triton.errors import StubProcessDied
 from .runner import JobRun, JobRunner, RunReceipt
 
-if TYPE_CHECKING:
-    from ...core.late import LateReading
-
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")
 ReportProgress = Callable[[bytes], Awaitable[None]]
 """Gets a Progress as JSON."""
+FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
+_NOT_STARTED = (
+    QueueFull,
+    Shed,
+    RateLimited,
+    Draining,
+    CloudSaturated,
+    BreakerOpen,
+    EngineUnavailable,
+    NoRoute,
+    IdentityUnavailable,
+    ContentKeyMissing,
+)
+_T = TypeVar("_T")
+_STORE_DELAY_S = 0.2
+_FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]] = {
+    "failed": "fail",
+    "expired": "expire",
+    "cancelled": "cancel",
+}
 
 
 class RunProgress(msgspec.Struct, frozen=True):
@@ -192,21 +210,6 @@ def _encode(
     return body
 
 
-FailureAction = Literal["expired", "cancelled", "failed", "postponed", "retried"]
-_NOT_STARTED = (
-    QueueFull,
-    Shed,
-    RateLimited,
-    Draining,
-    CloudSaturated,
-    BreakerOpen,
-    EngineUnavailable,
-    NoRoute,
-    IdentityUnavailable,
-    ContentKeyMissing,
-)
-
-
 def classify_failure(error: CausewayError, *, late: bool) -> FailureAction:
     """Return the outcome of a job whose run failed.
 
@@ -245,19 +248,6 @@ def was_not_started(error: CausewayError) -> bool:
     if isinstance(error, BackendError) and error.phase == "connect":
         return True
     return isinstance(error, _NOT_STARTED) and not isinstance(error, DeadlineExceeded)
-
-
-if TYPE_CHECKING:
-    from ...core.late import LateReading
-
-_T = TypeVar("_T")
-_log = logging.getLogger("causeway.cloud.worker")
-_STORE_DELAY_S = 0.2
-_FINAL_EVENTS: Final[Mapping[FailureAction, Literal["fail", "expire", "cancel"]]] = {
-    "failed": "fail",
-    "expired": "expire",
-    "cancelled": "cancel",
-}
 
 
 class JobLease:

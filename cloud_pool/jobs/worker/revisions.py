@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -34,6 +33,7 @@ from router.jobs.revisions import (
 from router.serving.logs import redacted
 from router.types import Modality
 
+from ...core.late import LateReading
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing
 from ...storage.jobs.job_store import JobStore
@@ -43,9 +43,6 @@ from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, classify_failure, execute, job_run_of
 from .runner import JobRunner, RunReceipt
 from .slots import WorkerSlots
-
-if TYPE_CHECKING:
-    from ...core.late import LateReading
 
 _RELEASE_S = 5.0
 _log = logging.getLogger("causeway.cloud.worker")

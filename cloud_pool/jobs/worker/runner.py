@@ -32,8 +32,12 @@ from ...upstreams.token_meter import TokenMeter
 from ...upstreams.triton.calls import STOP_S
 
 if TYPE_CHECKING:
-    from ...core.late import LateReading
     from ...parts.request_parts import RequestParts
+
+JobPiece = Piece | Embeddings
+Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
+"""`Service.embed`. Raises CausewayError."""
+_COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
 class RunReceipt:
@@ -81,11 +85,6 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     price_share: float = 1.0  # of the tier's price
     late: LateReading | None = None  # reads the request's parts, if the answer may be revised
     meter: TokenMeter = msgspec.field(default_factory=TokenMeter)  # of this run
-
-
-JobPiece = Piece | Embeddings
-Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
-"""`Service.embed`. Raises CausewayError."""
 
 
 class JobRunner(Protocol):
@@ -197,9 +196,6 @@ class ServiceBackend:
     async def ready(self, tier: str) -> bool:
         """Whether an endpoint of the tier answers."""
         return "" in (await self._pools[self._tiers[tier].name].check()).values()
-
-
-_COUNT_S = 2 * STOP_S  # until the model has stopped
 
 
 class MeteredRunner:

@@ -43,6 +43,12 @@ MAX_CHARACTERS: Final = 262_144
 """Of one run's text; what is beyond comes with the result."""
 _INTERVAL_S = 0.1
 _OUTDATED = -1
+_log = logging.getLogger("causeway.cloud.worker")
+_STORE_DELAY_S = 0.2
+_UNAVAILABLE_POLL_S = 0.5
+_RELEASE_S = 5.0
+_MAX_CLAIM = 32  # jobs per claim
+_GAUGES_S = 5.0
 
 
 class RunText:
@@ -138,14 +144,6 @@ class TextPublisher:
             return
         for (text, _), stored in zip(sending, replies, strict=True):
             text.set_stored(stored)
-
-
-_log = logging.getLogger("causeway.cloud.worker")
-_STORE_DELAY_S = 0.2
-_UNAVAILABLE_POLL_S = 0.5
-_RELEASE_S = 5.0
-_MAX_CLAIM = 32  # jobs per claim
-_GAUGES_S = 5.0
 
 
 class Worker:
