@@ -1,4 +1,4 @@
-"""Interfaces to what answers a job, and the gateway's own service as its implementation."""
+"""What answers a job: the gateway's own service, with tenant limits, usage, cost and an audit record for each run."""
 
 from __future__ import annotations
 
@@ -204,6 +204,10 @@ class MeteredRunner:
     A tenant over its rate or budget gets RateLimited, and the job waits without losing an attempt; this run leaves no
     audit record, so that each job has one for each run that happened, or one that says that it expired. Tokens that
     were generated for another request cost the job nothing.
+
+    A run is billed when the job store accepts its report, in the same transaction: a run that another worker has taken
+    over costs nothing, and a worker that is killed after its report loses no bill. A run whose job was cancelled has no
+    report: it costs its prompt and what was generated until it stopped.
     """
 
     def __init__(

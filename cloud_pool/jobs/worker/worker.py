@@ -100,7 +100,13 @@ class RunText:
 
 
 class TextPublisher:
-    """Sends the texts of a worker's runs."""
+    """Sends the texts of a worker's runs while they are made, for clients that follow the events of their jobs.
+
+    1. Each run keeps its text, as far as it came.
+    2. While a client follows the job, what is new goes to Redis: of all runs of the worker in one call, at most ten
+       times a second. The end of a run waits for none of this: its result has the whole text.
+    3. Redis replies how much it has. Where it has less than was sent, the rest is sent again.
+    """
 
     def __init__(self, store: JobStore) -> None:
         self._store = store
