@@ -76,8 +76,7 @@ from .jobs.acceptance import AcceptanceLog
 from .jobs.http.dead_letter_api import DeadLetterApi
 from .jobs.http.job_api import JobApi, JobCallers
 from .jobs.metrics import JobMetrics
-from .jobs.named_files import NamedFileReader
-from .jobs.submission import SubmissionParser
+from .jobs.submission import NamedFileReader, SubmissionParser
 from .jobs.worker.runner import JobRunner
 from .jobs.worker.slots import WorkerSlots
 from .jobs.worker.worker import Worker

@@ -16,8 +16,7 @@ from router.errors import InvalidRequest, JobAlreadyEnded, QueueFull, RateLimite
 from router.jobs.view import encode_job_error
 
 from ..accounts.tenants.config import TenantLimits
-from ..jobs.named_files import NamedFileReader
-from ..jobs.submission import SubmissionParser
+from ..jobs.submission import NamedFileReader, SubmissionParser
 from ..storage.batches.batch_store import Batch, batch_job_id
 from ..storage.config import BatchConfig
 from ..storage.errors import QuotaExceeded

@@ -45,8 +45,7 @@ from ...storage.errors import WebhookDisabled
 from ...storage.record import JobRecord, job_view
 from ...storage.stores import JobStores
 from ..acceptance import AcceptanceLog
-from ..named_files import NamedFileReader
-from ..submission import CheckCost, JobSubmission, SubmissionParser, submission_digest
+from ..submission import CheckCost, JobSubmission, NamedFileReader, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
 from .routing import OwnedHandler, Route, begin_response, enqueue_span, reads_of_page, route, write_chunk
 
