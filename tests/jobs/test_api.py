@@ -15,8 +15,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.core.principal import Principal
-from cloud_pool.jobs.http.job_api import JobApi, JobCallers
-from cloud_pool.jobs.http.routing import begin_response
+from cloud_pool.jobs.http.job_api import JobApi, JobCallers, begin_response
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
