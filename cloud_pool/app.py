@@ -72,9 +72,8 @@ from .http.operator import MAX_CONNECTIONS, OperatorRoutes
 from .http.request_admission import InlineFiles, RequestAdmission
 from .http.request_runner import RequestRunner
 from .http.server import GenerationRoutes, Server, allowed_connections, gateway_listener
-from .jobs.acceptance import AcceptanceLog
 from .jobs.http.dead_letter_api import DeadLetterApi
-from .jobs.http.job_api import JobApi, JobCallers
+from .jobs.http.job_api import AcceptanceLog, JobApi, JobCallers
 from .jobs.metrics import JobMetrics
 from .jobs.submission import NamedFileReader, SubmissionParser
 from .jobs.worker.runner import JobRunner

@@ -25,8 +25,7 @@ from router.serving.upload import check_upload, read_upload
 from ..core.principal import Grants, Principal, Scope
 from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
-from ..jobs.acceptance import AcceptanceLog
-from ..jobs.http.job_api import Route, begin_response, enqueue_span, route, write_chunk
+from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_span, route, write_chunk
 from ..observability.tracing import JobTrace
 from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch
 from ..storage.batches.states import BatchState

@@ -95,7 +95,7 @@ def reconcile_command(path: Path | None, redis: str | None, as_json: bool, files
     FILES are the audit files of all gateways, and of workers if the last run is of interest, also those that were
     rotated; by default the configuration's own. Exits with status 1 if anything is missing.
     """
-    from ..jobs.acceptance import Reconciliation, reconcile
+    from ..jobs.reconciliation import Reconciliation, reconcile
 
     async def work(stores: JobStores, config: Config) -> Reconciliation:
         audit_files = files or tuple(Path(name) for name in (config.audit_file,) if name not in ("", "-"))

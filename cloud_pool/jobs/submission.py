@@ -32,6 +32,12 @@ from ..storage.off_peak import OffPeakHours, no_off_peak_hours
 from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier
 
+CheckCost = Callable[[str, str, Request, int, int], int]
+"""Tenant, tier, request, bytes of its body and the tier's maximum of tokens -> the most that it may cost, micro-USD.
+
+Raises InvalidRequest if that is more than the tenant's budget of a day.
+"""
+
 
 class NamedFileReader:
     """Reads the files that bodies name."""
@@ -115,13 +121,6 @@ class JobSubmission(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""  # Idempotency-Key
     tags: tuple[str, ...] = ()
     endpoint: Endpoint | None = None  # of a plain request; None: the body names it
-
-
-CheckCost = Callable[[str, str, Request, int, int], int]
-"""Tenant, tier, request, bytes of its body and the tier's maximum of tokens -> the most that it may cost, micro-USD.
-
-Raises InvalidRequest if that is more than the tenant's budget of a day.
-"""
 
 
 class CloudJobFields(JobFields, frozen=True):

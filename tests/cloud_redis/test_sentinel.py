@@ -19,8 +19,8 @@ from cloud_pool.accounts.audit import AuditLog
 from cloud_pool.accounts.identity.revocation import DEVICES_KEY
 from cloud_pool.app import JobsGateway
 from cloud_pool.cli.keys import keys
-from cloud_pool.jobs.acceptance import reconcile
 from cloud_pool.jobs.http.job_api import JobCallers
+from cloud_pool.jobs.reconciliation import reconcile
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.errors import JobStoreNotReplicated

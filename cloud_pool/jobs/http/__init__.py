@@ -1,1 +1,1 @@
-"""The jobs API over HTTP. `job_api` routes; `batch_api` has the handlers of files and batches."""
+"""The jobs API over HTTP. `job_api` routes; `batches.batch_api` has the handlers of files and batches."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import msgspec
@@ -37,6 +37,7 @@ from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import STALLED_S, body_response, json_response
 from router.trackers import FairShare
 
+from ...accounts.audit import AuditLog, AuditRecord
 from ...accounts.tenants.config import TenantLimits
 from ...cache.caching_service import STATUS_HEADER
 from ...core.principal import Principal, Scope
@@ -47,13 +48,48 @@ from ...storage.config import JobsConfig
 from ...storage.errors import WebhookDisabled
 from ...storage.record import JobRecord, job_view
 from ...storage.stores import JobStores
-from ..acceptance import AcceptanceLog
 from ..submission import CheckCost, JobSubmission, NamedFileReader, SubmissionParser, submission_digest
 from .event_stream import EventReader, Position, read_last_id
 
+ACCEPTED = "accepted"
+AcceptedKind = Literal["job", "batch"]
 OwnedHandler = Callable[[web.BaseRequest, Principal, str], Awaitable[web.StreamResponse]]
 """Gets the request, its principal and the id in its path."""
 ROWS_A_READ = 10  # of a list: a read more
+IdentifyCaller = Callable[[web.BaseRequest], Principal]
+"""The principal of a request, from its headers. Raises AuthenticationFailed."""
+AdmitSubmission = Callable[[Principal], Awaitable[None]]
+AdmitReads = Callable[[Principal, int], Awaitable[None]]
+"""Counts a submission, or a read. Raises RateLimited."""
+_READ_S = 20.0
+_PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
+_APPLIED: Final = {"preference-applied": "respond-async"}
+_log = logging.getLogger("causeway.cloud.jobs")
+
+
+class AcceptanceLog:
+    """Records what was acknowledged to callers in the audit file; without one it does nothing."""
+
+    def __init__(self, audit: AuditLog | None = None) -> None:
+        self._audit = audit
+
+    async def record(self, principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> None:
+        """Write an acceptance to the audit file, before the caller is told. A slow disk delays this by at most 1 s."""
+        if self._audit is None:
+            return
+        await self._audit.write(
+            AuditRecord(
+                at=created_ms / 1000.0,
+                id=name,
+                tenant=principal.tenant,
+                device=principal.device,
+                token_id=principal.token_id,
+                policy="",
+                route=kind,
+                tier=tier,
+                outcome=ACCEPTED,
+            )
+        )
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -121,17 +157,6 @@ def enqueue_span(trace: JobTrace | None, job: str, queue: str, traceparent: str)
         raise
     finally:
         span.end()
-
-
-IdentifyCaller = Callable[[web.BaseRequest], Principal]
-"""The principal of a request, from its headers. Raises AuthenticationFailed."""
-AdmitSubmission = Callable[[Principal], Awaitable[None]]
-AdmitReads = Callable[[Principal, int], Awaitable[None]]
-"""Counts a submission, or a read. Raises RateLimited."""
-_READ_S = 20.0
-_PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
-_APPLIED: Final = {"preference-applied": "respond-async"}
-_log = logging.getLogger("causeway.cloud.jobs")
 
 
 class JobCallers(msgspec.Struct, frozen=True):

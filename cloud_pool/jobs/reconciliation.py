@@ -1,4 +1,4 @@
-"""What was acknowledged to callers, in the audit file, and what of it Redis has lost.
+"""What of all that was acknowledged to callers, by the audit files, Redis has lost.
 
 A failover to a replica that lagged, or a restored backup, loses what was written last, and with it the fact that it was
 ever accepted. The gateways' audit files still have it: each job and batch is in one before its caller gets an answer.
@@ -9,43 +9,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
-from ..accounts.audit import AuditLog, AuditRecord
-from ..core.principal import Principal
+from ..accounts.audit import AuditRecord
 from ..storage.config import JobsConfig
 from ..storage.redis_client import RedisClient, redis_time
+from .http.job_api import ACCEPTED, AcceptedKind
 
-ACCEPTED = "accepted"
 _CHUNK = 500  # keys that Redis is asked for at a time
-AcceptedKind = Literal["job", "batch"]
-
-
-class AcceptanceLog:
-    """Records acceptances; without an audit file it does nothing."""
-
-    def __init__(self, audit: AuditLog | None = None) -> None:
-        self._audit = audit
-
-    async def record(self, principal: Principal, kind: AcceptedKind, name: str, tier: str, created_ms: int) -> None:
-        """Write an acceptance to the audit file, before the caller is told. A slow disk delays this by at most 1 s."""
-        if self._audit is None:
-            return
-        await self._audit.write(
-            AuditRecord(
-                at=created_ms / 1000.0,
-                id=name,
-                tenant=principal.tenant,
-                device=principal.device,
-                token_id=principal.token_id,
-                policy="",
-                route=kind,
-                tier=tier,
-                outcome=ACCEPTED,
-            )
-        )
 
 
 class LostAcceptance(msgspec.Struct, frozen=True, kw_only=True):
