@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ..storage.jobs.replies import QueueDepths
+from ..storage.record import QueueDepths
 
 _QUEUE = ("tier", "priority")
 

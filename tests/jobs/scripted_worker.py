@@ -17,7 +17,7 @@ from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.jobs.worker.worker import Worker
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
-from cloud_pool.storage.jobs.replies import ExpiredJob
+from cloud_pool.storage.record import ExpiredJob
 from router.types import Chunk, Embeddings, Usage
 
 Script = Callable[[int, JobRun], AsyncGenerator[JobPiece, None]]

@@ -18,8 +18,7 @@ from cloud_pool.cli.erase import erase
 from cloud_pool.erasure.erasure import CachedAnswers, ErasedKind, Erasure, StillAtWork, TenantUsage, job_kinds
 from cloud_pool.erasure.receipt import ErasureSubject, sign, verify
 from cloud_pool.storage.config import FilesConfig, JobsConfig
-from cloud_pool.storage.jobs.replies import LeaseStates, LiveText
-from cloud_pool.storage.record import NewJob, user_digest
+from cloud_pool.storage.record import LeaseStates, LiveText, NewJob, user_digest
 from cloud_pool.storage.stores import JobStores
 from router.errors import CloudFailed, ConfigError, JobStoreUnavailable
 

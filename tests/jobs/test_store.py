@@ -9,8 +9,7 @@ import pytest
 
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
-from cloud_pool.storage.jobs.replies import LeaseStates
-from cloud_pool.storage.record import JobRecord, NewJob
+from cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from cloud_pool.storage.scripts import SCRIPTS
 from router.errors import CloudFailed, IdempotencyConflict, JobAlreadyEnded, JobStoreUnavailable, NotFound

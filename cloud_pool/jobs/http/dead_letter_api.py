@@ -20,7 +20,7 @@ from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import json_response
 
 from ...storage.jobs.job_store import JobStore
-from ...storage.jobs.replies import DeadLetter
+from ...storage.record import DeadLetter
 
 _MAX_LISTED: Final = 10_000
 _PATH = re.compile(r"/dlq(?:/([\w.-]{1,80})(/retry)?)?")

@@ -37,8 +37,7 @@ from ...core.late import LateReading
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing
 from ...storage.jobs.job_store import JobStore
-from ...storage.jobs.replies import LateAnswer
-from ...storage.record import JobRecord
+from ...storage.record import JobRecord, LateAnswer
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, classify_failure, execute, job_run_of
 from .runner import JobRunner, RunReceipt

@@ -25,8 +25,7 @@ from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
 from ...observability.tracing import JobTrace, Trace
 from ...storage.errors import TokenRevoked
-from ...storage.jobs.replies import ExpiredJob
-from ...storage.record import RunBill
+from ...storage.record import ExpiredJob, RunBill
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
 from ...upstreams.triton.calls import STOP_S

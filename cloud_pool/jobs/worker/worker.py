@@ -31,8 +31,7 @@ from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing, JobStoreRefused
 from ...storage.jobs.job_store import JobStore
-from ...storage.jobs.replies import ExpiredJob, LiveText
-from ...storage.record import JobRecord
+from ...storage.record import ExpiredJob, JobRecord, LiveText
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavailable
 from .revisions import Revisions

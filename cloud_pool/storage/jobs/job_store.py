@@ -21,12 +21,26 @@ from ..config import JobsConfig
 from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
 from ..listing import list_newest
 from ..off_peak import OffPeakHours
-from ..record import LISTED_FIELDS, JobRecord, NewJob, RunBill, encode_bill, parse_record
+from ..record import (
+    LISTED_FIELDS,
+    AcceptedJob,
+    ClaimedJobs,
+    DeadLetter,
+    DueJobs,
+    ExpiredJob,
+    JobRecord,
+    LeaseStates,
+    NewJob,
+    QueueDepth,
+    QueueDepths,
+    RunBill,
+    encode_bill,
+    parse_record,
+)
 from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
 from .acceptance import job_cost, refusal, same_key_conflict, unfinished_jobs
 from .late_answers import LateAnswers
 from .live_texts import LiveTexts
-from .replies import AcceptedJob, ClaimedJobs, DeadLetter, DueJobs, ExpiredJob, LeaseStates, QueueDepth, QueueDepths
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _NO_LIMITS = TenantLimits()

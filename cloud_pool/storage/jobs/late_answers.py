@@ -10,9 +10,8 @@ from router.jobs.view import encode_job_error
 from router.types import Modality
 
 from ..config import JobsConfig
-from ..record import RunBill, encode_bill, parse_record
+from ..record import ClaimedRevisions, LateAnswer, RunBill, encode_bill, parse_record
 from ..redis_client import RedisClient, as_fields, as_int, as_list, as_text
-from .replies import ClaimedRevisions, LateAnswer
 
 _TOO_LATE = encode_job_error(DeadlineExceeded("the worker was lost, and the part was not read in time"))
 _LOST = encode_job_error(RevisionDropped("each worker that read the part was lost"))

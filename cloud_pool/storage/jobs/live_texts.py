@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..encryption import ContentCipher, text_place
+from ..record import LiveText
 from ..redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
-from .replies import LiveText
 
 _FOLLOWED_MS = 10_000
 _TEXT_TTL_MS = 120_000
