@@ -22,9 +22,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.jobs.states import TRANSITIONS
+
 from ..redis.layout import JOBS_LAYOUT
 from ..redis.scripts import load_script
-from .states import transitions_as_lua
+
+
+def transitions_as_lua() -> str:
+    """Return the table as Lua: `TRANSITIONS[state][event]` is the next state or nil."""
+    rows = [
+        f"{state.value}={{{','.join(f'{event.value}={to.value!r}' for event, to in row.items())}}}"
+        for state, row in TRANSITIONS.items()
+    ]
+    return f"local TRANSITIONS = {{{','.join(rows)}}}\n"
+
 
 _LUA: Final = f"{__package__}.lua"
 _COMMON: Final = (
