@@ -47,8 +47,7 @@ from ..record import (
     parse_record,
 )
 from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .late_answers import LateAnswers
-from .live_texts import LiveTexts
+from .live_texts import LateAnswers, LiveTexts
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
