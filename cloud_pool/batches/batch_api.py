@@ -27,8 +27,7 @@ from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
 from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_span, route, write_chunk
 from ..observability.tracing import JobTrace
-from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch
-from ..storage.batches.states import BatchState
+from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch, BatchState
 from ..storage.config import JobsConfig
 from ..storage.errors import FileContentLost
 from ..storage.files.file_store import PART_BYTES, StoredFile

@@ -26,8 +26,7 @@ from router.serving.logs import redacted
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import SubmissionParser
-from ..storage.batches.batch_store import Batch, batch_job_id
-from ..storage.batches.states import BatchState
+from ..storage.batches.batch_store import Batch, BatchState, batch_job_id
 from ..storage.config import JobsConfig
 from ..storage.errors import FileContentLost, FileStoreUnavailable
 from ..storage.files.file_store import StoredFile

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.core.principal import NO_GRANTS
-from cloud_pool.storage.batches.batch_store import Batch
-from cloud_pool.storage.batches.states import is_final
+from cloud_pool.storage.batches.batch_store import Batch, is_final
 from cloud_pool.storage.files.file_store import StoredFile
 from cloud_pool.storage.stores import JobStores
 

@@ -18,8 +18,7 @@ import pytest_asyncio
 
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.batches.batch_store import Batch, CollectedLines, batch_job_id
-from cloud_pool.storage.batches.states import is_final
+from cloud_pool.storage.batches.batch_store import Batch, CollectedLines, batch_job_id, is_final
 from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
 from cloud_pool.storage.errors import FileStoreUnavailable, TokenRevoked
 from cloud_pool.storage.files.file_store import FilePart

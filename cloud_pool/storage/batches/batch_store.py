@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -20,7 +20,34 @@ from ..files.file_store import FilePart, too_many_files
 from ..listing import list_newest
 from ..record import Window
 from ..redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
-from .states import BatchState, is_final, source_states
+
+BatchState = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+
+BATCH_TRANSITIONS: Final[dict[BatchState, frozenset[BatchState]]] = {
+    "validating": frozenset({"failed", "in_progress", "cancelling"}),
+    # It fails when something other than Causeway has deleted its input file's content.
+    "in_progress": frozenset({"finalizing", "cancelling", "failed"}),
+    # All its jobs have ended: it is too late to cancel.
+    "finalizing": frozenset({"completed", "expired"}),
+    "cancelling": frozenset({"cancelled", "failed"}),
+    "failed": frozenset(),
+    "completed": frozenset(),
+    "expired": frozenset(),
+    "cancelled": frozenset(),
+}
+
+
+def source_states(state: BatchState) -> tuple[BatchState, ...]:
+    """Return the states from which `state` can be entered."""
+    return tuple(source for source, targets in BATCH_TRANSITIONS.items() if state in targets)
+
+
+def is_final(state: BatchState) -> bool:
+    """Whether no transition leaves `state`."""
+    return not BATCH_TRANSITIONS[state]
+
 
 COMPLETION_WINDOW = "24h"
 _RETRY_AFTER_S = 60.0
