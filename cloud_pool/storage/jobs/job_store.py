@@ -26,10 +26,9 @@ from router.types import Modality
 
 from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
-from ..config import JobsConfig
+from ..config import JobsConfig, OffPeakHours
 from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
 from ..listing import list_newest
-from ..off_peak import OffPeakHours
 from ..record import (
     LISTED_FIELDS,
     AcceptedJob,
