@@ -17,9 +17,19 @@ from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, result_place
 from ..errors import QuotaExceeded
 from ..files.file_store import FilePart, too_many_files
-from ..listing import list_newest
 from ..record import Window
-from ..redis_client import Argument, RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from ..redis_client import (
+    Argument,
+    RedisClient,
+    Reply,
+    as_bytes,
+    as_fields,
+    as_int,
+    as_list,
+    as_text,
+    list_newest,
+    redis_time,
+)
 
 BatchState = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"

@@ -28,7 +28,6 @@ from ...accounts.tenants.config import TenantLimits
 from ...admission import Priority
 from ..config import JobsConfig, OffPeakHours
 from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
-from ..listing import list_newest
 from ..record import (
     LISTED_FIELDS,
     AcceptedJob,
@@ -45,7 +44,7 @@ from ..record import (
     encode_bill,
     parse_record,
 )
-from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, redis_time
+from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest, redis_time
 from .live_texts import LateAnswers, LiveTexts
 
 _RETRY_AFTER_S = 5.0
