@@ -24,8 +24,8 @@ from ..accounts.identity.revocation import DEVICES_KEY, TOKENS_KEY, is_replicate
 from ..accounts.identity.token_verifier import Claims
 from ..admission import RANK, Priority
 from ..core.principal import MODALITIES, SCOPES, Grants, Modality, Scope
-from ..redis.replicas import PromotableReplicas
 from ..storage.encryption import rotate_keys
+from ..storage.redis_client import PromotableReplicas
 from .process import report_errors
 from .usage import gateways_redis, replication_of_gateways_redis
 

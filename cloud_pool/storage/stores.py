@@ -11,7 +11,7 @@ from .config import JobsConfig
 from .durability import DurabilityCheck
 from .encryption import ContentCipher
 from .files.file_store import FileStore
-from .files.stores import ContentStores
+from .files.port import ContentStores
 from .jobs.job_store import JobStore
 from .redis_client import RedisClient, redis_time
 from .scripts import REPLICATED, SCRIPTS

@@ -23,8 +23,7 @@ from ..config import BatchConfig
 from ..encryption import NO_CIPHER, ContentCipher, file_place
 from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded
 from ..redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
-from .port import StoreName
-from .stores import ContentStores
+from .port import ContentStores, StoreName
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024

@@ -1,10 +1,40 @@
-"""The port of content stores."""
+"""Content of files behind one small port: a file is an ordered list of parts of a few MiB, each written whole or not.
+
+It is in Redis, for small content, in a folder that gateways and workers share, or in a bucket behind the S3 API.
+`file_store` lists a part only after it was written, so a writer that dies leaves nothing that a reader could see.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+from anyio import to_thread
+
+from router.errors import ConfigError
+from router.serving.folders import sync
+
+from ..config import FilesConfig, S3Config
+from ..errors import FileContentLost, FileStoreUnavailable
+from ..redis_client import RedisClient, as_bytes
 
 StoreName = Literal["redis", "path", "s3"]
+_log = logging.getLogger("causeway.cloud.files")
+_RETRY_AFTER_S = 30.0
+_MARKER = ".causeway-files"
+"""Without it the folder is not the one that it was at the start: it is not mounted, which loses nothing."""
+T = TypeVar("T")
+_CONNECT_S = 3.0
+_REQUEST_S = 20.0
+_RETRIES = 3
+_RETRY_WITHIN_S = 15.0
 
 
 class ContentStore(Protocol):
@@ -29,3 +59,241 @@ class ContentStore(Protocol):
 
     async def close(self) -> None:
         """Close the connections."""
+
+
+class RedisContent:
+    """A ContentStore over the job store's connections, one hash per file. For small content: Redis keeps it in memory.
+
+    Every method raises JobStoreUnavailable.
+    """
+
+    name: Final[StoreName] = "redis"
+
+    def __init__(self, database: RedisClient) -> None:
+        self._db = database
+
+    async def put(self, file: str, part: str, data: bytes) -> None:
+        """Write a part."""
+        await self._db.command("HSET", self._db.key("content", file), part, data)
+
+    async def get(self, file: str, part: str) -> bytes:
+        """Return a part. Raises FileContentLost."""
+        data = await self._db.command("HGET", self._db.key("content", file), part)
+        if data is None:
+            raise FileContentLost(f"Redis has no part {part} of {file} any more.")
+        return as_bytes(data)
+
+    async def delete(self, file: str) -> None:
+        """Delete all parts."""
+        await self._db.command("UNLINK", self._db.key("content", file))
+
+    async def close(self) -> None:
+        """The connections are the job store's."""
+
+
+class PathContent:
+    """A ContentStore in a folder that all gateways and workers share, such as an NFS mount: one folder per file.
+
+    A part is written beside its place, flushed to the disk and renamed, so that no reader sees half of one.
+    """
+
+    name: Final[StoreName] = "path"
+
+    def __init__(self, folder: str) -> None:
+        """Raises ConfigError if `folder` is no folder in which this process may write."""
+        self._root = Path(folder)
+        try:
+            (self._root / _MARKER).touch(mode=0o600)
+            found = self._root.stat()
+            if found.st_uid == os.geteuid():  # Prompts and answers of all tenants: not for other accounts.
+                self._root.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IRWXO)
+        except OSError as error:
+            reason = f"{folder} must be a folder that this process may write: {error.strerror}"
+            raise ConfigError(reason, where="jobs.files.path") from error
+
+    async def put(self, file: str, part: str, data: bytes) -> None:
+        """Write a part."""
+
+        def write() -> None:
+            (self._root / _MARKER).stat()
+            folder = self._root / file
+            folder.mkdir(exist_ok=True)
+            draft = folder / f".{part}.{secrets.token_hex(4)}"
+            try:
+                with draft.open("wb") as handle:
+                    handle.write(data)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+                draft.replace(folder / part)
+            except OSError:
+                draft.unlink(missing_ok=True)
+                raise
+            sync(folder)
+            sync(self._root)
+
+        await _in_thread(write)
+
+    async def get(self, file: str, part: str) -> bytes:
+        """Return a part. Raises FileContentLost."""
+
+        def read() -> bytes | None:
+            try:
+                return (self._root / file / part).read_bytes()
+            except FileNotFoundError:
+                (self._root / _MARKER).stat()
+                return None
+
+        data = await _in_thread(read)
+        if data is None:
+            raise FileContentLost(f"jobs.files.path has no part {part} of {file} any more.")
+        return data
+
+    async def delete(self, file: str) -> None:
+        """Delete all parts."""
+
+        def remove() -> None:
+            (self._root / _MARKER).stat()
+            if (self._root / file).is_dir():
+                shutil.rmtree(self._root / file)
+
+        await _in_thread(remove)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Raises FileStoreUnavailable."""
+    try:
+        return await to_thread.run_sync(work)
+    except OSError as error:
+        _log.warning("jobs.files.path: %s", error)
+        reason = error.strerror or type(error).__name__
+        raise FileStoreUnavailable(
+            f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
+        ) from error
+
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+
+class S3Content:
+    """A ContentStore in a bucket behind the S3 API, by obstore: one object per part.
+
+    Credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a web identity or the machine's
+    role. A part fits into one request, so no multipart upload can be left behind.
+    """
+
+    name: Final[StoreName] = "s3"
+
+    def __init__(self, config: S3Config) -> None:
+        """Raises ConfigError for settings that cannot be used."""
+        self._store = _open(config)
+
+    async def put(self, file: str, part: str, data: bytes) -> None:
+        """Write a part."""
+        try:
+            await _call(self._store.put_async(f"{file}/{part}", data, use_multipart=False))
+        except FileNotFoundError as error:
+            raise _unavailable(error) from error  # there is no such bucket
+
+    async def get(self, file: str, part: str) -> bytes:
+        """Return a part. Raises FileContentLost."""
+
+        async def read() -> bytes:
+            reply = await self._store.get_async(f"{file}/{part}")
+            return bytes(await reply.bytes_async())
+
+        try:
+            return await _call(read())
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise _unavailable(error) from error
+            raise FileContentLost(f"The bucket of jobs.files.s3 has no part {part} of {file} any more.") from None
+
+    async def delete(self, file: str) -> None:
+        """Delete all parts."""
+
+        async def remove() -> None:
+            async for objects in self._store.list(file):
+                await self._store.delete_async([item["path"] for item in objects])
+
+        try:
+            await _call(remove())
+        except FileNotFoundError as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        """The client closes with its last reference."""
+
+
+def _open(config: S3Config) -> S3Store:
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
+    if config.endpoint and not config.endpoint.startswith(("http://", "https://")):
+        raise ConfigError("must be a URL as https://s3.example.com", where="jobs.files.s3.endpoint")
+    try:
+        return S3Store(
+            config.bucket,
+            prefix=config.prefix or None,
+            config={"endpoint": config.endpoint} if config.endpoint else None,
+            region=config.region,
+            client_options={
+                "allow_http": config.endpoint.startswith("http://"),
+                "connect_timeout": timedelta(seconds=_CONNECT_S),
+                "timeout": timedelta(seconds=_REQUEST_S),
+            },
+            retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_WITHIN_S)},
+        )
+    except (BaseError, ValueError) as error:
+        raise ConfigError(str(error), where="jobs.files.s3") from error
+
+
+async def _call(request: Coroutine[Any, Any, T]) -> T:
+    """Raises FileStoreUnavailable, and FileNotFoundError as it is."""
+    from obstore.exceptions import BaseError
+
+    try:
+        return await request
+    except FileNotFoundError:
+        raise
+    except (BaseError, OSError, ValueError) as error:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> FileStoreUnavailable:
+    # The reason names bucket and endpoint: for the operator's log, not for clients.
+    _log.warning("jobs.files.s3: %s", str(error).strip()[:500])
+    return FileStoreUnavailable(
+        f"The store of files does not answer or refuses ({type(error).__name__}). Try again later.",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+class ContentStores:
+    """The store that new files go to (`current`), and Redis, where older files may be."""
+
+    def __init__(self, config: FilesConfig, database: RedisClient) -> None:
+        """Raises ConfigError for settings that cannot be used."""
+        if config.path and config.s3.bucket:
+            raise ConfigError("set either path or s3.bucket", where="jobs.files")
+        self.current: ContentStore = RedisContent(database)
+        self._by_name: dict[str, ContentStore] = {"redis": self.current}
+        if config.path:
+            self.current = PathContent(config.path)
+        elif config.s3.bucket:
+            self.current = S3Content(config.s3)
+        self._by_name[self.current.name] = self.current
+
+    def named(self, name: str) -> ContentStore:
+        """Return the store of a file. Raises FileStoreUnavailable if the configuration does not name it any more."""
+        store = self._by_name.get(name)
+        if store is None:
+            raise FileStoreUnavailable(f"This file is in a store ({name}) that jobs.files does not name any more.")
+        return store
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.current.close()
