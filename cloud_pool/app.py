@@ -89,8 +89,7 @@ from .sessions.requests import GatewayClient, GatewaySessions
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
 from .storage.redis_client import redis_time
 from .storage.stores import JobStores
-from .storage.usage_outbox import AddUsage, UsageOutbox
-from .storage.webhook_outbox import WebhookDelivery
+from .storage.webhook_outbox import AddUsage, UsageOutbox, WebhookDelivery
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
@@ -1008,7 +1007,7 @@ async def run_pipeline(
     from .brokers.open import open_sink, open_source
     from .storage.durability import DurabilityCheck
     from .storage.redis_client import RedisClient
-    from .storage.usage_outbox import UsageOutbox
+    from .storage.webhook_outbox import UsageOutbox
     from .streams.effects import REPLICATED, STREAM_SCRIPTS
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:

@@ -1,22 +1,23 @@
-"""The outbox of webhook deliveries in Redis, and the owners' signing secrets.
-
-Deliveries wait by tenant and receiver (scheme, host and port), so that a receiver that is slow or down holds back no
-other: tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A tenant's
-failures open its own breaker only: other tenants at the same host have their own slots and breaker.
-"""
+"""What accepted reports have left to do, in Redis: webhooks to deliver, and bills to add to the tenants' usage."""
 
 from __future__ import annotations
 
 import base64
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from datetime import UTC, datetime
 from typing import Final
 
+import anyio
 import msgspec
+from redis.exceptions import RedisError
 
+from router.errors import JobStoreUnavailable
 from router.serving.webhooks import DeliveryOutcome, DueWebhook, WebhookQueue
 
+from ..accounts.tenants.usage import UsageBatch
+from ..redis.faults import is_wrong_data, redis_fault
 from .config import WebhookConfig
 from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
@@ -25,7 +26,12 @@ _LEASE_MARGIN_S = 15.0
 _MAX_AGE_MS = 4 * 24 * 3600 * 1000  # also of a delivery that waits for an open breaker
 BREAKER_FAILURES: Final = 5  # in a row
 BREAKER_PAUSE_S: Final = 60.0
-_log = logging.getLogger("causeway.cloud.webhooks")
+_log = logging.getLogger("causeway.cloud.jobs")
+_INTERVAL_S = 1.0
+_TIMEOUT_S = 5.0
+_DAY_S = 86_400
+AddUsage = Callable[[UsageBatch], Awaitable[None]]
+"""Raises RedisError or OSError."""
 
 
 class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
@@ -36,7 +42,11 @@ class WebhookDelivery(DueWebhook, frozen=True, kw_only=True):
 
 
 class WebhookOutbox(WebhookQueue[WebhookDelivery]):
-    """Pending deliveries. Every method raises JobStoreUnavailable while Redis does not answer.
+    """Pending deliveries, and the owners' signing secrets. Every method raises JobStoreUnavailable without Redis.
+
+    Deliveries wait by tenant and receiver (scheme, host and port), so that a receiver that is slow or down holds back
+    no other: tenants take turns, then their receivers, and both have a bounded number of deliveries in all workers. A
+    tenant's failures open its own breaker only: other tenants at the same host have their own slots and breaker.
 
     `on_unreadable` is called for each delivery that failed here because its record is lost or damaged.
 
@@ -106,3 +116,80 @@ class WebhookOutbox(WebhookQueue[WebhookDelivery]):
     async def is_disabled(self, owner: str, url: str) -> bool:
         """Whether the URL answered 410 Gone to this owner lately."""
         return as_int(await self._db.run("webhook_disabled", owner, url)) > 0
+
+
+class UsageOutbox:
+    """Moves bills from the job store to the tenants' usage, which may be in another Redis.
+
+    A batch keeps its id until it is there, and the usage adds each id once: a worker that is killed on the way, and two
+    workers at the same time, count nothing twice.
+    """
+
+    def __init__(self, database: RedisClient, add: AddUsage) -> None:
+        self._database = database
+        self._add = add
+        self._fault = ""
+
+    async def run(self) -> None:
+        """Move what was billed, every second, until cancelled."""
+        while True:
+            await self.flush()
+            await anyio.sleep(_INTERVAL_S)
+
+    async def flush(self) -> bool:
+        """Move what was billed. Returns False if a Redis does not answer: then it is kept."""
+        try:
+            while await self._move_batch():
+                pass
+        except (JobStoreUnavailable, RedisError, OSError, TimeoutError) as error:
+            if not self._fault:
+                if isinstance(error, JobStoreUnavailable):
+                    reason = self._database.explain(error)
+                else:
+                    reason = redis_fault(error, "the tenants' address")
+                _log.warning("usage of jobs is not written yet: %s", reason)
+            self._fault = type(error).__name__
+            return False
+        self._fault = ""
+        return True
+
+    async def _move_batch(self) -> bool:
+        """Returns False if nothing was billed."""
+        fields = as_fields(await self._database.run("usage_take", secrets.token_hex(12)))
+        if not fields:
+            return False
+        batch = fields.pop("id").decode()
+        for each in _by_tenant(batch, fields):
+            try:
+                with anyio.fail_after(_TIMEOUT_S):
+                    await self._add(each)
+            except RedisError as error:
+                if not is_wrong_data(error):
+                    raise
+                _log.error("usage of %s on %s is lost, its keys are damaged: %s", each.tenant, each.day, each.sums)
+        await self._database.run("usage_done", batch)
+        return True
+
+
+def _by_tenant(batch: str, fields: dict[str, bytes]) -> list[UsageBatch]:
+    sums: dict[tuple[str, str], dict[str, int]] = {}
+    releases: dict[tuple[str, str], list[str]] = {}
+    for name, value in fields.items():
+        try:
+            tenant, number, field = name.split("|", 2)
+            day = datetime.fromtimestamp(int(number) * _DAY_S, UTC).strftime("%Y-%m-%d")
+        except (ValueError, OverflowError, OSError):
+            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
+            continue
+        amounts, released = sums.setdefault((tenant, day), {}), releases.setdefault((tenant, day), [])
+        kind, _, release = field.partition("|")
+        if kind == "release":
+            released.append(release)
+        elif value.lstrip(b"-").isdigit():
+            amounts[field] = int(value)
+        else:
+            _log.error("a bill that cannot be read is lost: %s: %r", name, value)
+    return [
+        UsageBatch(f"{batch}-{day}", tenant, day, amounts, tuple(releases[tenant, day]))
+        for (tenant, day), amounts in sums.items()
+    ]

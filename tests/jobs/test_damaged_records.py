@@ -31,7 +31,7 @@ from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.jobs.job_store import JobStore
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.storage.usage_outbox import UsageOutbox
+from cloud_pool.storage.webhook_outbox import UsageOutbox
 from router.types import Usage
 from tests.waiting import until
 
