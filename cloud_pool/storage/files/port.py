@@ -25,6 +25,9 @@ from ..config import FilesConfig, S3Config
 from ..errors import FileContentLost, FileStoreUnavailable
 from ..redis_client import RedisClient, as_bytes
 
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
 StoreName = Literal["redis", "path", "s3"]
 _log = logging.getLogger("causeway.cloud.files")
 _RETRY_AFTER_S = 30.0
@@ -172,10 +175,6 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise FileStoreUnavailable(
             f"The folder of files fails ({reason}). Try again later.", retry_after_s=_RETRY_AFTER_S
         ) from error
-
-
-if TYPE_CHECKING:
-    from obstore.store import S3Store
 
 
 class S3Content:
