@@ -87,9 +87,9 @@ from .redis.eviction import EvictionCheck
 from .serving.service import Service, nothing_stale
 from .sessions.requests import GatewayClient, GatewaySessions
 from .storage.config import NO_CLUSTER, JobsConfig, with_shared_redis
+from .storage.outboxes import AddUsage, UsageOutbox, WebhookDelivery
 from .storage.redis_client import redis_time
 from .storage.stores import JobStores
-from .storage.webhook_outbox import AddUsage, UsageOutbox, WebhookDelivery
 from .tiers.config import TierConfig
 from .tiers.tier import Tier, allowed_tiers, by_name, encoders_of, load_tiers
 from .upstreams.triton.model_control import default_key_file
@@ -1006,8 +1006,8 @@ async def run_pipeline(
     receive, or to stand by. Raises ConfigError."""
     from .brokers.open import open_sink, open_source
     from .storage.durability import DurabilityCheck
+    from .storage.outboxes import UsageOutbox
     from .storage.redis_client import RedisClient
-    from .storage.webhook_outbox import UsageOutbox
     from .streams.effects import REPLICATED, STREAM_SCRIPTS
 
     async def work(tasks: TaskGroup, closing: list[Closing]) -> None:

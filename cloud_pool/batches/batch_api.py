@@ -27,10 +27,10 @@ from ..core.request_context import BodyMemory
 from ..http.request_admission import read_body, read_headers
 from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_span, route, write_chunk
 from ..observability.tracing import JobTrace
-from ..storage.batches.batch_store import COMPLETION_WINDOW, Batch, BatchState
+from ..storage.batch_store import COMPLETION_WINDOW, Batch, BatchState
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
 from ..storage.errors import FileContentLost
-from ..storage.files.file_store import PART_BYTES, StoredFile
+from ..storage.file_store import PART_BYTES, StoredFile
 from ..storage.stores import JobStores
 from ..tiers.tier import AllowedTiers
 from .input_file import BatchLineError

@@ -15,8 +15,8 @@ import msgspec
 from router.errors import CausewayError
 from router.jobs.states import JobState
 
-from ..storage.batches.batch_store import Batch, CollectedLines, LineOutcome, ResultPart, batch_job_id, output_file_id
-from ..storage.files.file_store import PART_BYTES, FilePart, StoredFile
+from ..storage.batch_store import Batch, CollectedLines, LineOutcome, ResultPart, batch_job_id, output_file_id
+from ..storage.file_store import PART_BYTES, FilePart, StoredFile
 from ..storage.stores import JobStores
 from .input_file import InputReader, read_custom_id
 

@@ -18,9 +18,9 @@ from router.openai.request_body import BOM
 
 from ..core.principal import Grants
 from ..jobs.submission import SubmissionParser
-from ..storage.batches.batch_store import Batch
+from ..storage.batch_store import Batch
 from ..storage.config import BatchConfig
-from ..storage.files.file_store import FilePart, FileStore, StoredFile
+from ..storage.file_store import FilePart, FileStore, StoredFile
 
 MAX_ERRORS = 100  # reported of one file
 _MAX_CUSTOM_ID = 512

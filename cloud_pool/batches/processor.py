@@ -26,10 +26,10 @@ from router.serving.logs import redacted
 
 from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import SubmissionParser
-from ..storage.batches.batch_store import Batch, BatchState, batch_job_id
+from ..storage.batch_store import Batch, BatchState, batch_job_id
 from ..storage.config import JobsConfig
 from ..storage.errors import FileContentLost, FileStoreUnavailable
-from ..storage.files.file_store import StoredFile
+from ..storage.file_store import StoredFile
 from ..storage.stores import JobStores
 from .collection import BatchCollection
 from .expansion import BatchExpansion

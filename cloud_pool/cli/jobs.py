@@ -17,7 +17,7 @@ from router.serving.commands import ask
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..storage.config import with_shared_redis
-from ..storage.jobs.job_store import JobStore
+from ..storage.job_store import JobStore
 from .process import PROGRAM, refuse
 
 if TYPE_CHECKING:

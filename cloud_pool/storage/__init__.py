@@ -1,13 +1,13 @@
 """The records of jobs, batches, uploaded files and webhooks in Redis, and the stores of file contents.
 
-config           the section `jobs`
-stores           all stores over one connection pool
-redis_client     commands and scripts; `scripts` loads those of `lua/` and lists the keys
-durability       whether Redis keeps what it has accepted
-encryption       content at rest
-jobs/            accept, claim, report
-files/           uploaded files: records and quotas in Redis, contents in Redis, a folder or a bucket
-batches/         batches, and the table of a batch's life
-webhook_outbox   pending deliveries and signing secrets, for the sender of `router.serving.webhooks`
-usage_outbox     bills on their way to the tenants' usage
+config          the section `jobs`, and off-peak hours
+stores          all stores over one connection pool
+redis_client    commands and scripts; `scripts` loads those of `lua/` and lists the keys
+durability      whether Redis keeps what it has accepted
+encryption      content at rest
+record          a job as submitted, as stored and as shown, and what the job store returns
+job_store       accept, claim, report; `live_answers` has the text of running jobs, and answers that may be revised
+file_store      uploaded files: records and quotas in Redis; `file_contents` in Redis, a folder or a bucket
+batch_store     batches, and the table of a batch's life
+outboxes        pending deliveries of webhooks with their secrets, and bills on their way to the tenants' usage
 """

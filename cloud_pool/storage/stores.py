@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from .batches.batch_store import BatchStore
+from .batch_store import BatchStore
 from .config import JobsConfig
 from .durability import DurabilityCheck
 from .encryption import ContentCipher
-from .files.file_store import FileStore
-from .files.port import ContentStores
-from .jobs.job_store import JobStore
+from .file_contents import ContentStores
+from .file_store import FileStore
+from .job_store import JobStore
+from .outboxes import WebhookOutbox
 from .redis_client import RedisClient, redis_time
 from .scripts import REPLICATED, SCRIPTS
-from .webhook_outbox import WebhookOutbox
 
 
 class JobStores(msgspec.Struct, frozen=True):

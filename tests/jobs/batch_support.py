@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.core.principal import NO_GRANTS
-from cloud_pool.storage.batches.batch_store import Batch, is_final
-from cloud_pool.storage.files.file_store import StoredFile
+from cloud_pool.storage.batch_store import Batch, is_final
+from cloud_pool.storage.file_store import StoredFile
 from cloud_pool.storage.stores import JobStores
 
 from .conftest import Clock

@@ -25,7 +25,7 @@ from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.jobs.worker.runner import JobRun, MeteredRunner
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import ExpiredJob, NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from router.errors import CausewayError, CloudFailed, InvalidRequest, RateLimited

@@ -18,10 +18,10 @@ from cloud_pool.core.principal import Principal
 from cloud_pool.jobs.http.job_api import JobApi, JobCallers, begin_response
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
+from cloud_pool.storage.outboxes import WebhookOutbox
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.storage.webhook_outbox import WebhookOutbox
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
 from router.errors import AuthenticationFailed, ClientGone

@@ -18,7 +18,7 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
-from cloud_pool.storage.batches.batch_store import is_final
+from cloud_pool.storage.batch_store import is_final
 from cloud_pool.storage.config import BatchConfig, JobsConfig
 from cloud_pool.storage.stores import JobStores
 

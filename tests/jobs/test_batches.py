@@ -23,9 +23,9 @@ from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
-from cloud_pool.storage.batches.batch_store import BATCH_TRANSITIONS, is_final, source_states
+from cloud_pool.storage.batch_store import BATCH_TRANSITIONS, is_final, source_states
 from cloud_pool.storage.config import BatchConfig, JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.stores import JobStores
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier

@@ -27,10 +27,10 @@ from cloud_pool.app import JobsGateway
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
+from cloud_pool.storage.outboxes import UsageOutbox
 from cloud_pool.storage.record import NewJob, RunBill
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.webhook_outbox import UsageOutbox
 from router.errors import CloudFailed, InvalidRequest
 from router.jobs.states import JobState
 from router.types import Chunk, Usage

@@ -16,7 +16,7 @@ import pytest
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.durability import DurabilityCheck
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_fields, as_list
 from cloud_pool.storage.scripts import SCRIPTS

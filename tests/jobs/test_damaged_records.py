@@ -28,10 +28,10 @@ from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.lifetime import RESTART_S, keep_running
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
+from cloud_pool.storage.outboxes import UsageOutbox
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores
-from cloud_pool.storage.webhook_outbox import UsageOutbox
 from router.types import Usage
 from tests.waiting import until
 

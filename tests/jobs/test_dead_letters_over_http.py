@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from router.errors import CloudFailed
 from router.jobs.states import JobState

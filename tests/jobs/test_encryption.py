@@ -17,7 +17,7 @@ from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import FilesConfig, JobsConfig
 from cloud_pool.storage.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
 from cloud_pool.storage.errors import ContentKeyMissing, FileContentLost
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import LiveText, NewJob
 from cloud_pool.storage.redis_client import as_bytes, as_text
 from cloud_pool.storage.stores import JobStores

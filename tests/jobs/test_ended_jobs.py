@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from cloud_pool.storage.stores import JobStores

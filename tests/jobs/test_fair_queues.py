@@ -11,7 +11,7 @@ import pytest
 from cloud_pool.accounts.tenants.config import TenantLimits
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_int
 from router.errors import CloudFailed, QueueFull, RateLimited

@@ -20,7 +20,7 @@ from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.errors import JobStoreLayoutMismatch
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from router.errors import ConfigError

@@ -20,7 +20,7 @@ from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.worker import MAX_CHARACTERS
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import LiveText, NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_int
 from cloud_pool.storage.stores import JobStores

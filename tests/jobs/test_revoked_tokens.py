@@ -14,7 +14,7 @@ from cloud_pool.accounts.identity.revocation import RevocationList, revoke_devic
 from cloud_pool.accounts.tenants.config import TenantsConfig
 from cloud_pool.jobs.worker.runner import MeteredRunner
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
 from router.jobs.states import JobState
 

@@ -21,7 +21,7 @@ from cloud_pool.cache.config import CacheConfig
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import MeteredRunner, ServiceBackend
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, NewJob
 from cloud_pool.storage.redis_client import RedisClient
 from router.jobs.states import JobState

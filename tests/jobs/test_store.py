@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import JobRecord, LeaseStates, NewJob
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
 from cloud_pool.storage.scripts import SCRIPTS

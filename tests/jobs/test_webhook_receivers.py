@@ -20,9 +20,9 @@ from prometheus_client import CollectorRegistry
 
 from cloud_pool.jobs.metrics import JobMetrics
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
+from cloud_pool.storage.outboxes import BREAKER_FAILURES, BREAKER_PAUSE_S, WebhookDelivery
 from cloud_pool.storage.redis_client import RedisClient, as_list, as_text
-from cloud_pool.storage.webhook_outbox import BREAKER_FAILURES, BREAKER_PAUSE_S, WebhookDelivery
 from router.serving.webhooks import WebhookSender
 
 from .conftest import until

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook
 
 from cloud_pool.storage.config import JobsConfig, WebhookConfig
-from cloud_pool.storage.jobs.job_store import JobStore
+from cloud_pool.storage.job_store import JobStore
+from cloud_pool.storage.outboxes import WebhookDelivery, WebhookOutbox
 from cloud_pool.storage.record import NewJob
 from cloud_pool.storage.redis_client import RedisClient
-from cloud_pool.storage.webhook_outbox import WebhookDelivery, WebhookOutbox
 from router.jobs.cloud_event import event_format, parse_event
 from router.jobs.webhooks.payload import WebhookFormat
 from router.jobs.webhooks.schedule import RETRY_DELAYS_S

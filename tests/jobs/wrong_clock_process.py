@@ -24,7 +24,7 @@ from cloud_pool.app import JobsGateway, WorkerRuntime
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.worker.runner import JobRun
 from cloud_pool.jobs.worker.slots import WorkerSlots
-from cloud_pool.storage.batches.batch_store import is_final
+from cloud_pool.storage.batch_store import is_final
 from cloud_pool.storage.config import JobsConfig
 from cloud_pool.storage.stores import JobStores
 from router.types import Chunk

@@ -19,7 +19,7 @@ from router.errors import InvalidRequest, MethodNotAllowed, NotFound
 from router.serving.request import Handler, allowed_methods, served_method
 from router.serving.responses import json_response
 
-from ...storage.jobs.job_store import JobStore
+from ...storage.job_store import JobStore
 from ...storage.record import DeadLetter
 
 _MAX_LISTED: Final = 10_000

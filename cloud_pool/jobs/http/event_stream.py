@@ -24,7 +24,7 @@ from router.jobs.states import FINAL_STATES, JobState
 from router.jobs.submission import answer_text
 
 from ...storage.errors import JobStoreRefused
-from ...storage.jobs.job_store import JobStore
+from ...storage.job_store import JobStore
 from ...storage.redis_client import RedisClient, Reply, as_fields, as_list, as_text
 
 _ID = re.compile(r"([0-9]{1,18}-[0-9]{1,18})(?:\.([0-9]{1,9})-([0-9]{1,9}))?")

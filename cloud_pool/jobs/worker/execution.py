@@ -46,7 +46,7 @@ from ...core.request_context import AnswerHead
 from ...storage.backoff import job_retry_delay_s
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing, TokenRevoked
-from ...storage.jobs.job_store import JobStore
+from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, RunBill
 from ...upstreams.triton.errors import StubProcessDied
 from .runner import JobRun, JobRunner, RunReceipt

@@ -36,7 +36,7 @@ from router.types import Modality
 from ...core.late import LateReading
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing
-from ...storage.jobs.job_store import JobStore
+from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, LateAnswer
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, classify_failure, execute, job_run_of

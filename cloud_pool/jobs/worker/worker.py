@@ -30,7 +30,7 @@ from ...lifetime import StopSignal, keep_running
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
 from ...storage.errors import ContentKeyMissing, JobStoreRefused
-from ...storage.jobs.job_store import JobStore
+from ...storage.job_store import JobStore
 from ...storage.record import ExpiredJob, JobRecord, LiveText
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavailable

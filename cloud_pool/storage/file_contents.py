@@ -21,9 +21,9 @@ from anyio import to_thread
 from router.errors import ConfigError
 from router.serving.folders import sync
 
-from ..config import FilesConfig, S3Config
-from ..errors import FileContentLost, FileStoreUnavailable
-from ..redis_client import RedisClient, as_bytes
+from .config import FilesConfig, S3Config
+from .errors import FileContentLost, FileStoreUnavailable
+from .redis_client import RedisClient, as_bytes
 
 if TYPE_CHECKING:
     from obstore.store import S3Store

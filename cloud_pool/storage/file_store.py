@@ -19,11 +19,11 @@ import msgspec
 from router.errors import JobStoreUnavailable, NotFound, RecordUnreadable
 from router.parts.upload_terms import PART_PURPOSES
 
-from ..config import BatchConfig
-from ..encryption import NO_CIPHER, ContentCipher, file_place
-from ..errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded
-from ..redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
-from .port import ContentStores, StoreName
+from .config import BatchConfig
+from .encryption import NO_CIPHER, ContentCipher, file_place
+from .errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded
+from .file_contents import ContentStores, StoreName
+from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
 PART_BYTES = 1024 * 1024

@@ -24,11 +24,12 @@ from router.jobs.submission import is_same_request
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
-from ...accounts.tenants.config import TenantLimits
-from ...admission import Priority
-from ..config import JobsConfig, OffPeakHours
-from ..encryption import NO_CIPHER, ContentCipher, request_place, result_place
-from ..record import (
+from ..accounts.tenants.config import TenantLimits
+from ..admission import Priority
+from .config import JobsConfig, OffPeakHours
+from .encryption import NO_CIPHER, ContentCipher, request_place, result_place
+from .live_answers import LateAnswers, LiveTexts
+from .record import (
     LISTED_FIELDS,
     AcceptedJob,
     ClaimedJobs,
@@ -44,8 +45,7 @@ from ..record import (
     encode_bill,
     parse_record,
 )
-from ..redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest, redis_time
-from .live_texts import LateAnswers, LiveTexts
+from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_list, as_text, list_newest, redis_time
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua

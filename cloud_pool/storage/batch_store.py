@@ -12,13 +12,13 @@ from router.jobs.states import JobState
 from router.jobs.submission import Endpoint
 from router.jobs.view import encode_job_error
 
-from ...core.principal import NO_GRANTS, Grants
-from ..config import BatchConfig
-from ..encryption import NO_CIPHER, ContentCipher, result_place
-from ..errors import QuotaExceeded
-from ..files.file_store import FilePart, too_many_files
-from ..record import Window
-from ..redis_client import (
+from ..core.principal import NO_GRANTS, Grants
+from .config import BatchConfig
+from .encryption import NO_CIPHER, ContentCipher, result_place
+from .errors import QuotaExceeded
+from .file_store import FilePart, too_many_files
+from .record import Window
+from .redis_client import (
     Argument,
     RedisClient,
     Reply,

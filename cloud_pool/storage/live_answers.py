@@ -9,10 +9,10 @@ from router.jobs.revisions import RevisionDropped
 from router.jobs.view import encode_job_error
 from router.types import Modality
 
-from ..config import JobsConfig
-from ..encryption import ContentCipher, text_place
-from ..record import ClaimedRevisions, LateAnswer, LiveText, RunBill, encode_bill, parse_record
-from ..redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
+from .config import JobsConfig
+from .encryption import ContentCipher, text_place
+from .record import ClaimedRevisions, LateAnswer, LiveText, RunBill, encode_bill, parse_record
+from .redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_list, as_text
 
 _FOLLOWED_MS = 10_000
 _TEXT_TTL_MS = 120_000

@@ -1,1 +1,0 @@
-"""Batches in Redis, and the life of one."""
