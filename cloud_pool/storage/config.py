@@ -216,3 +216,14 @@ class OffPeakHours:
 def no_off_peak_hours() -> InvalidRequest:
     """Return the error for a job that asks for hours that do not exist."""
     return InvalidRequest("there are no off-peak hours here (jobs.off_peak.hours)", param="window")
+
+
+def job_retry_delay_s(attempts: int, chance: float, *, base_s: float, max_s: float) -> float:
+    """Return an exponential delay with full jitter: uniform in (0, min(max_s, base_s · 2^(attempts-1))].
+
+    Args:
+        attempts: attempts so far, at least 1
+        chance: uniform in [0, 1)
+    """
+    ceiling = min(max_s, base_s * 2.0 ** min(attempts - 1, 32))
+    return ceiling * (1.0 - chance)

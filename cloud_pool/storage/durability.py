@@ -17,8 +17,7 @@ import anyio
 
 from router.errors import ConfigError, JobStoreUnavailable
 
-from .backoff import job_retry_delay_s
-from .config import NO_CLUSTER
+from .config import NO_CLUSTER, job_retry_delay_s
 from .encryption import NO_CIPHER, ContentCipher, key_missing
 from .errors import ContentKeyMissing, JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreRefused
 from .redis_client import RedisClient, as_list, as_text, redis_time

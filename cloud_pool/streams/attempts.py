@@ -20,8 +20,7 @@ from ..core.principal import Grants, Principal
 from ..jobs.submission import JobSubmission, SubmissionParser
 from ..jobs.worker.execution import JobResult, classify_failure, execute
 from ..jobs.worker.runner import JobRunner, RunReceipt
-from ..storage.backoff import job_retry_delay_s
-from ..storage.config import JobsConfig
+from ..storage.config import JobsConfig, job_retry_delay_s
 from ..storage.record import JobRecord, NewJob, RunBill
 from .config import StreamsConfig
 from .metrics import StreamMetrics

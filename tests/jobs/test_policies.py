@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cloud_pool.jobs.worker.execution import classify_failure, is_tier_unavailable
 from cloud_pool.jobs.worker.slots import PRIORITY_WEIGHTS, WeightedRoundRobin
-from cloud_pool.storage.backoff import job_retry_delay_s
+from cloud_pool.storage.config import job_retry_delay_s
 from cloud_pool.storage.durability import durability_problems
 from cloud_pool.upstreams.triton.errors import StubProcessDied
 from router.errors import (

@@ -43,8 +43,7 @@ from router.types import Chunk, Embeddings, Modality, Request, RoutingHints
 from ...cache.caching_service import STATUS_HEADER
 from ...core.late import LateReading
 from ...core.request_context import AnswerHead
-from ...storage.backoff import job_retry_delay_s
-from ...storage.config import JobsConfig
+from ...storage.config import JobsConfig, job_retry_delay_s
 from ...storage.errors import ContentKeyMissing, TokenRevoked
 from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, RunBill
