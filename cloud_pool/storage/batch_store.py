@@ -47,6 +47,9 @@ BATCH_TRANSITIONS: Final[dict[BatchState, frozenset[BatchState]]] = {
     "expired": frozenset(),
     "cancelled": frozenset(),
 }
+COMPLETION_WINDOW = "24h"
+_RETRY_AFTER_S = 60.0
+ResultPart = Literal["output", "errors"]
 
 
 def source_states(state: BatchState) -> tuple[BatchState, ...]:
@@ -57,11 +60,6 @@ def source_states(state: BatchState) -> tuple[BatchState, ...]:
 def is_final(state: BatchState) -> bool:
     """Whether no transition leaves `state`."""
     return not BATCH_TRANSITIONS[state]
-
-
-COMPLETION_WINDOW = "24h"
-_RETRY_AFTER_S = 60.0
-ResultPart = Literal["output", "errors"]
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

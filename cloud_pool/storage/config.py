@@ -21,6 +21,8 @@ NO_CLUSTER: Final = (
     "server, or one behind Sentinels (redis+sentinel://)"
 )
 _DAY_S = 86_400.0
+_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+_DAYS: Final = 9  # ahead: a job waits a day at most
 
 
 class WebhookConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,10 +160,6 @@ def with_shared_redis(config: JobsConfig, shared: RedisAddress) -> JobsConfig:
     return config if config.redis or is_cluster(shared) else msgspec.structs.replace(config, redis=shared)
 
 
-_HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-_DAYS: Final = 9  # ahead: a job waits a day at most
-
-
 class Opening(msgspec.Struct, frozen=True):
     """One night. Unix ms; `end` is not part of it."""
 
@@ -170,7 +168,11 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class OffPeakHours:
-    """The hours of a configuration."""
+    """The off-peak hours of a configuration: when jobs with `window: off_peak` may start. The time comes from Redis.
+
+    Hours are those of a wall clock in a time zone, so a night in which it is changed is an hour shorter or longer. An
+    hour that such a night skips begins with the next one that exists; of one that it repeats the first counts.
+    """
 
     def __init__(self, config: OffPeakConfig) -> None:
         """Raises ConfigError."""

@@ -49,6 +49,11 @@ from .redis_client import RedisClient, Reply, as_bytes, as_fields, as_int, as_li
 
 _RETRY_AFTER_S = 5.0
 _MAX_COST = 1e6  # as in fair_queue.lua
+_log = logging.getLogger("causeway.cloud.jobs")
+_NO_LIMITS = TenantLimits()
+_MAX_WAIT_S = 2.0  # below the client's timeout
+_OPENINGS_S = 3600.0  # they are known for a week
+_CANCELLED = encode_job_error(JobCancelled("the job was cancelled before the part was read"))
 
 
 def job_cost(job: NewJob, limits: TenantLimits) -> float:
@@ -91,13 +96,6 @@ def refusal(verdict: str, job: NewJob, other: str, config: JobsConfig, limits: T
         )
         return RateLimited(message, retry_after_s=_RETRY_AFTER_S)
     return None
-
-
-_log = logging.getLogger("causeway.cloud.jobs")
-_NO_LIMITS = TenantLimits()
-_MAX_WAIT_S = 2.0  # below the client's timeout
-_OPENINGS_S = 3600.0  # they are known for a week
-_CANCELLED = encode_job_error(JobCancelled("the job was cancelled before the part was read"))
 
 
 class JobStore:

@@ -16,6 +16,8 @@ from .redis_client import Argument, RedisClient, Reply, as_fields, as_int, as_li
 
 _FOLLOWED_MS = 10_000
 _TEXT_TTL_MS = 120_000
+_TOO_LATE = encode_job_error(DeadlineExceeded("the worker was lost, and the part was not read in time"))
+_LOST = encode_job_error(RevisionDropped("each worker that read the part was lost"))
 
 
 class LiveTexts:
@@ -44,10 +46,6 @@ class LiveTexts:
         start = int(values["from"])
         text = self._cipher.open(values["text"], *text_place(owner, job, fence, start))
         return LiveText(owner, job, fence, start, text.decode("utf-8", "replace"))
-
-
-_TOO_LATE = encode_job_error(DeadlineExceeded("the worker was lost, and the part was not read in time"))
-_LOST = encode_job_error(RevisionDropped("each worker that read the part was lost"))
 
 
 class LateAnswers:

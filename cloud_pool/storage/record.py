@@ -15,6 +15,7 @@ from router.types import Modality
 
 Window = Literal["", "off_peak"]
 WebhookStatus = Literal["", "pending", "delivered", "failed", "disabled"]
+_BYTES: Final = ("body", "error", "late_error")
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +98,6 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(self.tags.split(",")) if self.tags else ()
 
 
-_BYTES: Final = ("body", "error", "late_error")
 LISTED_FIELDS: Final = tuple(name for name in JobRecord.__struct_fields__ if name != "body")
 """All but the request, which may be large and which only a worker needs."""
 

@@ -27,6 +27,12 @@ from router.jobs.states import TRANSITIONS
 from ..redis.layout import JOBS_LAYOUT
 from ..redis.scripts import load_script
 
+_LUA: Final = f"{__package__}.lua"
+_DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
+_FILES: Final = load_script(f"{_LUA}.batches", "files")
+REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
+"""Callers are told that this is accepted: with replicas, only once enough of them have it."""
+
 
 def transitions_as_lua() -> str:
     """Return the table as Lua: `TRANSITIONS[state][event]` is the next state or nil."""
@@ -37,14 +43,11 @@ def transitions_as_lua() -> str:
     return f"local TRANSITIONS = {{{','.join(rows)}}}\n"
 
 
-_LUA: Final = f"{__package__}.lua"
 _COMMON: Final = (
     f"local LAYOUT = '{JOBS_LAYOUT}'\n"
     + transitions_as_lua()
     + "".join(load_script(_LUA, name) for name in ("common", "fair_queue", "endings", "revisions", "billing"))
 )
-_DELIVERY: Final = load_script(f"{_LUA}.webhooks", "delivery")
-_FILES: Final = load_script(f"{_LUA}.batches", "files")
 
 
 def _load(folder: str, *names: str, shared: str = "") -> dict[str, str]:
@@ -56,8 +59,6 @@ def load_with_shared(package: str, name: str, *shared: str) -> str:
     return load_script(package, name, _COMMON, *(load_script(package, each) for each in shared))
 
 
-REPLICATED: Final = frozenset({"accept", "file_ready", "batch_create"})
-"""Callers are told that this is accepted: with replicas, only once enough of them have it."""
 SCRIPTS: Final = {
     **_load("transitions", "accept", "claim", "renew_leases", "succeed", "fail", "postpone", "release", "cancel"),
     **_load("transitions", "promote_and_expire", "publish_progress", "append_text"),
