@@ -14,8 +14,7 @@ from router.errors import ConfigError
 from router.serving.commands import run_fast
 from router.serving.logs import log_crashes, start_log
 
-from ..brokers.address import parse_topic
-from ..brokers.ranges import parse_range
+from ..brokers.address import parse_range, parse_topic
 from ..config.loader import Flags, load_config
 from ..config.schema import Config
 from ..core.principal import ClaimName
