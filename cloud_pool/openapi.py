@@ -29,25 +29,30 @@ from router.openai.wire import WireChat, WireCompletion
 
 from .admission import Priority
 from .batches.batch_api import BatchList, BatchRequest, BatchView, UploadPurpose
-from .jobs.http.job_api import JobList
+from .jobs.http.job_api import JobList, WebhookDisabled
 from .jobs.submission import CloudJobFields
-from .storage import errors as job_errors
+from .jobs.worker.runner import TokenRevoked
+from .storage.durability import JobStoreIsCluster, JobStoreNotDurable
+from .storage.encryption import ContentKeyMissing
+from .storage.file_contents import FileContentLost, FileStoreUnavailable, FileTooLarge
+from .storage.file_store import QuotaExceeded
+from .storage.redis_client import JobStoreLayoutMismatch, JobStoreNotReplicated
 
 _IDENTITY: Errors = (errors.AuthenticationFailed, errors.IdentityUnavailable)
 _MODELS: Errors = (errors.ModelNotFound, errors.ModelNotAllowed, errors.PermissionDenied)
 _STORE: Errors = (
-    *(errors.JobStoreUnavailable, job_errors.JobStoreNotDurable, job_errors.JobStoreLayoutMismatch),
-    *(job_errors.JobStoreNotReplicated, job_errors.JobStoreIsCluster, job_errors.ContentKeyMissing),
+    *(errors.JobStoreUnavailable, JobStoreNotDurable, JobStoreLayoutMismatch),
+    *(JobStoreNotReplicated, JobStoreIsCluster, ContentKeyMissing),
     errors.RecordUnreadable,
 )
 _JOBS: Errors = (*ANY_REQUEST, *_IDENTITY, errors.PermissionDenied, *_STORE)
 _ACCEPTANCE: Errors = (
-    *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, job_errors.QuotaExceeded),
-    *(WebhookRefused, job_errors.WebhookDisabled),
+    *(*_STORE, errors.IdempotencyConflict, errors.RateLimited, errors.Shed, QuotaExceeded),
+    *(WebhookRefused, WebhookDisabled),
 )
-_JOB_ENDS: Errors = (job_errors.TokenRevoked, errors.ResultTooLarge, errors.JobCancelled)
-_FILES: Errors = (job_errors.FileStoreUnavailable,)
-_NAMED_FILES: Errors = (*_FILES, errors.NotFound, job_errors.FileContentLost)  # of requests that name uploaded files
+_JOB_ENDS: Errors = (TokenRevoked, errors.ResultTooLarge, errors.JobCancelled)
+_FILES: Errors = (FileStoreUnavailable,)
+_NAMED_FILES: Errors = (*_FILES, errors.NotFound, FileContentLost)  # of requests that name uploaded files
 _KEY = Parameter("Idempotency-Key", "The same request with the same key is the same job or batch.", "header")
 _TRACE = Parameter("traceparent", "W3C trace context of the client.", "header")
 _TAGS = Parameter(
@@ -170,15 +175,15 @@ def _jobs() -> Iterator[Operation]:
 
 
 def _files() -> Iterator[Operation]:
-    upload_errors = (*_FILES, errors.RateLimited, errors.Shed, job_errors.FileTooLarge, job_errors.QuotaExceeded)
-    content = (errors.UnsupportedFeature, job_errors.FileContentLost)
+    upload_errors = (*_FILES, errors.RateLimited, errors.Shed, FileTooLarge, QuotaExceeded)
+    content = (errors.UnsupportedFeature, FileContentLost)
     yield from file_operations(
         "jobs or chat", UploadPurpose, _PAGE, (*_JOBS, *_FILES), upload_errors, content, gives_content=True
     )
 
 
 def _batches() -> Iterator[Operation]:
-    limits = (errors.RateLimited, errors.Shed, job_errors.QuotaExceeded)
+    limits = (errors.RateLimited, errors.Shed, QuotaExceeded)
     yield _operation(
         "POST",
         "/v1/batches",

@@ -29,7 +29,7 @@ from ..jobs.http.job_api import AcceptanceLog, Route, begin_response, enqueue_sp
 from ..observability.tracing import JobTrace
 from ..storage.batch_store import COMPLETION_WINDOW, Batch, BatchState
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
-from ..storage.errors import FileContentLost
+from ..storage.file_contents import FileContentLost
 from ..storage.file_store import PART_BYTES, StoredFile
 from ..storage.stores import JobStores
 from ..tiers.tier import AllowedTiers

@@ -19,8 +19,7 @@ from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import NamedFileReader, SubmissionParser
 from ..storage.batch_store import Batch, batch_job_id
 from ..storage.config import BatchConfig
-from ..storage.errors import QuotaExceeded
-from ..storage.file_store import StoredFile
+from ..storage.file_store import QuotaExceeded, StoredFile
 from ..storage.record import NewJob, tenant_of
 from ..storage.stores import JobStores
 from .input_file import BatchLine, InputReader, InvalidLine, RawLine, body_check, parse_line, read_custom_id

@@ -28,7 +28,7 @@ from ..accounts.tenants.config import TenantLimits
 from ..jobs.submission import SubmissionParser
 from ..storage.batch_store import Batch, BatchState, batch_job_id
 from ..storage.config import JobsConfig
-from ..storage.errors import FileContentLost, FileStoreUnavailable
+from ..storage.file_contents import FileContentLost, FileStoreUnavailable
 from ..storage.file_store import StoredFile
 from ..storage.stores import JobStores
 from .collection import BatchCollection

@@ -19,8 +19,7 @@ from router.errors import CausewayError
 
 from ..accounts.tenants.usage import READS, SUBMISSIONS
 from ..storage.batch_store import output_file_id
-from ..storage.errors import JobStoreRefused
-from ..storage.redis_client import RedisClient, Reply, as_fields, as_int, as_list, as_text, redis_time
+from ..storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_int, as_list, as_text, redis_time
 from ..storage.stores import JobStores
 from .receipt import ErasureSubject, Receipt, Remainder
 

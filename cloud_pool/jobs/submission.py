@@ -26,7 +26,7 @@ from ..admission import Priority
 from ..core.principal import Principal
 from ..serving.service import check_parts, check_supported
 from ..storage.config import JobsConfig, OffPeakHours, no_off_peak_hours
-from ..storage.errors import FileContentLost
+from ..storage.file_contents import FileContentLost
 from ..storage.file_store import FileStore, StoredFile
 from ..storage.record import NewJob, Window, user_digest
 from ..tiers.tier import AllowedTiers, Tier, allowed_tiers, encoders_of, find_tier

@@ -15,8 +15,7 @@ from router.jobs.view import encode_job_error
 from ..core.principal import NO_GRANTS, Grants
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher, result_place
-from .errors import QuotaExceeded
-from .file_store import FilePart, too_many_files
+from .file_store import FilePart, QuotaExceeded, too_many_files
 from .record import Window
 from .redis_client import (
     Argument,

@@ -18,15 +18,28 @@ import anyio
 from router.errors import ConfigError, JobStoreUnavailable
 
 from .config import NO_CLUSTER, job_retry_delay_s
-from .encryption import NO_CIPHER, ContentCipher, key_missing
-from .errors import ContentKeyMissing, JobStoreIsCluster, JobStoreLayoutMismatch, JobStoreNotDurable, JobStoreRefused
-from .redis_client import RedisClient, as_list, as_text, redis_time
+from .encryption import NO_CIPHER, ContentCipher, ContentKeyMissing, key_missing
+from .redis_client import JobStoreLayoutMismatch, JobStoreRefused, RedisClient, as_list, as_text, redis_time
 
 _log = logging.getLogger("causeway.cloud.jobs")
 _REQUIRED: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
 _CHECK_AGAIN_S = 30.0  # another Redis may have taken its place
 _FIRST_DELAY_S = 1.0
 _MAX_DELAY_S = 15.0
+
+
+class JobStoreNotDurable(JobStoreUnavailable):
+    """Redis may lose what it acknowledged, by its settings: no job is accepted."""
+
+    code = "job_store_not_durable"
+    retryable = False
+
+
+class JobStoreIsCluster(JobStoreUnavailable):
+    """Redis is a node of a cluster, where jobs do not run."""
+
+    code = "job_store_is_cluster"
+    retryable = False
 
 
 def durability_problems(settings: Mapping[str, str]) -> tuple[str, ...]:

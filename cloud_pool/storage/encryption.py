@@ -26,9 +26,8 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from router.errors import ConfigError, RecordUnreadable
+from router.errors import ConfigError, JobStoreUnavailable, RecordUnreadable
 
-from .errors import ContentKeyMissing
 from .record import tenant_of
 
 MAGIC: Final = b"\x00CWJ1"
@@ -38,6 +37,12 @@ _KEY_BYTES = 32
 _LOOK_EVERY_S = 1.0  # at the file
 _ID = re.compile(r"[a-z0-9]{1,32}")
 _log = logging.getLogger("causeway.cloud.jobs")
+
+
+class ContentKeyMissing(JobStoreUnavailable):
+    """Requests or results are encrypted with a key that this process does not have."""
+
+    code = "content_key_missing"
 
 
 class ContentKey(msgspec.Struct, frozen=True):

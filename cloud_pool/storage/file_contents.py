@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 from anyio import to_thread
 
-from router.errors import ConfigError
+from router.errors import BodyTooLarge, CausewayError, ConfigError, JobStoreUnavailable
 from router.serving.folders import sync
 
 from .config import FilesConfig, S3Config
-from .errors import FileContentLost, FileStoreUnavailable
 from .redis_client import RedisClient, as_bytes
 
 if TYPE_CHECKING:
@@ -38,6 +37,24 @@ _CONNECT_S = 3.0
 _REQUEST_S = 20.0
 _RETRIES = 3
 _RETRY_WITHIN_S = 15.0
+
+
+class FileStoreUnavailable(JobStoreUnavailable):
+    """The store of file contents does not answer, cannot write, or is full."""
+
+    code = "file_store_unavailable"
+
+
+class FileContentLost(CausewayError):
+    """A file's record exists and its content does not: something other than Causeway deleted it."""
+
+    code = "file_content_lost"
+
+
+class FileTooLarge(BodyTooLarge):
+    """The file is larger than one file, or all files of the tenant, may be."""
+
+    code = "file_too_large"
 
 
 class ContentStore(Protocol):

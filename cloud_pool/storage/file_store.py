@@ -16,13 +16,12 @@ from typing import Literal
 import anyio
 import msgspec
 
-from router.errors import JobStoreUnavailable, NotFound, RecordUnreadable
+from router.errors import JobStoreUnavailable, NotFound, RateLimited, RecordUnreadable
 from router.parts.upload_terms import PART_PURPOSES
 
 from .config import BatchConfig
 from .encryption import NO_CIPHER, ContentCipher, file_place
-from .errors import FileContentLost, FileStoreUnavailable, FileTooLarge, QuotaExceeded
-from .file_contents import ContentStores, StoreName
+from .file_contents import ContentStores, FileContentLost, FileStoreUnavailable, FileTooLarge, StoreName
 from .redis_client import RedisClient, as_fields, as_int, as_list, as_text, redis_time
 
 Purpose = Literal["batch", "batch_output", "user_data", "vision", "assistants"]
@@ -33,6 +32,12 @@ _DELETE_LEASE_MS = 60_000
 _DELETE_S = 10.0
 _DUE_LIMIT = 20
 _RETRY_AFTER_S = 60.0
+
+
+class QuotaExceeded(RateLimited):
+    """The tenant has as many files, bytes or batches as it may have."""
+
+    code = "quota_exceeded"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

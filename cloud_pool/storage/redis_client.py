@@ -29,7 +29,6 @@ from ..redis.config import RedisAddress, shown_address
 from ..redis.connect import ConnectionOptions, open_redis
 from ..redis.faults import is_unreachable, redis_fault
 from ..redis.layout import JOBS_LAYOUT, layout_fault
-from .errors import JobStoreLayoutMismatch, JobStoreNotReplicated, JobStoreRefused
 
 _ASK_AGAIN_S = 1.0
 _ASK_TIMEOUT_S = 0.5
@@ -42,6 +41,23 @@ _LAYOUT_ERROR = "LAYOUT"  # of lua/common.lua
 _WHAT = "the jobs"
 _log = logging.getLogger("causeway.cloud.jobs")
 T = TypeVar("T")
+
+
+class JobStoreRefused(JobStoreUnavailable):
+    """Redis answers with an error: it cannot write, or forbids the command."""
+
+
+class JobStoreLayoutMismatch(JobStoreUnavailable):
+    """The keys in Redis are those of another version of Causeway: nothing is read or changed."""
+
+    code = "job_store_layout"
+    retryable = False
+
+
+class JobStoreNotReplicated(JobStoreUnavailable):
+    """Too few replicas of Redis have confirmed what was accepted: a failover could lose it."""
+
+    code = "job_store_not_replicated"
 
 
 class ReplicasUnknown(RedisConnectionError):

@@ -23,9 +23,9 @@ from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.reconciliation import reconcile
 from cloud_pool.redis.connect import open_shared_redis
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.errors import JobStoreNotReplicated
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
+from cloud_pool.storage.redis_client import JobStoreNotReplicated
 from cloud_pool.storage.stores import JobStores
 from router.errors import JobStoreUnavailable
 from router.jobs.states import JobState

@@ -18,9 +18,10 @@ import pytest_asyncio
 
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
+from cloud_pool.jobs.worker.runner import TokenRevoked
 from cloud_pool.storage.batch_store import Batch, CollectedLines, batch_job_id, is_final
 from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.storage.errors import FileStoreUnavailable, TokenRevoked
+from cloud_pool.storage.file_contents import FileStoreUnavailable
 from cloud_pool.storage.file_store import FilePart
 from cloud_pool.storage.redis_client import Argument, RedisClient, Reply, as_int, as_list, as_text
 from cloud_pool.storage.scripts import SCRIPTS

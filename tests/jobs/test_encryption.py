@@ -15,8 +15,8 @@ import pytest
 from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import FilesConfig, JobsConfig
-from cloud_pool.storage.encryption import MAGIC, ContentCipher, read_keys, rotate_keys
-from cloud_pool.storage.errors import ContentKeyMissing, FileContentLost
+from cloud_pool.storage.encryption import MAGIC, ContentCipher, ContentKeyMissing, read_keys, rotate_keys
+from cloud_pool.storage.file_contents import FileContentLost
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import LiveText, NewJob
 from cloud_pool.storage.redis_client import as_bytes, as_text

@@ -23,7 +23,8 @@ from cloud_pool.batches.processor import BatchProcessor
 from cloud_pool.jobs.http.job_api import JobCallers
 from cloud_pool.jobs.submission import SubmissionParser
 from cloud_pool.storage.config import BatchConfig, FilesConfig, JobsConfig
-from cloud_pool.storage.errors import FileStoreUnavailable, FileTooLarge, QuotaExceeded
+from cloud_pool.storage.file_contents import FileStoreUnavailable, FileTooLarge
+from cloud_pool.storage.file_store import QuotaExceeded
 from cloud_pool.storage.redis_client import as_int, as_list, as_text
 from cloud_pool.storage.stores import JobStores
 from router.errors import NotFound

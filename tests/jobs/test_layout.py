@@ -19,10 +19,9 @@ from cloud_pool.jobs.worker.slots import WorkerSlots
 from cloud_pool.observability.metrics import Metrics
 from cloud_pool.redis.layout import ACCOUNTS_LAYOUT, ACCOUNTS_LAYOUT_KEY, JOBS_LAYOUT
 from cloud_pool.storage.config import JobsConfig
-from cloud_pool.storage.errors import JobStoreLayoutMismatch
 from cloud_pool.storage.job_store import JobStore
 from cloud_pool.storage.record import NewJob
-from cloud_pool.storage.redis_client import RedisClient
+from cloud_pool.storage.redis_client import JobStoreLayoutMismatch, RedisClient
 from router.errors import ConfigError
 
 from .conftest import Clock

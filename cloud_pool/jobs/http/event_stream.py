@@ -23,9 +23,8 @@ from router.jobs.revisions import NOT_REVISED, REVISED
 from router.jobs.states import FINAL_STATES, JobState
 from router.jobs.submission import answer_text
 
-from ...storage.errors import JobStoreRefused
 from ...storage.job_store import JobStore
-from ...storage.redis_client import RedisClient, Reply, as_fields, as_list, as_text
+from ...storage.redis_client import JobStoreRefused, RedisClient, Reply, as_fields, as_list, as_text
 
 _ID = re.compile(r"([0-9]{1,18}-[0-9]{1,18})(?:\.([0-9]{1,9})-([0-9]{1,9}))?")
 _BLOCK_MS = 2000

@@ -45,7 +45,6 @@ from ...core.request_context import BodyMemory
 from ...http.request_admission import read_body, read_headers
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
-from ...storage.errors import WebhookDisabled
 from ...storage.record import JobRecord, job_view
 from ...storage.stores import JobStores
 from ..submission import CheckCost, JobSubmission, NamedFileReader, SubmissionParser, submission_digest
@@ -65,6 +64,12 @@ _READ_S = 20.0
 _PLAIN: Final[Mapping[str, Endpoint]] = {each: each for each in ENDPOINTS}
 _APPLIED: Final = {"preference-applied": "respond-async"}
 _log = logging.getLogger("causeway.cloud.jobs")
+
+
+class WebhookDisabled(InvalidRequest):
+    """The URL answered 410 Gone."""
+
+    code = "webhook_disabled"
 
 
 class AcceptanceLog:

@@ -44,11 +44,11 @@ from ...cache.caching_service import STATUS_HEADER
 from ...core.late import LateReading
 from ...core.request_context import AnswerHead
 from ...storage.config import JobsConfig, job_retry_delay_s
-from ...storage.errors import ContentKeyMissing, TokenRevoked
+from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, RunBill
 from ...upstreams.triton.errors import StubProcessDied
-from .runner import JobRun, JobRunner, RunReceipt
+from .runner import JobRun, JobRunner, RunReceipt, TokenRevoked
 
 _PROGRESS_INTERVAL_S = 1.0
 _log = logging.getLogger("causeway.cloud.jobs")

@@ -35,7 +35,7 @@ from router.types import Modality
 
 from ...core.late import LateReading
 from ...storage.config import JobsConfig
-from ...storage.errors import ContentKeyMissing
+from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
 from ...storage.record import JobRecord, LateAnswer
 from ..metrics import JobMetrics

@@ -24,19 +24,27 @@ from ...core.principal import Principal
 from ...core.request_context import AnswerHead, Piece, RequestContext
 from ...dispatch.pool import Pool
 from ...observability.tracing import JobTrace, Trace
-from ...storage.errors import TokenRevoked
 from ...storage.record import ExpiredJob, RunBill
 from ...tiers.tier import Tier
 from ...upstreams.token_meter import TokenMeter
 from ...upstreams.triton.calls import STOP_S
 
-if TYPE_CHECKING:
-    from ...parts.request_parts import RequestParts
-
 JobPiece = Piece | Embeddings
 Embed = Callable[[RequestContext], Awaitable[tuple[AnswerHead, Embeddings]]]
 """`Service.embed`. Raises CausewayError."""
 _COUNT_S = 2 * STOP_S  # until the model has stopped
+
+
+class TokenRevoked(CausewayError):
+    """The token that submitted the job, or its device, was revoked before the job ran."""
+
+    status = 403
+    type = "permission_error"
+    code = "token_revoked"
+
+
+if TYPE_CHECKING:
+    from ...parts.request_parts import RequestParts
 
 
 class RunReceipt:

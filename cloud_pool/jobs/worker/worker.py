@@ -29,9 +29,10 @@ from router.jobs.states import JobState
 from ...lifetime import StopSignal, keep_running
 from ...observability.tracing import JobTrace
 from ...storage.config import JobsConfig
-from ...storage.errors import ContentKeyMissing, JobStoreRefused
+from ...storage.encryption import ContentKeyMissing
 from ...storage.job_store import JobStore
 from ...storage.record import ExpiredJob, JobRecord, LiveText
+from ...storage.redis_client import JobStoreRefused
 from ..metrics import JobMetrics
 from .execution import JobLease, JobResult, RunReports, execute, is_tier_unavailable
 from .revisions import Revisions
