@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from .programs import ProgramFailed
-from .show import Show
+from .show import ProgramFailed, Show
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

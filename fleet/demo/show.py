@@ -1,10 +1,15 @@
-"""The demo from its first key to the last box that undid the bad policy."""
+"""`make demo-fleet`: a control plane and real boxes; a good rollout, and a bad one that undoes itself."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import random
 import shutil
+import subprocess
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -12,10 +17,185 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 from rich.console import Console
 
-from .folder import COHORT, OFFLINE, ONLINE, Pace, write_folder, write_policy
-from .programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, Program, ProgramFailed, run_command
+READY_S = 120.0
+STOP_S = 30.0
+CAUSEWAY_FLEET = (sys.executable, "-m", "fleet")
+CAUSEWAY_EDGE = (sys.executable, "-m", "edge_node")
+
+
+class ProgramFailed(Exception):
+    """A program ended, or did not become ready; the message holds the end of its log."""
+
+
+class Program:
+    """A program with a log file of its own, which prints a line that begins with `ready `."""
+
+    def __init__(self, name: str, command: list[str], log: Path) -> None:
+        self.name = name
+        self._log = log
+        self._lines: queue.Queue[str] = queue.Queue()
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ready(self) -> dict[str, str]:
+        """Return the fields of the ready line.
+
+        Raises:
+            ProgramFailed: It ended before, or took too long.
+        """
+        while True:
+            try:
+                line = self._lines.get(timeout=READY_S)
+            except queue.Empty:
+                raise self._failed(f"not ready after {READY_S:.0f} s") from None
+            if line == "":
+                raise self._failed("ended before it was ready")
+            if line.startswith("ready "):
+                return dict(field.split("=", 1) for field in line.split()[1:])
+
+    def stop(self) -> None:
+        """Send SIGTERM and wait; then kill."""
+        self._process.terminate()
+
+    def wait(self) -> None:
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def _failed(self, what: str) -> ProgramFailed:
+        log = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-10:]
+        return ProgramFailed("\n".join([f"{self.name}: {what}; the end of {self._log}:", *log]))
+
+
+def run_command(*arguments: str, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end and return its standard output.
+
+    Raises:
+        ProgramFailed: It ended with another status than 0; the message holds its output.
+    """
+    done = subprocess.run(
+        list(arguments),
+        cwd=cwd,
+        env={**os.environ, **(environ or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ProgramFailed(f"{' '.join(arguments[2:6])} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+OFFLINE = ("anna", "ben", "carla")
+ONLINE = "server"
+COHORT = "kiosks"
+
+_FLEET = """\
+version: 1
+name: demo
+cohorts:
+  {cohort}:
+    policy: policies/kiosk.yaml
+    leaving: report   # so that the bad policy gets as far as a trial; by default a box refuses it before
+    rollout:
+      stages: {stages}
+      # Short times and wide margins, so that few boxes are judged within minutes. A fleet keeps the defaults: stages
+      # of 20 minutes and more, margins of 2 and 5 points.
+      first_look: {first_look}
+      silence: {silence}
+      least: {least}
+      most: {most}
+      soak: {soak}
+      per_site: 20
+      metrics: {{errors: {errors}, degraded: 20, latency: 30}}
+"""
+_TRUST = """\
+version: 1
+root: {{keys: [{offline}], threshold: 2, expires: 365d}}
+artifacts: {{keys: [{offline}], threshold: 2, expires: 90d}}
+rollout: {{keys: [{online}], expires: 7d}}
+snapshot: {{keys: [{online}], expires: 7d}}
+timestamp: {{keys: [{online}], expires: 2d}}
+"""
+_POLICY = """\
+version: 1
+name: {name}
+targets:
+  small: {{at: edge, model: assistant}}
+  large: {{at: cloud, model: assistant-large}}
+routes:
+{routes}
+"""
+_CASES = """\
+policy: ../kiosk.yaml
+cases:
+  - name: a command is answered on the device
+    request: {prompt_tokens: 12}
+    expect: {targets: [small]}
+"""
+POLICIES = {
+    "first": "  - {name: on-device, use: [small]}",
+    "second": "  - {name: on-device, use: [small]}\ncache:\n  - {when: request.temperature == 0.0, exact: {ttl: 5s}}",
+    # It passes lint and its cases, but these boxes have no cloud: every longer prompt fails.
+    "bad": "  - {name: long, when: request.prompt_tokens > 16, use: [large]}\n  - {name: on-device, use: [small]}",
+}
+"""Routes by the policy's name, in the order in which the demo rolls them out."""
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """The cohort's rollout keys in `fleet.yaml`; `errors` is the margin in percentage points."""
+
+    stages: tuple[int, ...] = (25, 50, 100)
+    first_look: str = "15s"
+    silence: str = "40s"
+    least: str = "45s"
+    most: str = "75s"
+    soak: str = "20s"
+    errors: int = 10
+
+
+def write_fleet(folder: Path, pace: Pace) -> None:
+    """Write `fleet.yaml`."""
+    keys = msgspec.structs.asdict(pace) | {"stages": list(pace.stages)}
+    (folder / "fleet.yaml").write_text(_FLEET.format(cohort=COHORT, **keys), encoding="utf-8")
+
+
+def write_folder(folder: Path, pace: Pace | None = None) -> None:
+    """Write `fleet.yaml`, `trust.yaml` and the cases. The keys are made by `causeway-fleet keys new`."""
+    offline = ", ".join(f"keys/{name}.pub" for name in OFFLINE)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_fleet(folder, pace or Pace())
+    files = {
+        "trust.yaml": _TRUST.format(offline=offline, online=f"keys/{ONLINE}.pub"),
+        "policies/cases/kiosk.yaml": _CASES,
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def write_policy(folder: Path, name: str) -> None:
+    """Make one of `POLICIES` the cohort's policy."""
+    text = _POLICY.format(name=name, routes=POLICIES[name])
+    (folder / "policies" / "kiosk.yaml").write_text(text, encoding="utf-8")
+
 
 _SHORT = ("turn on the light", "what time is it", "play some jazz", "stop the music")
 _LONG = (

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from fleet.demo.folder import OFFLINE, ONLINE, write_folder, write_policy
-from fleet.demo.programs import CAUSEWAY_EDGE, CAUSEWAY_FLEET, run_command
+from fleet.demo.show import CAUSEWAY_EDGE, CAUSEWAY_FLEET, OFFLINE, ONLINE, run_command, write_folder, write_policy
 
 from .bench_edge import HITS, PASSED, ask, bare, daemon, hit_rows, passed_rows
 from .rows import Row

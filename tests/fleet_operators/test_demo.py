@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from fleet.cli.commands import main
-from fleet.demo.folder import POLICIES, Pace, write_folder, write_policy
-from fleet.demo.show import ROLLOUTS, Show
+from fleet.demo.show import POLICIES, ROLLOUTS, Pace, Show, write_folder, write_policy
 
 pytestmark = pytest.mark.slow
 

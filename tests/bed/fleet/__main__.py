@@ -26,8 +26,18 @@ import aiohttp
 import msgspec
 import psutil
 
-from fleet.demo.folder import COHORT, OFFLINE, ONLINE, Pace, write_fleet, write_folder, write_policy
-from fleet.demo.programs import CAUSEWAY_FLEET, Program, run_command
+from fleet.demo.show import (
+    CAUSEWAY_FLEET,
+    COHORT,
+    OFFLINE,
+    ONLINE,
+    Pace,
+    Program,
+    run_command,
+    write_fleet,
+    write_folder,
+    write_policy,
+)
 from fleet.trust.offline import signed_manifests
 from fleet.trust.published import PublishedFolder
 from router.bundle.manifest import bundle_id
