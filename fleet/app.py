@@ -22,7 +22,6 @@ from router.errors import CausewayError, ConfigError
 from router.serving.folders import close_to_others, is_shared
 from router.serving.listener import bind_tcp, raise_file_limit, url_of
 
-from .console.routes import console_routes
 from .controller.loop import SURVEY_S, Controller
 from .controller.publisher import Publisher
 from .operators.oidc import OidcClient
@@ -35,7 +34,7 @@ from .repository.folder import check_fleet
 from .server.boxes.api import device_routes
 from .server.boxes.tokens import load_token_key
 from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
-from .server.files import file_routes
+from .server.files import console_routes, file_routes
 from .server.health import health_routes
 from .server.plane import ControlPlane
 from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here

@@ -6,6 +6,6 @@ boxes/       the boxes' requests: enrol, token, wake, status, telemetry
 wakes.py     parked polls, without aiohttp, and what wakes them: changes of a cohort, revocations
 connections.py
              how many connections there are, and which one makes room for another
-files.py     signed metadata and blobs with cache headers
+files.py     signed metadata and blobs with cache headers; the operators' page of `fleet/console`
 health.py    /healthz, /readyz, /metrics
 """

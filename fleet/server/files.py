@@ -1,20 +1,25 @@
-"""The published folder: signed metadata, manifests and blobs, as a CDN would carry them.
+"""Files: the operators' page at `/console`, and the published folder of signed metadata, manifests and blobs.
 
-Every file but two never changes under its name: a cache may keep it for ever. `timestamp.json` and `root.json` are
+The page is the same for everyone; it asks the operators' API. The published folder is as a CDN would carry it: every
+file but two never changes under its name, so a cache may keep it for ever. `timestamp.json` and `root.json` are
 revalidated on each request. Ranges are served, so a box resumes a download.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
 from router.errors import NotFound
+from router.serving.console.page_files import HEADERS, file_response, media_type, page_files
 
 from .routes import ApiRoute
 
+_PAGE: Final = Path(__file__).parents[1] / "console" / "page"
 IMMUTABLE = "public, max-age=31536000, immutable"
 FRESH = "no-cache"
 _FOREVER = re.compile(
@@ -45,3 +50,19 @@ def file_routes(published: Path) -> list[ApiRoute]:
         ApiRoute("GET", "/tuf/{path:.+}", send, summary, errors=(NotFound,)),
         ApiRoute("GET", "/blobs/{sha256}", send, "A file by its hash.", errors=(NotFound,), content_type=octets),
     ]
+
+
+def console_routes() -> list[ApiRoute]:
+    """Return the routes of the page; `/` leads to it."""
+    summary = "The operators' page."
+    return [
+        ApiRoute("GET", "/", _to_page, summary, status=302, content_type="text/html"),
+        *(
+            ApiRoute("GET", name, partial(file_response, path), summary, content_type=media_type(path))
+            for name, path in page_files(_PAGE).items()
+        ),
+    ]
+
+
+async def _to_page(_http: web.Request) -> web.StreamResponse:
+    return web.Response(status=302, headers={**HEADERS, "Cache-Control": "no-cache", "Location": "console"})

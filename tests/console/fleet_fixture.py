@@ -17,7 +17,7 @@ from typing import Any
 
 from aiohttp import web
 
-from fleet.console.routes import console_routes
+from fleet.server.files import console_routes
 from fleet.server.routes import errors_as_json
 from router.errors import AuthenticationFailed, CausewayError, InvalidRequest, NotFound
 
