@@ -31,13 +31,13 @@ from .operators.routes import device_routes as operated_devices
 from .operators.sign_in import SignIn, load_bootstrap_token, session_routes
 from .repository.fleet_file import FleetDoc
 from .repository.folder import check_fleet
-from .server.boxes.api import device_routes
-from .server.boxes.tokens import load_token_key
 from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
+from .server.device_api import device_routes
 from .server.files import console_routes, file_routes
 from .server.health import health_routes
 from .server.plane import ControlPlane
 from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
+from .server.tokens import load_token_key
 from .server.wakes import IDLE_S
 from .store.database import STATEMENT_S, Store
 from .trust.keys import TRUST_FILE

@@ -20,11 +20,11 @@ from ..store.database import Grouped, Store, StoreUnavailable
 from ..store.devices import Device, forget_old_events, read_devices
 from ..store.enrolment import EnrolledDevice
 from ..store.telemetry import forget_old_counters
-from .boxes.enrolment import Enrolling
-from .boxes.messages import Answer, Messages, SignedMessage
-from .boxes.refusals import DeviceUnknown
-from .boxes.tokens import TokenKey
 from .connections import Connections
+from .enrolment import Enrolling
+from .messages import Answer, Messages, SignedMessage
+from .refusals import DeviceUnknown
+from .tokens import TokenKey
 from .wakes import Wakes
 
 _TIDY_S = 3600.0

@@ -34,8 +34,8 @@ from router.openai import encode_error, error_headers
 
 from ..store.database import Store, StoreUnavailable
 from ..store.generations import REVOCATIONS, CohortPace, Generation, read_generations, revoked_devices
-from .boxes.refusals import DeviceRevoked
 from .connections import Connections, HttpConnection
+from .refusals import DeviceRevoked
 
 IDLE_S = 75.0
 """How long a connection may stay open between two requests."""

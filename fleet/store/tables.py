@@ -42,7 +42,7 @@ devices = Table(
     # By the box's messages.
     Column("last_seen", Float, nullable=False),  # 0: never
     Column("token_sent", Float, nullable=False),  # `sent` of its newest token request: an older one is a replay
-    Column("boots_json", Text, nullable=False),  # fleet.server.boxes.messages.BootHistory
+    Column("boots_json", Text, nullable=False),  # fleet.server.messages.BootHistory
     Column("cloned", Boolean, nullable=False),
     Column("daemon", _NAME, nullable=False),
     Column("state", String(16), nullable=False),

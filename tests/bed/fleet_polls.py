@@ -18,7 +18,7 @@ from typing import cast
 import psutil
 import uvloop
 
-from fleet.server.boxes.tokens import TokenKey, load_token_key
+from fleet.server.tokens import TokenKey, load_token_key
 from fleet.store.database import Store
 from fleet.store.generations import advance
 from router.serving.listener import raise_file_limit

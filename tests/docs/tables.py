@@ -28,7 +28,7 @@ from edge_node.config.schema import MEANING, Config
 from edge_node.http.request_reader import REQUEST_HEADERS
 from edge_node.openapi import RESPONSE_HEADERS
 from fleet.repository.fleet_file import RolloutDoc
-from fleet.server.boxes import refusals as message_refusals
+from fleet.server import refusals as message_refusals
 from router import errors
 from router.bundle import refusals
 from router.policy.file import policy_schema

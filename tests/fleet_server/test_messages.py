@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleet.rollout.boxes import MaintenanceWindow
-from fleet.server.boxes.tokens import ReportKeys
+from fleet.server.tokens import ReportKeys
 from fleet.store.devices import Device, cohort_devices, device_history, page_of_devices, read_device
 from fleet.store.generations import CohortPace, advance, revoke
 from fleet.store.telemetry import BundleCounts, mark, since_mark

@@ -8,8 +8,8 @@ import pytest
 
 from fleet.app import read_fleet_folder
 from fleet.rollout.boxes import DeviceEvent
-from fleet.server.boxes.tokens import load_token_key
 from fleet.server.plane import ControlPlane
+from fleet.server.tokens import load_token_key
 from fleet.store.database import Store
 from fleet.store.devices import device_history, write_reports
 

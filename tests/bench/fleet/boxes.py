@@ -9,7 +9,7 @@ from base64 import urlsafe_b64encode
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleet.server.boxes.tokens import ReportKeys
+from fleet.server.tokens import ReportKeys
 from router.bundle.protocol import MAC_HEADER, BoxState, StatusReport, mac_header
 
 STATUS = "/v1/status"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleet.operators.sign_in import load_bootstrap_token
-from fleet.server.boxes.tokens import load_token_key
+from fleet.server.tokens import load_token_key
 from fleet.trust.files import write_atomically, write_new
 from fleet.trust.keys import new_key
 from fleet.trust.published import PublishedFolder

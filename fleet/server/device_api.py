@@ -26,15 +26,15 @@ from router.errors import AuthenticationFailed, BodyTooLarge, CausewayError, Inv
 from router.serving.request import one_value
 from router.serving.responses import json_response
 
-from ...store.database import StoreUnavailable, TooManyMessages
-from ...store.devices import Device
-from ...store.generations import Revocations, read_revocations
-from ...trust.published import PublishedFolder
-from ..plane import ControlPlane
-from ..routes import ApiRoute, decode_body, read_body
+from ..store.database import StoreUnavailable, TooManyMessages
+from ..store.devices import Device
+from ..store.generations import Revocations, read_revocations
+from ..trust.published import PublishedFolder
 from . import refusals
 from .enrolment import check_proof
 from .messages import Answer, Message, SignedMessage
+from .plane import ControlPlane
+from .routes import ApiRoute, decode_body, read_body
 from .tokens import TOKEN_S
 
 LONGEST_POLL_S = 300.0

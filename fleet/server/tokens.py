@@ -22,7 +22,7 @@ from jwt.algorithms import OKPAlgorithm
 from router.bundle.protocol import ReportKey, base64url, key_id, mac_header
 from router.errors import AuthenticationFailed, ConfigError
 
-from ...trust.files import write_new
+from ..trust.files import write_new
 from .refusals import SignatureInvalid, TokenExpired
 
 SKEW_S = 30.0

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from router.bundle.protocol import EnrolmentRequest, enrolment_proof
 from router.errors import CausewayError
 
-from ...repository.fleet_file import FleetDoc, cohort_of
-from ...store.enrolment import EnrolledDevice, JoinToken, enrol, find_device, find_join_token
+from ..repository.fleet_file import FleetDoc, cohort_of
+from ..store.enrolment import EnrolledDevice, JoinToken, enrol, find_device, find_join_token
 from .refusals import (
     DeviceNameTaken,
     DeviceRevoked,
