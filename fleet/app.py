@@ -34,8 +34,7 @@ from .repository.folder import check_fleet
 from .server.connections import MOST_FILES, Connections, HttpConnection, files_of_connections, make_request
 from .server.device_api import device_routes
 from .server.files import console_routes, file_routes
-from .server.health import health_routes
-from .server.plane import ControlPlane
+from .server.plane import ControlPlane, health_routes
 from .server.routes import ApiRoute, Unfinished, errors_as_json, fleet_document, nothing_here
 from .server.tokens import load_token_key
 from .server.wakes import IDLE_S
