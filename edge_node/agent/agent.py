@@ -22,6 +22,7 @@ import msgspec
 from router.bundle.manifest import BundleManifest
 from router.bundle.protocol import BoxState
 from router.bundle.refusals import RequestsLeave, UpdateRefused, Withdrawn
+from router.bundle.rollout import RolloutPlan
 from router.serving.logs import redacted
 
 from ..clock import Clock
@@ -30,7 +31,7 @@ from .disk import Disk
 from .host import FleetLink, Host
 from .inspection import BundleReport, ChildInspector, Inspector
 from .journal import TRANSITIONS, Event, JournalRow, event_of, quarantine
-from .preparation import Lookout, Preparation
+from .preparation import Preparation
 from .source import disk_refusal
 from .store import InstalledBundle
 from .trial import ConditionHistory, Trial, TrialProgress
@@ -75,26 +76,14 @@ class Agent:
         self._host = host
         self._clock = clock
         self._settings = link.settings
-        inspector = inspector or ChildInspector()
-        self._lookout = Lookout(
-            folder=folder,
-            member=link.member,
-            source=link.source,
-            host=host,
-            inspector=inspector,
-            clock=clock,
-            check_s=self._settings.check_s,
-            installed=booted.bundle,
-        )
         self._preparation = Preparation(
             folder=folder,
-            store=booted.store,
-            source=link.source,
+            booted=booted,
+            link=link,
             host=host,
-            inspector=inspector,
+            inspector=inspector or ChildInspector(),
             clock=clock,
             disk=disk or Disk(),
-            bounds=self._settings.download,
         )
         self._may_change = link.may_change
         self._on_change = link.on_change
@@ -139,7 +128,7 @@ class Agent:
     @property
     def wanted(self) -> str | None:
         """The bundle that the plan assigns, if it is another one."""
-        wanted = self._lookout.wanted
+        wanted = self._preparation.wanted
         return None if wanted == self.running else wanted
 
     @property
@@ -156,7 +145,7 @@ class Agent:
 
     def serial(self, bundle: str | None) -> int | None:
         """Return the serial of a bundle, None for one whose manifest this daemon has not read."""
-        return self._lookout.serial(bundle)
+        return self._preparation.serial(bundle)
 
     def wake(self) -> None:
         """Look now: something may be new."""
@@ -172,7 +161,7 @@ class Agent:
                 with anyio.move_on_after(None if math.isinf(wait_s) else wait_s):
                     await self._woken.wait()
                 if self._woken.is_set():
-                    self._lookout.make_due()
+                    self._preparation.make_due()
                 self._woken.clear()
 
     async def advance(self) -> float:
@@ -210,10 +199,8 @@ class Agent:
         return wait_s * (0.5 + self._chance())
 
     def _pointed(self) -> bool:
-        pointer = self._store.pointer()
-        return self.state is BoxState.TRIAL or (
-            bool(pointer) and pointer is not None and pointer[0] == self._row.bundle
-        )
+        pointer = self._store.pointer() or ()
+        return self.state is BoxState.TRIAL or (bool(pointer) and pointer[0] == self._row.bundle)
 
     def _enter(self, event: Event, *, written: bool = True, must: bool = False, **changes: object) -> None:
         """Write the row of the next state, then enter it.
@@ -240,7 +227,7 @@ class Agent:
     # --- before anything changes -------------------------------------------------------------------------------------
 
     async def _idle(self) -> float:
-        self._lookout.forget()
+        self._preparation.forget()
         self._report = self._staged = self._trial = None
         self._undone = False
         self._earlier.add(self._clock.monotonic(), self._host.condition())
@@ -248,8 +235,8 @@ class Agent:
         return 0.0
 
     async def _check(self) -> float:
-        plan = await self._lookout.look(self.running, self._row.quarantined, self._floor())
-        wanted, running, manifest = self._lookout.wanted, self.running, self._lookout.manifest
+        plan = await self._look()
+        wanted, running, manifest = self._preparation.wanted, self.running, self._preparation.manifest
         self._refusals = 0
         if plan is None or wanted is None or wanted == running or wanted in self._row.quarantined:
             code, _, reason = self._row.quarantined.get(wanted or "", "").partition(": ")
@@ -269,6 +256,10 @@ class Agent:
             signed_at=max(self._row.signed_at, signed_at),
         )
         return 0.0
+
+    async def _look(self) -> RolloutPlan | None:
+        """Read the plan, and what it assigns. Raises UpdateRefused."""
+        return await self._preparation.look(self.running, self._row.quarantined, self._floor())
 
     def _floor(self) -> float:
         """The least time that signed metadata proves, whatever the clock says: Unix seconds."""
@@ -301,8 +292,8 @@ class Agent:
         if self._staged is None:
             assert self._report is not None
             self._staged = await self._preparation.stage(bundle, manifest, self._report)
-        elif self._lookout.is_due():
-            await self._lookout.look(self.running, self._row.quarantined, self._floor())
+        elif self._preparation.is_due():
+            await self._look()
         self._check_plan()
         wait_s = await self._may_change(bundle)
         if wait_s > 0.0:
@@ -313,11 +304,11 @@ class Agent:
 
     def _check_plan(self) -> None:
         """Raises Withdrawn: the plan assigns another bundle than the one that the box changes to."""
-        if self._lookout.wanted != self._row.bundle:
-            raise Withdrawn(f"the plan assigns {self._lookout.wanted} now")
+        if self._preparation.wanted != self._row.bundle:
+            raise Withdrawn(f"the plan assigns {self._preparation.wanted} now")
 
     def _update(self) -> tuple[BundleManifest, str]:
-        manifest = self._lookout.manifest
+        manifest = self._preparation.manifest
         assert manifest is not None
         assert self._row.bundle is not None
         return manifest, self._row.bundle
@@ -342,7 +333,7 @@ class Agent:
             self._trial = Trial(settings, self._row.before, condition.traffic, now)
             await self._ask_golden()
             condition = self._host.condition()
-        if self._lookout.is_due():
+        if self._preparation.is_due():
             await self._look_again()
         now = self._clock.monotonic()
         if self._trial.judge(now, condition):
@@ -356,7 +347,7 @@ class Agent:
     async def _look_again(self) -> None:
         """Withdraw the bundle if the plan does. A look that fails says nothing about the trial."""
         try:
-            await self._lookout.look(self.running, self._row.quarantined, self._floor())
+            await self._look()
         except UpdateRefused as refusal:
             log.warning("%s: %s: %s", self.state, refusal.code, refusal.message)
             return
@@ -378,7 +369,7 @@ class Agent:
     async def _roll_back(self) -> float:
         back = rolled_back(self._row, self._clock.unix())
         bundle, _ = await asyncio.to_thread(first_whole, self._store, back.bundles)
-        self._lookout.note(bundle)
+        self._preparation.note(bundle)
         restarts = self._host.needs_restart(bundle)
         if not self._undone and not restarts:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from router.bundle.manifest import Blob, BundleManifest, BundleModel
@@ -13,11 +13,12 @@ from router.bundle.refusals import DiskFull
 from router.bundle.rollout import RolloutPlan
 
 from ..clock import Clock
+from .boot import Booted
 from .disk import Disk
-from .host import FleetMember, Host
+from .host import FleetLink, Host
 from .inspection import BundleReport, BundleRequest, Inspector, LookRequest, ModelFile
-from .source import Download, DownloadBounds, Source
-from .store import BundleStore, InstalledBundle
+from .source import Download
+from .store import InstalledBundle
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +26,17 @@ _SPARE_BYTES = 64 * 1024 * 1024  # of free disk that an update must leave
 _REPLAYED_S = 86400.0
 
 
-class Lookout:
-    """Reads what the fleet publishes, through the inspector, which verifies it.
+class Preparation:
+    """What the fleet publishes, read through the inspector, which verifies it; and the steps before a change.
 
     Args:
         folder: STATE_DIR/fleet.
-        member: Returns the box's membership; read at each look.
-        source: The source of updates.
+        booted: The bundle that the daemon started with, and the bundles on this box.
+        link: The box's fleet.
         host: The daemon, whose version decides which bundles it can read.
-        inspector: Verifies what the fleet publishes.
+        inspector: Verifies what the fleet publishes, and runs a bundle's cases.
         clock: Wall and monotonic time.
-        check_s: Between two looks, if nothing wakes the agent.
-        installed: The bundle that the daemon started with; None: the factory's files.
+        disk: The file operations.
 
     Attributes:
         wanted: The bundle that the plan assigned at the last look.
@@ -47,30 +47,29 @@ class Lookout:
         self,
         *,
         folder: Path,
-        member: Callable[[], FleetMember],
-        source: Source,
+        booted: Booted,
+        link: FleetLink,
         host: Host,
         inspector: Inspector,
         clock: Clock,
-        check_s: float,
-        installed: InstalledBundle | None,
+        disk: Disk,
     ) -> None:
         self._folder = folder
-        self._member = member
-        self._source = source
+        self._store = booted.store
+        self._link = link
         self._host = host
         self._inspector = inspector
         self._clock = clock
-        self._check_s = check_s
+        self._disk = disk
         self._looked_at = -math.inf
         self._serials: dict[str, int] = {}
         self.wanted: str | None = None
         self.manifest: BundleManifest | None = None
-        self.note(installed)
+        self.note(booted.bundle)
 
     def is_due(self) -> bool:
         """Whether the last look was `check_s` ago, or something may be new."""
-        return self._clock.monotonic() - self._looked_at >= self._check_s
+        return self._clock.monotonic() - self._looked_at >= self._link.settings.check_s
 
     def make_due(self) -> None:
         """Something may be new."""
@@ -100,7 +99,7 @@ class Lookout:
         Raises:
             UpdateRefused: What the fleet publishes cannot be used.
         """
-        member = self._member()
+        member = self._link.member()
         self._looked_at = self._clock.monotonic()
         looked = await self._inspector.look(
             LookRequest(
@@ -113,49 +112,13 @@ class Lookout:
                 daemon_version=self._host.daemon_version,
                 not_before=not_before,
             ),
-            self._source,
+            self._link.source,
         )
         self.wanted = looked.wanted
         if looked.manifest is not None and looked.wanted is not None:
             self.manifest = looked.manifest
             self._serials[looked.wanted] = looked.manifest.serial
         return looked.plan
-
-
-class Preparation:
-    """The steps before a change.
-
-    Args:
-        folder: STATE_DIR/fleet.
-        store: The bundles on this box.
-        source: The source of updates.
-        host: The daemon.
-        inspector: Runs the bundle's cases, by default in a child process.
-        clock: Wall and monotonic time.
-        disk: The file operations.
-        bounds: Limits of the download.
-    """
-
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        store: BundleStore,
-        source: Source,
-        host: Host,
-        inspector: Inspector,
-        clock: Clock,
-        disk: Disk,
-        bounds: DownloadBounds,
-    ) -> None:
-        self._folder = folder
-        self._store = store
-        self._source = source
-        self._host = host
-        self._inspector = inspector
-        self._clock = clock
-        self._disk = disk
-        self._bounds = bounds
 
     async def fetch(self, manifest: BundleManifest, keep: Iterable[str]) -> None:
         """Remove what neither the kept bundles nor this one need, and fetch what is missing.
@@ -168,7 +131,7 @@ class Preparation:
         needed = sum(blob.size_bytes for blob in missing) + _SPARE_BYTES
         if missing and self._store.free_bytes() < needed:
             raise DiskFull(f"the update needs {needed} bytes of free disk, there are {self._store.free_bytes()}")
-        download = Download(self._source, self._disk, self._bounds, self._clock.monotonic)
+        download = Download(self._link.source, self._disk, self._link.settings.download, self._clock.monotonic)
         for blob in missing:
             await download.fetch(blob, self._store.partial(blob))
 
