@@ -35,14 +35,13 @@ from ..agent.agent import Agent
 from ..agent.host import AgentSettings, FleetLink
 from ..agent.link.connection import AgentReport, FleetConnection, open_link
 from ..agent.link.control_plane import carries_secrets
-from ..agent.link.telemetry import TrafficSums
 from ..agent.link.tokens import TokenKeeper
 from ..agent.store import InstalledBundle, picture_file
 from ..agent.trial import TrialSettings
 from ..backends.backend import Backend, BackendRequest
 from ..clock import Clock
 from ..config.schema import CloudConfig, Config, FleetConfig, ModalitiesConfig
-from ..observability.metrics import BoxCondition
+from ..observability.metrics import BoxCondition, Traffic
 from ..storage.policies import DEFAULT_POLICY
 from .components import Components
 
@@ -59,7 +58,7 @@ _BESIDE_SHARE, _BESIDE_BYTES = 1.2, 256 << 20  # memory of a model beside others
 
 
 def connect(
-    folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], TrafficSums]
+    folder: Path, config: FleetConfig, clock: Clock, read_traffic: Callable[[], Traffic]
 ) -> tuple[FleetConnection | None, str]:
     """Return the connection of a box that joined a fleet, or None and what is wrong, "" if nothing is.
 

@@ -17,12 +17,13 @@ import pytest
 
 from edge_node.agent.link.connection import AgentReport, FleetConnection, open_link, read_record
 from edge_node.agent.link.control_plane import ControlPlane, FleetRefused, FleetUnreachable
-from edge_node.agent.link.identity import FileKey, JoinRequest, join, leave, new_key, open_key, read_identity
+from edge_node.agent.link.identity import DeviceKey, JoinRequest, join, leave, new_key, open_key, read_identity
 from edge_node.agent.link.telemetry import MAX_SAMPLES, MAX_WAITING, TELEMETRY_FILE, TelemetryFile, TelemetryLog
 from edge_node.clock import Clock
 from edge_node.config.schema import CloudConfig
 from edge_node.daemon.fleet import credentials
-from router.bundle.protocol import LATENCY_BOUNDS_S, MAX_MESSAGE_BYTES, BoxState, StatusReply
+from edge_node.observability.metrics import Traffic
+from router.bundle.protocol import MAX_MESSAGE_BYTES, BoxState, StatusReply
 from router.errors import ConfigError
 
 from .scripted_plane import Refusal, ScriptedPlane
@@ -32,15 +33,19 @@ pytestmark = pytest.mark.slow
 BUNDLE, OTHER = "a" * 64, "b" * 64
 
 
-class Sums(msgspec.Struct):
-    requests: int = 0
-    errors: int = 0
-    degraded: int = 0
-    latency: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
+class Sums:
+    """The daemon's sums of requests."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+
+    def read(self) -> Traffic:
+        return self.traffic
 
     def add(self, requests: int) -> None:
-        self.requests += requests
-        self.latency = (self.latency[0] + requests, *self.latency[1:])
+        before = self.traffic
+        latency = (before.latency[0] + requests, *before.latency[1:])
+        self.traffic = Traffic(before.requests + requests, latency=latency)
 
 
 class Time:
@@ -110,7 +115,7 @@ class Box:
             identity,
             open_key(folder),
             clock=self.time.clock(),
-            read_traffic=lambda: msgspec.structs.replace(self.sums),
+            read_traffic=self.sums.read,
             uniform=self.chance,
             sleep=self.time.sleep,
         )
@@ -169,7 +174,7 @@ async def test_a_key_that_others_may_read_is_closed(tmp_path: Path, caplog: pyte
 def test_a_key_is_never_overwritten(tmp_path: Path) -> None:
     first = new_key(tmp_path)
     with pytest.raises(FileExistsError):
-        FileKey.create(tmp_path / "device.key")
+        DeviceKey.create(tmp_path / "device.key")
     assert new_key(tmp_path).public == first.public
 
 
@@ -219,7 +224,7 @@ async def test_a_join_token_is_not_sent_in_the_clear(tmp_path: Path, url: str) -
 
 
 def test_a_box_that_never_joined_has_no_link(tmp_path: Path) -> None:
-    assert open_link(tmp_path, clock=Clock(), read_traffic=Sums) is None
+    assert open_link(tmp_path, clock=Clock(), read_traffic=Traffic) is None
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -437,7 +442,7 @@ async def test_a_new_cohort_is_kept_over_a_restart(plane: ScriptedPlane, tmp_pat
     async with Box(await joined(plane, tmp_path)).running() as box:
         plane.reply = StatusReply(may_change=True, now=0.0, cohort="till")
         box.link.changed()
-        await eventually(lambda: box.link.cohort == "till")
+        await eventually(lambda: box.link.identity.cohort == "till")
         identity = read_identity(box.folder)
         assert identity is not None
         assert identity.cohort == "till"
@@ -511,9 +516,9 @@ def test_a_damaged_telemetry_file_is_passed_over(tmp_path: Path, content: bytes)
     assert TelemetryFile(tmp_path, "kiosk-1").read() == ()
 
 
-def test_what_waits_is_bounded_and_its_loss_counted() -> None:
+def test_what_waits_is_bounded_and_its_loss_counted(tmp_path: Path) -> None:
     now, sums = Time(), Sums()
-    log = TelemetryLog("kiosk-1", "boot", lambda: msgspec.structs.replace(sums), lambda: now.unix)
+    log = TelemetryLog("kiosk-1", "boot", sums.read, Clock(lambda: now.now, lambda: now.unix), tmp_path)
     for _ in range(MAX_WAITING + 10):
         sums.add(1)
         now.unix += 60
@@ -530,9 +535,9 @@ def test_what_waits_is_bounded_and_its_loss_counted() -> None:
     assert received == MAX_WAITING
 
 
-def test_a_clock_that_steps_back_makes_no_backward_sample() -> None:
+def test_a_clock_that_steps_back_makes_no_backward_sample(tmp_path: Path) -> None:
     now, sums = Time(), Sums()
-    log = TelemetryLog("kiosk-1", "boot", lambda: msgspec.structs.replace(sums), lambda: now.unix)
+    log = TelemetryLog("kiosk-1", "boot", sums.read, Clock(lambda: now.now, lambda: now.unix), tmp_path)
     sums.add(1)
     now.unix -= 3600
     log.cut(None)

@@ -246,7 +246,7 @@ async def test_a_box_that_changes_its_cohort_follows(server: Server, tmp_path: P
         async with server.plane.store.write() as connection:
             await connection.execute(text("update devices set cohort = 'everyone'"))
         await box.link.may_change(BUNDLE)
-        assert box.link.cohort == "everyone"
+        assert box.link.identity.cohort == "everyone"
         identity = read_identity(box.folder)
         assert identity is not None
         assert msgspec.structs.replace(identity, cohort="kiosk") != identity

@@ -29,10 +29,11 @@ from router.serving.logs import redacted
 from ... import daemon_version
 from ...clock import Clock
 from ...observability.logs import Fault
+from ...observability.metrics import Traffic
 from ..source import SourceWithImport
 from .control_plane import ControlPlane, FleetError, FleetRefused, FleetUnreachable
 from .identity import DeviceKey, Identity, open_key, read_identity, write_identity, write_synced
-from .telemetry import TelemetryFile, TelemetryLog, TelemetrySender, TrafficSums
+from .telemetry import TelemetryLog
 from .tokens import RETRY_S, Sleep, TokenKeeper, Uniform
 
 log = logging.getLogger(__name__)
@@ -153,7 +154,7 @@ class FleetConnection:
         key: DeviceKey,
         *,
         clock: Clock,
-        read_traffic: Callable[[], TrafficSums],
+        read_traffic: Callable[[], Traffic],
         uniform: Uniform | None = None,
         sleep: Sleep = anyio.sleep,
         telemetry_s: float = TELEMETRY_S,
@@ -178,14 +179,7 @@ class FleetConnection:
         self.source = SourceWithImport(self.plane, folder, clock.monotonic)
         self._seen_import = self.source.stamp
         self._status = StatusWriter(identity.device, self.boot, clock.unix)
-        kept = TelemetryFile(folder, identity.device)
-        self._telemetry = TelemetrySender(
-            TelemetryLog(identity.device, self.boot, read_traffic, clock.unix, kept.read()),
-            kept,
-            post=self.plane.telemetry,
-            revoked=self._note_revoked,
-            clock=clock,
-        )
+        self._telemetry = TelemetryLog(identity.device, self.boot, read_traffic, clock, folder)
         self._dirty = asyncio.Event()
         self._reporting = asyncio.Lock()
         self._failures = 0
@@ -199,11 +193,6 @@ class FleetConnection:
     def follow(self, report: Callable[[], AgentReport], wake: Callable[[], None]) -> None:
         """Report this agent's state, and wake it when something may be new."""
         self._agent_report, self._wake_agent = report, wake
-
-    @property
-    def cohort(self) -> str:
-        """The cohort whose plan the box follows."""
-        return self.identity.cohort
 
     @property
     def reachable(self) -> bool:
@@ -255,7 +244,7 @@ class FleetConnection:
         self._telemetry.cut(self._agent_report().running)
         if self.tokens.token:
             with anyio.move_on_after(_FLUSH_S):
-                await self.send_telemetry()
+                await self._telemetry.send(self.plane.telemetry, self._note_revoked)
         self._telemetry.keep()
         await self.plane.close()
 
@@ -313,7 +302,7 @@ class FleetConnection:
         while True:
             await self._sleep(self._uniform(self._telemetry_s * 5 / 6, self._telemetry_s * 7 / 6))
             self._telemetry.cut(self._agent_report().running)
-            await self.send_telemetry()
+            await self._telemetry.send(self.plane.telemetry, self._note_revoked)
             await self.look_at_import()
             self._keep_record()
 
@@ -327,10 +316,6 @@ class FleetConnection:
         if stamp and report.state is BoxState.IDLE and report.wanted is None and report.running == self.source.wanted:
             await to_thread.run_sync(self.source.remove)
             self._seen_import = 0
-
-    async def send_telemetry(self) -> None:
-        """Send the telemetry that waits, as far as the control plane takes it."""
-        await self._telemetry.send()
 
     # --- answers -----------------------------------------------------------------------------------------------------
 
@@ -397,7 +382,7 @@ class FleetConnection:
 
 
 def open_link(
-    folder: Path, *, clock: Clock, read_traffic: Callable[[], TrafficSums], telemetry_s: float = TELEMETRY_S
+    folder: Path, *, clock: Clock, read_traffic: Callable[[], Traffic], telemetry_s: float = TELEMETRY_S
 ) -> FleetConnection | None:
     """Return the link of a box that joined a fleet, else None.
 

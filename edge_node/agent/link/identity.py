@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -56,34 +55,23 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     joined: float
 
 
-class DeviceKey(Protocol):
-    """A key that signs and cannot be read; a TPM would be another one."""
-
-    @property
-    def public(self) -> str:
-        """The raw public key, base64url without padding."""
-        ...
-
-    def sign(self, data: bytes) -> str:
-        """Return the signature, base64url without padding."""
-        ...
-
-
-class FileKey:
-    """A key in a file with mode 0600."""
+class DeviceKey:
+    """The device key, in a file with mode 0600: Ed25519, raw in base64url without padding."""
 
     def __init__(self, private: Ed25519PrivateKey) -> None:
         self._private = private
 
     @property
     def public(self) -> str:
+        """The public key."""
         return base64url(self._private.public_key().public_bytes_raw())
 
     def sign(self, data: bytes) -> str:
+        """Return the signature."""
         return base64url(self._private.sign(data))
 
     @classmethod
-    def create(cls, path: Path) -> FileKey:
+    def create(cls, path: Path) -> DeviceKey:
         """Make a key and write it, synced to disk. Raises OSError, also if the file exists."""
         private = Ed25519PrivateKey.generate()
         pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
@@ -96,7 +84,7 @@ class FileKey:
         return cls(private)
 
     @classmethod
-    def load(cls, path: Path) -> FileKey:
+    def load(cls, path: Path) -> DeviceKey:
         """Read a key; one that others may read is closed to them and reported.
 
         Raises:
@@ -125,7 +113,7 @@ class FileKey:
 
 def open_key(folder: Path) -> DeviceKey:
     """Return the box's key, from the fleet's folder. Raises FileNotFoundError or ConfigError."""
-    return FileKey.load(folder / KEY)
+    return DeviceKey.load(folder / KEY)
 
 
 def new_key(folder: Path) -> DeviceKey:
@@ -136,7 +124,7 @@ def new_key(folder: Path) -> DeviceKey:
         pass
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return FileKey.create(folder / KEY)
+        return DeviceKey.create(folder / KEY)
     except OSError as error:
         raise ConfigError(f"the device key cannot be written: {error.strerror}", where=str(folder)) from error
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from anyio import to_thread
@@ -18,6 +17,7 @@ from anyio import to_thread
 from router.bundle.protocol import Telemetry, TelemetrySample
 
 from ...clock import Clock
+from ...observability.metrics import Traffic
 from .control_plane import FleetRefused, FleetUnreachable
 from .identity import write_synced
 
@@ -31,49 +31,33 @@ MAX_SAMPLES = 128
 _KEEP_S = 600.0  # a daemon that is killed while the control plane is away loses at most this much telemetry
 
 
-class TrafficSums(Protocol):
-    """Requests since the daemon's start; `latency` by bucket of `protocol.LATENCY_BOUNDS_S`."""
-
-    @property
-    def requests(self) -> int: ...
-    @property
-    def errors(self) -> int: ...
-    @property
-    def degraded(self) -> int: ...
-    @property
-    def latency(self) -> tuple[int, ...]: ...
-
-
 class TelemetryLog:
     """Cuts the daemon's sums into samples by bundle and minute, and keeps them until they were accepted.
 
     Samples are sealed into messages, whose number and content stay. `lost` counts samples that were dropped because too
     many waited.
 
+    Messages that could not be sent are kept on disk for the next run.
+
     Args:
         device: The box's id.
         boot: The id of this run of the daemon.
         read: Returns the current sums.
-        unix: Returns the time, unix seconds.
-        earlier: Messages that earlier runs of the daemon could not send.
+        clock: Wall and monotonic time.
+        folder: STATE_DIR/fleet.
     """
 
-    def __init__(
-        self,
-        device: str,
-        boot: str,
-        read: Callable[[], TrafficSums],
-        unix: Callable[[], float],
-        earlier: Iterable[Telemetry] = (),
-    ) -> None:
+    def __init__(self, device: str, boot: str, read: Callable[[], Traffic], clock: Clock, folder: Path) -> None:
         self._device = device
         self._boot = boot
         self._read = read
-        self._unix = unix
-        self._last, self._began = read(), unix()
+        self._clock = clock
+        self._file = TelemetryFile(folder, device)
+        self._kept_at = float("-inf")
+        self._last, self._began = read(), clock.unix()
         self._bundle: str | None = None
         self._waiting: deque[TelemetrySample] = deque()
-        self._sealed = deque(earlier)
+        self._sealed = deque(self._file.read())
         self._seq = 0
         self.lost = 0
 
@@ -83,20 +67,12 @@ class TelemetryLog:
 
     def cut(self, bundle: str | None) -> None:
         """End the present sample; `bundle` serves from now on (None: the factory's files)."""
-        sums, now, last = self._read(), self._unix(), self._last
-        requests = sums.requests - last.requests
-        if requests > 0:
-            self._waiting.append(
-                TelemetrySample(
-                    bundle=self._bundle,
-                    began=min(self._began, now),
-                    ended=now,
-                    requests=requests,
-                    errors=sums.errors - last.errors,
-                    degraded=sums.degraded - last.degraded,
-                    latency=tuple(late - early for late, early in zip(sums.latency, last.latency, strict=True)),
-                )
-            )
+        sums, now = self._read(), self._clock.unix()
+        new = sums - self._last
+        if new.requests > 0:
+            began = min(self._began, now)
+            counts = new.requests, new.errors, new.degraded, new.latency
+            self._waiting.append(TelemetrySample(self._bundle, began, now, *counts))
         self._last, self._began, self._bundle = sums, now, bundle
         while len(self) > MAX_WAITING:
             dropped = 1
@@ -121,8 +97,35 @@ class TelemetryLog:
         if self._sealed and self._sealed[0] is message:  # else it was dropped meanwhile
             self._sealed.popleft()
 
-    def seal(self) -> tuple[Telemetry, ...]:
-        """Seal every sample that waits, and return all messages."""
+    async def send(
+        self, post: Callable[[Telemetry], Awaitable[None]], is_revoked: Callable[[FleetRefused], bool]
+    ) -> None:
+        """Send what waits, as far as the control plane takes it.
+
+        Args:
+            post: Sends a message. Raises FleetError.
+            is_revoked: Whether a refusal says that the box is not in the fleet; then what waits stays.
+        """
+        while (message := self.next()) is not None:
+            try:
+                await post(message)
+            except FleetUnreachable:
+                if self._clock.monotonic() >= self._kept_at + _KEEP_S:  # a few times an hour: flash wears out
+                    self._kept_at = self._clock.monotonic()
+                    await to_thread.run_sync(self._file.write, self._seal_all())
+                return
+            except FleetRefused as error:
+                if is_revoked(error):
+                    return
+                log.warning("the control plane does not take telemetry: %s", error)
+            self.accepted(message)
+        self._file.write(())
+
+    def keep(self) -> None:
+        """Write what waits to disk, for the next run."""
+        self._file.write(self._seal_all())
+
+    def _seal_all(self) -> tuple[Telemetry, ...]:
         while self._waiting:
             self._seal()
         return tuple(self._sealed)
@@ -169,65 +172,3 @@ class TelemetryFile:
                 self._there = False
         except OSError as error:
             log.warning("%s cannot be written: %s", self._path, error.strerror)
-
-
-class TelemetrySender:
-    """Counts, sends, and keeps on disk what could not be sent.
-
-    Args:
-        counts: The samples that wait.
-        file: The messages that earlier runs could not send; the next run gets those of this one.
-        post: Sends a message. Raises FleetError.
-        revoked: Called with a refusal that says that the box is not in the fleet; returns False for other refusals.
-        clock: Wall and monotonic time.
-    """
-
-    def __init__(
-        self,
-        counts: TelemetryLog,
-        file: TelemetryFile,
-        *,
-        post: Callable[[Telemetry], Awaitable[None]],
-        revoked: Callable[[FleetRefused], bool],
-        clock: Clock,
-    ) -> None:
-        self._counts = counts
-        self._file = file
-        self._post = post
-        self._revoked = revoked
-        self._clock = clock
-        self._kept_at = float("-inf")
-
-    @property
-    def lost(self) -> int:
-        """Minutes of telemetry that were dropped because too many waited."""
-        return self._counts.lost
-
-    def cut(self, bundle: str | None) -> None:
-        """End the present sample; `bundle` serves from now on (None: the factory's files)."""
-        self._counts.cut(bundle)
-
-    async def send(self) -> None:
-        """Send what waits, as far as the control plane takes it."""
-        while (message := self._counts.next()) is not None:
-            try:
-                await self._post(message)
-            except FleetUnreachable:
-                await self._keep_sometimes()
-                return
-            except FleetRefused as error:
-                if self._revoked(error):
-                    return
-                log.warning("the control plane does not take telemetry: %s", error)
-            self._counts.accepted(message)
-        self._file.write(())
-
-    def keep(self) -> None:
-        """Write what waits to disk, for the next run."""
-        self._file.write(self._counts.seal())
-
-    async def _keep_sometimes(self) -> None:
-        """A few times an hour: flash wears out."""
-        if self._clock.monotonic() >= self._kept_at + _KEEP_S:
-            self._kept_at = self._clock.monotonic()
-            await to_thread.run_sync(self._file.write, self._counts.seal())

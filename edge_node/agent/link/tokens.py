@@ -38,7 +38,7 @@ _OTHER_TIME = ("request_stale", "token_request_replayed")
 class TokenKeeper:
     """Owns the token.
 
-    `token` is "" while there is none. `cohort` is that of the control plane's last answer.
+    `token` is "" while there is none.
 
     Args:
         identity: The identity of this box.
@@ -81,7 +81,6 @@ class TokenKeeper:
         self._refused = Fault(log, logging.ERROR, clock.monotonic)
         self._wrong_clock = Fault(log, logging.WARNING, clock.monotonic)
         self.token = ""
-        self.cohort = identity.cohort
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -168,7 +167,6 @@ class TokenKeeper:
         self._life_s = issued.expires_in_s
         self._expires = self._clock.monotonic() + issued.expires_in_s
         self._ahead_s = issued.now - self._clock.unix()
-        self.cohort = issued.cohort
         self._check_clock()
         self._expired.end("the fleet's token is renewed")
         self._refused.end(f"the fleet {self._identity.fleet} accepts this box again")
