@@ -64,7 +64,6 @@ def resolve_address(url: str, api_key: str, connect_timeout_s: float, timeout_s:
     if not (api_key.isascii() and api_key.isprintable()):
         raise CausewayError("the API key has a line break or another character that a header cannot carry")
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    headers["content-type"] = "application/json"
     if url.startswith("unix://"):
         uds = url.removeprefix("unix://")
         if not uds:

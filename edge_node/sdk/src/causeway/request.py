@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypedDict, Union
+from typing import Any, Literal, TypedDict, Union
 from urllib.parse import quote
 
 Prefer = Literal["prefer_on_device", "only_on_device", "prefer_cloud", "only_cloud"]
@@ -61,22 +60,24 @@ class Request:
     deadline_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     verb: str = ""
-    form: bytes = b""  # instead of `body`
+    file: tuple[str, bytes] | None = None  # name and content; `body` has the other fields of the form
 
     @property
     def method(self) -> str:
-        return self.verb or ("POST" if self.form or self.body is not None else "GET")
+        return self.verb or ("GET" if self.body is None else "POST")
 
-    def content(self, left_s: float | None) -> bytes | None:
-        """The body's bytes. `left_s` is what is left of the deadline, in seconds."""
-        if self.form:
-            return self.form
+    def encoded(self, left_s: float | None) -> dict[str, Any]:
+        """Headers and body as arguments of httpx. `left_s` is what is left of the deadline, in seconds."""
+        headers = dict(self.headers)
+        if self.file is not None:
+            return {"headers": headers, "data": self.body, "files": {"file": self.file}}
         if self.body is None:
-            return None
+            return {"headers": headers}
         hints = dict(self.hints)
         if left_s is not None:
             hints["deadline_ms"] = max(1, int(left_s * 1000))
-        return json.dumps({**self.body, "causeway": hints} if hints else self.body).encode()
+        body = json.dumps({**self.body, "causeway": hints} if hints else self.body).encode()
+        return {"headers": {"content-type": "application/json", **headers}, "content": body}
 
 
 def item_path(collection: str, item_id: str) -> str:
@@ -105,7 +106,7 @@ def build_chat_request(path: str, messages: Messages, options: RequestOptions, *
 
 def build_transcription_request(sound: bytes, language: str) -> Request:
     fields = {"model": "auto", "response_format": "text", **({"language": language} if language else {})}
-    return _form_request("/v1/audio/transcriptions", fields, "sound", sound)
+    return Request("/v1/audio/transcriptions", fields, file=("sound", sound))
 
 
 def build_upload_request(content: bytes, filename: str, expires_after_s: int | None) -> Request:
@@ -113,25 +114,7 @@ def build_upload_request(content: bytes, filename: str, expires_after_s: int | N
     if expires_after_s is not None:
         fields["expires_after[anchor]"] = "created_at"
         fields["expires_after[seconds]"] = str(expires_after_s)
-    return _form_request("/v1/files", fields, _quotable(filename), content)
-
-
-def _quotable(name: str) -> str:
-    """As browsers write a file's name in a form (WHATWG)."""
-    return name.replace("\r", "%0D").replace("\n", "%0A").replace('"', "%22")
-
-
-def _form_request(path: str, fields: Mapping[str, str], filename: str, content: bytes) -> Request:
-    """A form (RFC 7578) with a file."""
-    boundary = uuid.uuid4().hex
-    parts = [
-        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in fields.items()
-    ]
-    head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{filename}"\r\n\r\n'
-    form = b"".join([*parts, head.encode(), content, f"\r\n--{boundary}--\r\n".encode()])
-    headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
-    return Request(path, headers=headers, form=form)
+    return Request("/v1/files", fields, file=(filename, content))
 
 
 def build_job_request(

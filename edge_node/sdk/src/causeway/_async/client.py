@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 from urllib.parse import urlencode
 
@@ -104,9 +103,7 @@ class AsyncStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
 
@@ -403,9 +400,7 @@ class AsyncCauseway:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def _generate(self, request: Request, *, stream: bool) -> Answer | AsyncStream:
@@ -442,13 +437,8 @@ class AsyncCauseway:
             attempts += 1
 
     async def _send(self, request: Request, left_s: float | None) -> httpx.Response:
-        wire = self._client.build_request(
-            request.method,
-            request.path,
-            content=request.content(left_s),
-            headers=dict(request.headers),
-            timeout=self._address.timeout(left_s),
-        )
+        timeout = self._address.timeout(left_s)
+        wire = self._client.build_request(request.method, request.path, timeout=timeout, **request.encoded(left_s))
         try:
             response = await self._client.send(wire, stream=True)
             if response.status_code < 400:

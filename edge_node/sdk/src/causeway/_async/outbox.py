@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from ..answers import Job
@@ -144,9 +143,7 @@ class AsyncOutbox:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         self.close()
 
     async def _hand_over(self, submission: Submission) -> bool:

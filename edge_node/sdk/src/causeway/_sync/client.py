@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 from urllib.parse import urlencode
 
@@ -104,7 +103,7 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -391,7 +390,7 @@ class Causeway:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _generate(self, request: Request, *, stream: bool) -> Answer | Stream:
@@ -428,13 +427,8 @@ class Causeway:
             attempts += 1
 
     def _send(self, request: Request, left_s: float | None) -> httpx.Response:
-        wire = self._client.build_request(
-            request.method,
-            request.path,
-            content=request.content(left_s),
-            headers=dict(request.headers),
-            timeout=self._address.timeout(left_s),
-        )
+        timeout = self._address.timeout(left_s)
+        wire = self._client.build_request(request.method, request.path, timeout=timeout, **request.encoded(left_s))
         try:
             response = self._client.send(wire, stream=True)
             if response.status_code < 400:

@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from ..answers import Job
@@ -144,7 +143,7 @@ class Outbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _hand_over(self, submission: Submission) -> bool:
