@@ -18,6 +18,7 @@ from msgspec import Meta
 from ..errors import InvalidRequest
 from ..openai import (
     AnswerEncoder,
+    CachedAnswer,
     ResponseEncoder,
     check_field_names,
     coalesce,
@@ -136,15 +137,16 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def answer_id(endpoint: Endpoint, job: str) -> str:
-    """Return the id of a job's answer."""
-    return _PREFIXES[endpoint] + job
-
-
-def answer_encoder(
-    endpoint: Endpoint, body: bytes, request: Request, job: str, model: str, created: int
-) -> AnswerEncoder | ResponseEncoder:
-    """Return the encoder of an answer in text.
+def encode_job_answer(
+    endpoint: Endpoint,
+    body: bytes,
+    request: Request,
+    job: str,
+    model: str,
+    created: int,
+    answer: Sequence[Chunk] | CachedAnswer | Embeddings,
+) -> bytes:
+    """Encode a whole answer. Raises CausewayError.
 
     Args:
         endpoint: The job's.
@@ -153,27 +155,18 @@ def answer_encoder(
         job: The job's id, for the answer's.
         model: The model that answered.
         created: Unix time in seconds.
+        answer: As it was made.
     """
-    name = answer_id(endpoint, job)
-    if endpoint != "/v1/responses":
-        return AnswerEncoder(request, name, model, created)
-    _, echo = parse_response(body, RoutingHints())
-    return ResponseEncoder(request, echo, name, model, created)
-
-
-def encode_job_answer(
-    endpoint: Endpoint,
-    body: bytes,
-    request: Request,
-    job: str,
-    model: str,
-    created: int,
-    answer: Sequence[Chunk] | Embeddings,
-) -> bytes:
-    """Encode a whole answer. The arguments are those of `answer_encoder`. Raises CausewayError."""
     if isinstance(answer, Embeddings):
         return encode_embeddings(request, answer, model)
-    return answer_encoder(endpoint, body, request, job, model, created).whole(*coalesce(answer))
+    name = _PREFIXES[endpoint] + job
+    encoder: AnswerEncoder | ResponseEncoder = AnswerEncoder(request, name, model, created)
+    if endpoint == "/v1/responses":
+        _, echo = parse_response(body, RoutingHints())
+        encoder = ResponseEncoder(request, echo, name, model, created)
+    if isinstance(answer, CachedAnswer):
+        return encoder.whole(answer.choices, answer.usage)
+    return encoder.whole(*coalesce(answer))
 
 
 class _AnswerMessage(msgspec.Struct):

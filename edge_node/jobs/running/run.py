@@ -6,6 +6,7 @@ The text of an answer is shown while it is made, for those who follow the job's 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import anyio
@@ -24,8 +25,8 @@ from router.errors import (
     RateLimited,
     ResultTooLarge,
 )
-from router.jobs.submission import answer_encoder, parse_job_request
-from router.openai import CachedAnswer, coalesce, encode_embeddings
+from router.jobs.submission import encode_job_answer, parse_job_request
+from router.openai import CachedAnswer
 from router.serving.reply import AnswerHead, Piece
 from router.types import Chunk, Embeddings, Request, RoutingHints
 
@@ -152,8 +153,7 @@ class JobReply:
         self._text = text if request.sequences == 1 else None
         self._unfinished = request.sequences
         self._chunks: list[Chunk] = []
-        self._cached: CachedAnswer | None = None
-        self._embeddings: Embeddings | None = None
+        self._answer: CachedAnswer | Embeddings | None = None  # as it came at once
         self.head: AnswerHead | None = None
 
     async def commit(self, head: AnswerHead) -> None:
@@ -161,7 +161,7 @@ class JobReply:
 
     async def send(self, piece: Piece) -> None:
         if isinstance(piece, Embeddings):
-            self._embeddings = piece
+            self._answer = piece
             return
         self._chunks.append(piece)
         self._unfinished -= piece.finish_reason is not None
@@ -173,11 +173,7 @@ class JobReply:
         return self._unfinished <= 0
 
     async def replay(self, head: AnswerHead, answer: CachedAnswer | Embeddings) -> None:
-        self.head = head
-        if isinstance(answer, CachedAnswer):
-            self._cached = answer
-        else:
-            self._embeddings = answer
+        self.head, self._answer = head, answer
 
     async def end(self) -> None:
         """Nothing is left to send."""
@@ -185,35 +181,34 @@ class JobReply:
     def body(self) -> bytes:
         """The complete answer, JSON."""
         assert self.head is not None
-        if self._embeddings is not None:
-            return encode_embeddings(self._request, self._embeddings, self.head.model)
-        endpoint, body = self._claimed.job.endpoint, self._claimed.body
-        model = self.head.model if self._cached is None else self._cached.model
-        encoder = answer_encoder(endpoint, body, self._request, self._decision, model, self._created)
-        if self._cached is not None:
-            return encoder.whole(self._cached.choices, self._cached.usage)
-        return encoder.whole(*coalesce(self._chunks))
+        answer, job = self._answer, self._claimed.job
+        model = answer.model if isinstance(answer, CachedAnswer) else self.head.model
+        return encode_job_answer(
+            job.endpoint,
+            self._claimed.body,
+            self._request,
+            self._decision,
+            model,
+            self._created,
+            self._chunks if answer is None else answer,
+        )
 
 
 class _Signal:
     """Wakes everything that waits for a change."""
 
     def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._changed = asyncio.Event()
 
     async def change(self, seconds: float) -> None:
         """Wait for the next change, at most so long."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
-        try:
-            await asyncio.wait([future], timeout=seconds)
-        finally:
-            self._waiting.discard(future)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
 
     def wake(self) -> None:
-        for future in self._waiting:
-            if not future.done():
-                future.set_result(None)
+        self._changed.set()
+        self._changed.clear()
 
 
 class RunningText(_Signal):

@@ -55,6 +55,7 @@ CREATE TABLE IF NOT EXISTS cancellations (
 );
 CREATE TABLE IF NOT EXISTS box (id INTEGER PRIMARY KEY, name TEXT NOT NULL, mark BLOB);
 """
+# Each query that runs often uses an index, however many jobs there are.
 WAITING = "state IN ('queued', 'waiting')"  # as the index has it
 BY_KEY = "SELECT state, record FROM jobs WHERE owner = ? AND key = ? AND key != ''"  # as the index has it
 FREE_KEY = "UPDATE jobs SET key = '' WHERE owner = ? AND key = ? AND key != ''"
@@ -88,22 +89,6 @@ DUE_WEBHOOKS = (
     "AND NOT EXISTS (SELECT 1 FROM webhooks AS earlier WHERE earlier.seq = one.seq AND earlier.number < one.number) "
     "ORDER BY one.due LIMIT ?"
 )
-QUERIES = (
-    BY_KEY,
-    FREE_KEY,
-    OLDEST_BULK,
-    LISTED,
-    DUE,
-    LATE,
-    OLD,
-    OLD_BODIES,
-    UNTOLD,
-    OLDEST_EMPTY,
-    OLD_UNREADABLE,
-    DUE_REPLIES,
-    DUE_WEBHOOKS,
-)
-"""Queries that run often: each uses an index, however many jobs there are."""
 REVISABLE = "SELECT record, body FROM requests JOIN jobs USING (seq) WHERE jobs.state = 'succeeded'"
 COUNTS = (
     "SELECT sum(ended IS NULL), sum(ended IS NULL AND rank = ?), sum(bytes), "
