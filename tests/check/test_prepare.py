@@ -18,8 +18,17 @@ from packaging.requirements import Requirement
 
 from edge_node.deploy.prepare import llama, plan
 from edge_node.deploy.prepare.environments import locked_names, package_counter
-from edge_node.deploy.prepare.places import Places, child_environment, find_places, is_made_here, require_disk
-from edge_node.deploy.prepare.progress import QUIET_S, Progress, Step, StepFailed, carry_out, digest, run
+from edge_node.deploy.prepare.places import Places, find_places, is_made_here, require_disk
+from edge_node.deploy.prepare.progress import (
+    QUIET_S,
+    Progress,
+    Step,
+    StepFailed,
+    carry_out,
+    child_environment,
+    digest,
+    run,
+)
 
 from .sources import ROOT
 

@@ -6,12 +6,11 @@ in a lock file stays while it fits pyproject.toml; delete the file first to take
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from pathlib import Path
 
-from .places import Places, child_environment, is_made_here, require_venv
+from .places import Places, is_made_here, require_venv
 from .progress import Progress, StepFailed, Watch, run
 
 NETWORK_ADVICE = (
@@ -29,7 +28,6 @@ def make_environment(places: Places, folder: Path, progress: Progress) -> str:
     run(
         [places.python, "-m", "venv", folder],
         log=places.logs / f"environment{folder.name}.log",
-        environ=child_environment(os.environ),
         progress=progress,
         advice=f"Remove {folder} and try again.",
     )
@@ -45,7 +43,6 @@ def install_locked(
     run(
         [python, "-m", "pip", "install", "--require-hashes", "--progress-bar=off", *words, "-r", lock],
         log=places.logs / f"{lock.stem}.log",
-        environ=child_environment(os.environ),
         watch=package_counter(total),
         progress=progress,
         advice=NETWORK_ADVICE,
@@ -141,7 +138,6 @@ def _compile(
     run(
         [*uv, *plain, *flags, "-o", draft, *sources],
         log=places.logs / "lock.log",
-        environ=child_environment(os.environ),
         advice=f"uv writes the locks: {places.venv_python} -m pip install uv",
         cwd=places.root,
     )

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .environments import NETWORK_ADVICE, install_locked
-from .places import Places, child_environment, glibc_version, require_compilers, require_disk, usable_cores
-from .progress import Progress, StepFailed, digest, run
+from .places import Places, glibc_version, require_compilers, require_disk, usable_cores
+from .progress import Progress, StepFailed, child_environment, digest, run
 
 _TOOLKITS = (Path("/usr/local/cuda"), Path("/opt/cuda"))
 _OFF = ("", "0", "off", "no", "false")
@@ -101,7 +101,6 @@ def install_engine(places: Places, python: Path, progress: Progress) -> str:
     run(
         [python, "-m", "pip", "install", "--no-deps", "--no-index", "--force-reinstall", wheel],
         log=places.logs / "llama-install.log",
-        environ=child_environment(os.environ),
         advice=f"Remove {wheel} to have it compiled afresh.",
     )
     return words
@@ -138,7 +137,6 @@ def _tools(places: Places, folder: Path, progress: Progress) -> Path:
     run(
         [places.python, "-m", "venv", folder],
         log=places.logs / "llama-tools.log",
-        environ=child_environment(os.environ),
     )
     install_locked(places, python, places.edge_deploy / "requirements-build.txt", progress)
     return python
@@ -301,7 +299,6 @@ def _cublas_flags(places: Places, python: Path, toolkit: Toolkit, progress: Prog
         run(
             [python, "-m", "pip", "install", "--no-deps", "--progress-bar=off", "--target", draft, wish],
             log=places.logs / "cublas.log",
-            environ=child_environment(os.environ),
             advice=f"{NETWORK_ADVICE} Or install NVIDIA's whole toolkit, which has cuBLAS.",
         )
         draft.replace(home)

@@ -198,20 +198,5 @@ def find_places(environ: Mapping[str, str]) -> Places:
     return Places(root=root, cache=cache.absolute(), python=base_python())
 
 
-def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for pip and cmake: what would steer them past our own environments is taken out."""
-    astray = {
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "VIRTUAL_ENV",
-        "PIP_USER",
-        "PIP_TARGET",
-        "PIP_PREFIX",
-        "PIP_REQUIRE_VIRTUALENV",
-    }
-    kept = {name: value for name, value in environ.items() if name not in astray}
-    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
-
-
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

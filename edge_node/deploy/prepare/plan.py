@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from .environments import NETWORK_ADVICE, install_locked, make_environment
 from .llama import cached_wheel, expected_minutes, install_engine, wheel_key
-from .places import Places, child_environment
+from .places import Places
 from .programs import PACKAGES, Package, install_triton
 from .progress import Progress, Step, StepFailed, digest, run
 
@@ -96,7 +95,6 @@ def _editable(places: Places, stamp: str, title: str, command: str, *folders: Pa
         run(
             [places.venv_python, "-m", "pip", "install", *flags, *editable],
             log=places.logs / f"{stamp}.log",
-            environ=child_environment(os.environ),
             advice="The log says why; pyproject.toml is where to look.",
         )
         return title
@@ -142,7 +140,6 @@ def _torch(places: Places, environ: Mapping[str, str]) -> Step:
         run(
             [places.venv_python, "-m", "pip", "install", "--progress-bar=off", wish],
             log=places.logs / "torch.log",
-            environ=child_environment(os.environ),
             watch=lambda line: (
                 line.strip()[:100] if line.startswith(("Collecting", "Downloading", "Installing")) else None
             ),

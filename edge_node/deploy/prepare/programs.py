@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from .environments import install_locked, make_environment
 from .llama import install_engine
-from .places import Places, child_environment, find_libpython, glibc_version
-from .progress import Progress, StepFailed, run
+from .places import Places, find_libpython, glibc_version
+from .progress import Progress, StepFailed, child_environment, run
 
 SKIP_ADVICE = "Or go on without a cloud of your own: CAUSEWAY_SKIP=triton make ..."
 STUB = "triton_python_backend_stub"

@@ -71,11 +71,26 @@ class Progress:
         self._out.flush()
 
 
+def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for pip and cmake: what would steer them past our own environments is taken out."""
+    astray = {
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "VIRTUAL_ENV",
+        "PIP_USER",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_REQUIRE_VIRTUALENV",
+    }
+    kept = {name: value for name, value in environ.items() if name not in astray}
+    return {**kept, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PYTHONUNBUFFERED": "1"}
+
+
 def run(
     command: Sequence[str | Path],
     *,
     log: Path,
-    environ: Mapping[str, str],
+    environ: Mapping[str, str] | None = None,
     watch: Watch = lambda _line: None,
     progress: Progress | None = None,
     advice: str = "",
@@ -83,8 +98,8 @@ def run(
 ) -> None:
     """Runs a program, all its output into `log`, and shows what `watch` makes of each line.
 
-    The program gets a process group of its own, and leaving here by any exception (Ctrl-C is one) ends that whole
-    group: no compiler is left running. Raises StepFailed when the program cannot start or does not exit with 0.
+    Without an `environ` the program has that of `child_environment`. It gets a process group of its own, and leaving
+    here by any exception (Ctrl-C is one) ends that whole group: no compiler is left running. Raises StepFailed when the program cannot start or does not exit with 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8", errors="replace") as record:
@@ -94,7 +109,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=dict(environ),
+                env=dict(child_environment(os.environ) if environ is None else environ),
                 cwd=cwd,
                 start_new_session=True,
                 text=True,
