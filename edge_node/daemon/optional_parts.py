@@ -215,9 +215,9 @@ def make_jobs(
     intake = JobIntake(config, store, runner, service, reader.with_files)
     api = OutboxApi(store, runner, intake, service, reader)
     chance = random.Random(os.urandom(16))
-    webhooks = ReceiverQueue(store, runner.feed, config.webhooks, clock, chance)
+    webhooks = ReceiverQueue(store, config.webhooks, clock, chance)
     tls = trusted_authorities(config.webhooks.ca_file)
-    sender = WebhookSender(webhooks, config.webhooks, change=webhooks.change, tls=tls, rng=chance.random)
+    sender = WebhookSender(webhooks, config.webhooks, change=runner.feed.change, tls=tls, rng=chance.random)
     return JobParts(store, runner, intake, api, webhooks, sender, CloudCanceller(store, cloud, runner.feed))
 
 

@@ -32,7 +32,6 @@ from ..jobs.webhooks.payload import JobNotice, WebhookFormat, webhook_payload
 from ..jobs.webhooks.schedule import webhook_retry_delay_s
 from .logs import redacted
 
-_IDLE_S = 0.5
 _REPEAT_S = 1.0  # before a webhook whose end cannot be stored is sent again
 _CONNECT_S = 5.0  # names that no server resolves count as no connection: it ends before the whole time
 DeliveryOutcome = Literal["delivered", "disabled", "failed", "retried", "unreachable"]
@@ -68,10 +67,11 @@ class WebhookConfig(Protocol):
 class WebhookQueue(Protocol[Webhook]):
     """The webhooks that are due. Each method may raise JobStoreUnavailable.
 
-    `counts_unreachable`: an attempt without a connection counts as one that failed.
+    `counts_unreachable`: an attempt without a connection counts as one that failed. `idle_s`: between two looks.
     """
 
     counts_unreachable: bool
+    idle_s: float = 0.5
 
     async def claim(self, limit: int, in_flight: Collection[Webhook]) -> Sequence[Webhook]:
         """Return up to `limit` webhooks that are due. `in_flight`: those that are being sent."""
@@ -151,7 +151,7 @@ class WebhookSender(Generic[Webhook]):
     async def _wait(self) -> None:
         """Until a slot is free, or a webhook may be due."""
         released = asyncio.ensure_future(self._released.wait())
-        changed = asyncio.ensure_future(self._change(_IDLE_S))
+        changed = asyncio.ensure_future(self._change(self._queue.idle_s))
         try:
             await asyncio.wait((released, changed), return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -129,8 +129,8 @@ async def outbox(
     clock: Clock = clocks.clock()
     store, feed = await opened(folder, OutboxConfig(webhooks=config), clock), JobFeed()
     chance = random.Random(7)
-    queue = ReceiverQueue(store, feed, config, clock, chance)
-    sender = WebhookSender(queue, config, change=queue.change, resolver=resolver, rng=chance.random)
+    queue = ReceiverQueue(store, config, clock, chance)
+    sender = WebhookSender(queue, config, change=feed.change, resolver=resolver, rng=chance.random)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sender.run)

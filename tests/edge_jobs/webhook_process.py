@@ -39,8 +39,8 @@ async def main(folder: str, url: str = "") -> None:
     await store.open()
     if url:
         await end(store, url)
-    queue = ReceiverQueue(store, JobFeed(), HERE, system_clock(), random.Random(7))
-    await WebhookSender(queue, HERE, change=queue.change).run()
+    queue = ReceiverQueue(store, HERE, system_clock(), random.Random(7))
+    await WebhookSender(queue, HERE, change=JobFeed().change).run()
 
 
 if __name__ == "__main__":

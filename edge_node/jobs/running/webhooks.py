@@ -47,24 +47,16 @@ class ReceiverQueue(WebhookQueue[OutboxWebhook]):
     """What is due, by receiver."""
 
     counts_unreachable = False  # (1)
+    idle_s = _POLL_S
 
-    def __init__(
-        self, store: JobOutbox, feed: JobFeed, config: OutboxWebhookConfig, clock: Clock, chance: random.Random
-    ) -> None:
+    def __init__(self, store: JobOutbox, config: OutboxWebhookConfig, clock: Clock, chance: random.Random) -> None:
         self._store = store
-        self._feed = feed
         self._config = config
         self._clock = clock
         self._chance = chance
         self._away: dict[str, _Away] = {}
         self.unreachable = 0
         """Attempts without a connection so far."""
-
-    async def change(self, seconds: float) -> None:
-        """Wait until a webhook may be due: for so long, or for a job that ends."""
-        await self._feed.change(seconds)
-        while not self._store.stats.webhooks_due:
-            await self._feed.change(_POLL_S)
 
     async def claim(self, limit: int, in_flight: Collection[OutboxWebhook]) -> list[OutboxWebhook]:
         claimed: list[OutboxWebhook] = []
