@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from router.openai.audio import Transcript
 from router.serving.request import Handler
-from router.types import RoutingHints
 
 if TYPE_CHECKING:
     from .audio import AudioApi, AudioService
@@ -33,34 +31,21 @@ class AudioEntry:
         """Methods and handler of each path."""
         return {TRANSCRIPTIONS: ("POST", self._transcriptions), SPEECH: ("POST", self._speech)}
 
-    async def transcribe_live(self, decision_id: str, hints: RoutingHints, sound: bytes) -> Transcript:
-        """Return the words of a sound, as a request of its own. Raises CausewayError."""
-        service, _ = self._made
-        return await service.transcribe_live(decision_id, hints, sound)
-
-    async def transcribe_partial(self, hints: RoutingHints, sound: bytes) -> str:
-        """Return the words so far of a sound that is still being sent; "" if unknown, or if other work would wait."""
-        service, _ = self._made
-        return await service.transcribe_partial(hints, sound)
-
-    async def speak(self, text: str, voice: str, speed: float) -> bytes:
-        """Return the sound of an answer, 16-bit PCM at 24 kHz. Raises CausewayError."""
-        service, _ = self._made
-        return await service.say(text, voice, speed)
+    @property
+    def service(self) -> AudioService:
+        """The service, constructed with the first use."""
+        return self._made[0]
 
     async def close(self) -> None:
         """End the processes of the voices, if there was a first sound."""
         if "_made" in self.__dict__:
-            service, _ = self._made
-            await service.close()
+            await self.service.close()
 
     async def _transcriptions(self, http: web.BaseRequest) -> web.StreamResponse:
-        _, api = self._made
-        return await api.transcriptions(http)
+        return await self._made[1].transcriptions(http)
 
     async def _speech(self, http: web.BaseRequest) -> web.StreamResponse:
-        _, api = self._made
-        return await api.speech(http)
+        return await self._made[1].speech(http)
 
     @cached_property
     def _made(self) -> tuple[AudioService, AudioApi]:

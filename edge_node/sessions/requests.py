@@ -38,7 +38,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
     """What the device's sessions do with audio.
 
     Attributes:
-        service: transcribes and speaks.
+        entry: leads to the service that transcribes and speaks.
         transcribes: sessions take audio.
         detect: detects speech; None: sessions detect no turns.
         max_sounds: the most sounds of one conversation.
@@ -46,7 +46,7 @@ class SessionAudio(msgspec.Struct, frozen=True):
         voice: the voice of sessions that name none.
     """
 
-    service: AudioEntry
+    entry: AudioEntry
     transcribes: bool
     detect: Detect | None
     max_sounds: int
@@ -135,15 +135,15 @@ class DeviceSessionRequests(SessionRequests[DeviceClient]):
     def _voice(self, start: StartResponse) -> Callable[[str], Awaitable[bytes]] | None:
         if start.voice is None or not self._daemon.audio.speaks:
             return None
-        return partial(self._daemon.audio.service.speak, voice=start.voice.name, speed=start.voice.speed)
+        return partial(self._daemon.audio.entry.service.say, voice=start.voice.name, speed=start.voice.speed)
 
     async def transcribe(self, live: LiveSession[DeviceClient], sound: TranscribeSound) -> Transcript:
         """Raises CausewayError."""
-        audio, hints = self._daemon.audio.service, live.session.request_hints
+        audio, hints = self._daemon.audio.entry.service, live.session.request_hints
         return await audio.transcribe_live(new_decision_id(), hints, base64.b64decode(sound.wav))
 
     async def transcribe_partial(self, live: LiveSession[DeviceClient], partial: TranscribePartial) -> str:
-        return await self._daemon.audio.service.transcribe_partial(live.session.request_hints, partial.wav)
+        return await self._daemon.audio.entry.service.transcribe_partial(live.session.request_hints, partial.wav)
 
 
 def _described(head: AnswerHead) -> dict[str, object]:

@@ -99,7 +99,8 @@ def run(
     """Runs a program, all its output into `log`, and shows what `watch` makes of each line.
 
     Without an `environ` the program has that of `child_environment`. It gets a process group of its own, and leaving
-    here by any exception (Ctrl-C is one) ends that whole group: no compiler is left running. Raises StepFailed when the program cannot start or does not exit with 0.
+    here by any exception (Ctrl-C is one) ends that whole group: no compiler is left running. Raises StepFailed when the
+    program cannot start or does not exit with 0.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8", errors="replace") as record:
