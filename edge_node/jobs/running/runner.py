@@ -13,7 +13,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
@@ -36,6 +36,7 @@ from .run import CLOUD_AWAY, DEVICE_BUSY, JobFeed, JobRuns, RunFailure, RunningJ
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _TICK_S = 1.0
 _LOOK_S = 0.01  # at least between two looks: many jobs may come at once
 _PLACED_AT_ONCE = 200
@@ -89,8 +90,6 @@ class OutboxRunner:
 
     async def run(self) -> None:
         """Run jobs until cancelled; runs in progress are then given back."""
-        while not await self._recovered():  # noqa: ASYNC110 -- the disk has no event
-            await asyncio.sleep(_TICK_S)
         async with anyio.create_task_group() as runs:
             try:
                 await self._resume(runs)
@@ -99,30 +98,24 @@ class OutboxRunner:
             finally:
                 self._stopping = True
 
-    async def _recovered(self) -> bool:
-        try:
-            await self._store.recover()
-        except JobStoreUnavailable:
-            return False
-        except CausewayError as error:
-            log.error("jobs that ran when the daemon ended could not be taken back: %s", redacted(error))
-            return False
-        return True
-
     async def _resume(self, runs: anyio.abc.TaskGroup) -> None:
-        """Go on with what may revise answers of an earlier run of the daemon."""
+        """Take back the jobs that ran when the daemon ended, and go on with what may revise answers."""
+        await self._read(self._store.recover)
+        for claimed in await self._read(self._store.late):
+            if self._revisions.take_room():
+                self._revisions.start(runs, claimed)
+            else:
+                await self._deliver(partial(self._store.drop_revision, claimed.job, no_room()))
+
+    async def _read(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what the store does at the start, as soon as the disk takes it."""
         while True:
             try:
-                late = await self._store.late()
-            except CausewayError:  # the store says so
+                return await work()
+            except CausewayError as error:
+                if not isinstance(error, JobStoreUnavailable):  # the store says that itself
+                    log.error("the jobs of an earlier run of the daemon could not be read: %s", redacted(error))
                 await asyncio.sleep(_TICK_S)
-                continue
-            for claimed in late:
-                if self._revisions.take_room():
-                    self._revisions.start(runs, claimed)
-                else:
-                    await self._deliver(partial(self._store.drop_revision, claimed.job, no_room()))
-            return
 
     async def _look(self, runs: anyio.abc.TaskGroup) -> None:
         self._wake.clear()
