@@ -73,7 +73,7 @@ class EngineChild:
         elif isinstance(message, frames.Count):
             self._count(engine, message)
         else:
-            self._send(frames.Pong(message.request_id, engine.stats()))
+            self._send(frames.Pong(engine.stats()))
         return True
 
     def _load(self, message: frames.Load) -> bool:

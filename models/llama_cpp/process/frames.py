@@ -40,7 +40,7 @@ class Count(msgspec.Struct, frozen=True, array_like=True, tag="count"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    request_id: int
+    """Asks for the statistics; there is one `Pong` for each."""
 
 
 DaemonMessage = Load | Submit | Cancel | Count | Ping
@@ -73,7 +73,6 @@ class Counted(msgspec.Struct, frozen=True, array_like=True, tag="counted"):
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
-    request_id: int
     stats: EngineStats
 
 
@@ -83,13 +82,8 @@ M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: DaemonMessage | ChildMessage) -> bytearray:
-    """Encode a message as a whole frame."""
-    return to_frame(message)
-
-
-def to_frame(message: msgspec.Struct) -> bytearray:
-    """Encode any message as msgpack behind its length."""
+def encode(message: msgspec.Struct) -> bytearray:
+    """Encode a message as a whole frame: msgpack behind its length."""
     frame = bytearray(LENGTH.size)
     _encoder.encode_into(message, frame, LENGTH.size)
     LENGTH.pack_into(frame, 0, len(frame) - LENGTH.size)

@@ -140,7 +140,7 @@ class EngineProcess(asyncio.Protocol):
 
     def ping(self) -> None:
         """Ask for the engine's statistics; the reply updates `progress_at` if there were steps since the last one."""
-        self._send(frames.Ping(0))
+        self._send(frames.Ping())
 
     def kill(self, reason: str) -> None:
         """Kill the child at once; `ended` gets `reason`."""

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from ...child_process import outlive_signals
-from ...llama_cpp.process.frames import LENGTH
+from ...llama_cpp.process.frames import LENGTH, encode
 from . import messages
 
 _OOM_SCORE = 500  # before the engine's children, and long before the daemon
@@ -56,7 +56,7 @@ class Link:
         return self._exactly(size)
 
     def send(self, reply: messages.ChildReply) -> None:
-        self._link.sendall(messages.encode(reply))
+        self._link.sendall(encode(reply))
 
     def _exactly(self, size: int) -> bytes:
         data = bytearray()

@@ -9,7 +9,6 @@ import msgspec
 
 from router.types import Fact
 
-from ...llama_cpp.process.frames import to_frame
 from ...llama_cpp.protocol import SoftRun
 
 MAX_BYTES = 128 * 1024 * 1024  # the pixels of the largest picture
@@ -231,8 +230,3 @@ class Refusal(Exception):
     def __init__(self, reason: str, param: str = "") -> None:
         super().__init__(reason)
         self.param = param
-
-
-def encode(message: WorkerSpec | WorkerJob | ChildReply) -> bytearray:
-    """Encode a message as a whole frame."""
-    return to_frame(message)

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from ...child_process import child_environment, start_child
-from ...llama_cpp.process.frames import LENGTH
+from ...llama_cpp.process.frames import LENGTH, encode
 from . import messages
 from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 
@@ -128,7 +128,7 @@ class WorkerProcess:
     async def _ask(self, job: WorkerJob, tell: Tell | None) -> WorkerResult:
         assert self._writer is not None
         try:
-            self._writer.write(messages.encode(job))
+            self._writer.write(encode(job))
             await self._writer.drain()
             while isinstance(result := await self._receive(), SegmentFound):
                 if tell is not None:
@@ -166,7 +166,7 @@ class WorkerProcess:
         try:
             async with asyncio.timeout(self._settle_s):
                 if self._writer is not None:
-                    self._writer.write(messages.encode(messages.CancelJob()))
+                    self._writer.write(encode(messages.CancelJob()))
                     while isinstance(await self._receive(), SegmentFound):
                         pass
         except TimeoutError:
@@ -197,7 +197,7 @@ class WorkerProcess:
         except BaseException:
             ours.close()
             raise
-        self._writer.write(messages.encode(self._spec))
+        self._writer.write(encode(self._spec))
 
     def _end_child(self) -> None:
         process, writer = self._process, self._writer

@@ -90,7 +90,7 @@ def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
 
 
 def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
-    requests = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping(9))
+    requests = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping())
     together = b"".join(
         bytes(frames.encode(message)) for message in (frames.Submit((job(1, max_tokens=None),)), *requests)
     )
@@ -126,7 +126,7 @@ def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
 
 
 def test_a_request_before_load_ends_the_child(link: Link) -> None:
-    link.send(frames.Ping(1))
+    link.send(frames.Ping())
     assert link.end()[0] == EXIT_ENGINE_FAILED
 
 

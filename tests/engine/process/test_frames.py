@@ -24,7 +24,7 @@ TO_CHILD: list[frames.DaemonMessage] = [
     ),
     frames.Cancel((1, 2)),
     frames.Count(3, Prompt(tokens=(1, 2, 3))),
-    frames.Ping(4),
+    frames.Ping(),
 ]
 FROM_CHILD: list[frames.ChildMessage] = [
     frames.Failed("engine_unavailable", "no such file"),
