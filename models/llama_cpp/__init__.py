@@ -13,7 +13,7 @@ Reading order:
     prompts, embedding      prompts to tokens; embeddings
     soft_tokens             vectors in a prompt, their ids and places
     native/                 ctypes: the model file, the context, the vocabulary, memory, threads and GPUs
-    process/                the engine in a child process: parent (asyncio, the daemon's side), frames, child
+    process/                the engine in a child process: parent (asyncio, the daemon's side), child
 
 `Engine` runs in-process in Triton's Python backend, and in a child process for the daemon
 (`edge_node/backends/engine/backend.py`).

@@ -17,9 +17,9 @@ import threading
 from router.errors import CausewayError, EngineCrashed
 
 from ...child_process import outlive_signals
+from .. import protocol
 from ..engine import Engine
 from ..protocol import Emission
-from . import frames
 
 _log = logging.getLogger(__name__)
 _READ_BYTES = 1 << 18
@@ -40,13 +40,13 @@ class EngineChild:
 
     def serve(self) -> int:
         """Serve until the daemon closes the link; return the exit status."""
-        reader = frames.daemon_message_reader()
+        reader = protocol.daemon_message_reader()
         # One buffer for all reads: allocating a large one each time and keeping little of it fragments the heap.
         data = memoryview(bytearray(_READ_BYTES))
         while size := self._link.recv_into(data):
             try:
                 messages = reader.feed(data[:size])
-            except frames.FrameError as error:
+            except protocol.FrameError as error:
                 _log.error("the daemon sent an invalid message: %s", error)
                 return EXIT_PROTOCOL_ERROR
             for message in messages:
@@ -56,58 +56,58 @@ class EngineChild:
             self._engine.flush()
         return 0
 
-    def _handle(self, message: frames.DaemonMessage) -> bool:
+    def _handle(self, message: protocol.DaemonMessage) -> bool:
         """Handle one message; False when the child has to exit."""
-        if isinstance(message, frames.Load):
+        if isinstance(message, protocol.Load):
             return self._load(message)
         engine = self._engine
         if engine is None:
             _log.error("the daemon sent a request before it sent the model to load")
             return False
-        if isinstance(message, frames.Submit):
+        if isinstance(message, protocol.Submit):
             for job in message.jobs:
                 engine.submit(job)
-        elif isinstance(message, frames.Cancel):
+        elif isinstance(message, protocol.Cancel):
             for job_id in message.jobs:
                 engine.cancel(job_id)
-        elif isinstance(message, frames.Count):
+        elif isinstance(message, protocol.Count):
             self._count(engine, message)
         else:
-            self._send(frames.Pong(engine.stats()))
+            self._send(protocol.Pong(engine.stats()))
         return True
 
-    def _load(self, message: frames.Load) -> bool:
+    def _load(self, message: protocol.Load) -> bool:
         engine = Engine(message.options, self._emit, self._fail)
         try:
             engine.start()
         except CausewayError as error:
-            self._send(frames.Failed(error.code, error.message))
+            self._send(protocol.Failed(error.code, error.message))
             return False
         self._engine = engine
         # Objects created while loading live as long as the process: exempt them from garbage collection.
         gc.collect()
         gc.freeze()
-        self._send(frames.Ready(engine.info))
+        self._send(protocol.Ready(engine.info))
         return True
 
-    def _count(self, engine: Engine, message: frames.Count) -> None:
+    def _count(self, engine: Engine, message: protocol.Count) -> None:
         try:
             tokens = engine.count(message.prompt)
         except CausewayError:
             tokens = -1
-        self._send(frames.Counted(message.request_id, tokens))
+        self._send(protocol.Counted(message.request_id, tokens))
 
     def _emit(self, emissions: list[Emission]) -> None:
         assert self._engine is not None
         waiting, tokens_per_s = self._engine.load
-        self._send(frames.Step(tuple(emissions), waiting, tokens_per_s))
+        self._send(protocol.Step(tuple(emissions), waiting, tokens_per_s))
 
     def _fail(self, error: Exception) -> None:
-        self._send(frames.Failed(EngineCrashed.code, str(error)))
+        self._send(protocol.Failed(EngineCrashed.code, str(error)))
         os._exit(EXIT_ENGINE_FAILED)
 
-    def _send(self, message: frames.ChildMessage) -> None:
-        frame = frames.encode(message)
+    def _send(self, message: protocol.ChildMessage) -> None:
+        frame = protocol.encode(message)
         try:
             with self._sending:
                 self._link.sendall(frame)

@@ -15,8 +15,8 @@ from typing import Protocol
 from router.errors import EngineUnavailable
 
 from ...child_process import child_environment, start_child
+from .. import protocol
 from ..protocol import Emission, EngineOptions, Job, ModelInfo, Prompt
-from . import frames
 
 _COUNT_S = 2.0
 _EXIT_S = 2.0
@@ -54,7 +54,7 @@ class EngineProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.Transport | None = None
-        self._reader = frames.child_message_reader()
+        self._reader = protocol.child_message_reader()
         self._sinks: dict[int, EmissionSink] = {}
         self._counts: dict[int, asyncio.Future[int]] = {}  # pending count requests by id
         self._request_ids = itertools.count(1)
@@ -102,7 +102,7 @@ class EngineProcess(asyncio.Protocol):
         except BaseException:
             ours.close()
             raise
-        self._send(frames.Load(self._options))
+        self._send(protocol.Load(self._options))
 
     def submit(self, jobs: Iterable[Job], sink: EmissionSink) -> None:
         """Submit jobs; `sink` receives their emissions, step by step."""
@@ -114,14 +114,14 @@ class EngineProcess(asyncio.Protocol):
             self.progress_at = self._loop.time()
         for job in jobs:
             self._sinks[job.id] = sink
-        self._send(frames.Submit(jobs))
+        self._send(protocol.Submit(jobs))
 
     def cancel(self, jobs: Iterable[int]) -> None:
         """Forget jobs; the child frees them within a step. Finished jobs are ignored."""
         unfinished = tuple(job for job in jobs if self._sinks.pop(job, None) is not None)
         self._used_at = self._loop.time()
         if unfinished:
-            self._send(frames.Cancel(unfinished))
+            self._send(protocol.Cancel(unfinished))
 
     async def count(self, prompt: Prompt) -> int | None:
         """Return the number of tokens of a prompt; None when it cannot be counted, or not in time."""
@@ -129,7 +129,7 @@ class EngineProcess(asyncio.Protocol):
         reply: asyncio.Future[int] = self._loop.create_future()
         self._counts[request_id] = reply
         timer = self._loop.call_later(_COUNT_S, self._resolve_count, request_id, -1)
-        self._send(frames.Count(request_id, prompt))
+        self._send(protocol.Count(request_id, prompt))
         try:
             tokens = await reply
         finally:
@@ -140,7 +140,7 @@ class EngineProcess(asyncio.Protocol):
 
     def ping(self) -> None:
         """Ask for the engine's statistics; the reply updates `progress_at` if there were steps since the last one."""
-        self._send(frames.Ping())
+        self._send(protocol.Ping())
 
     def kill(self, reason: str) -> None:
         """Kill the child at once; `ended` gets `reason`."""
@@ -165,7 +165,7 @@ class EngineProcess(asyncio.Protocol):
         try:
             for message in self._reader.feed(data):
                 self._handle(message)
-        except frames.FrameError as error:
+        except protocol.FrameError as error:
             self.kill(f"the engine sent an invalid message: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -174,22 +174,22 @@ class EngineProcess(asyncio.Protocol):
         self._exit_wait = self._loop.create_task(self._wait_for_exit())
         self._exit_wait.add_done_callback(self._finish)
 
-    def _send(self, message: frames.DaemonMessage) -> None:
+    def _send(self, message: protocol.DaemonMessage) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(frames.encode(message))
+            self._transport.write(protocol.encode(message))
 
-    def _handle(self, message: frames.ChildMessage) -> None:
-        if isinstance(message, frames.Step):
+    def _handle(self, message: protocol.ChildMessage) -> None:
+        if isinstance(message, protocol.Step):
             self.waiting, self.tokens_per_s = message.waiting, message.tokens_per_s or None
             self.progress_at = self._loop.time()
             self._deliver(message.emissions)
-        elif isinstance(message, frames.Counted):
+        elif isinstance(message, protocol.Counted):
             self._resolve_count(message.request_id, message.tokens)
-        elif isinstance(message, frames.Ready):
+        elif isinstance(message, protocol.Ready):
             self._used_at = self._loop.time()
             if not self.ready.done():
                 self.ready.set_result(message.info)
-        elif isinstance(message, frames.Failed):
+        elif isinstance(message, protocol.Failed):
             self._failure = message.detail
         elif message.stats.steps != self._last_steps:
             self._last_steps = message.stats.steps

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from ...child_process import outlive_signals
-from ...llama_cpp.process.frames import LENGTH, encode
+from ...llama_cpp.protocol import LENGTH, encode
 from . import messages
 
 _OOM_SCORE = 500  # before the engine's children, and long before the daemon

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 
 from ...child_process import child_environment, start_child
-from ...llama_cpp.process.frames import LENGTH, encode
+from ...llama_cpp.protocol import LENGTH, encode
 from . import messages
 from .messages import ChildReply, Refusal, Refused, Segment, SegmentFound, WorkerJob, WorkerResult, WorkerSpec
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models.llama_cpp.process import frames
+from models.llama_cpp import protocol
 from models.llama_cpp.process.child import EXIT_ENGINE_FAILED, EXIT_PROTOCOL_ERROR
 from models.llama_cpp.protocol import EngineOptions, Job, Prompt
 from router.types import Sampling
@@ -35,13 +35,13 @@ class Link:
             cwd=ROOT,
         )
         theirs.close()
-        self._reader = frames.child_message_reader()
-        self._received: list[frames.ChildMessage] = []
+        self._reader = protocol.child_message_reader()
+        self._received: list[protocol.ChildMessage] = []
 
-    def send(self, message: frames.DaemonMessage) -> None:
-        self.socket.sendall(frames.encode(message))
+    def send(self, message: protocol.DaemonMessage) -> None:
+        self.socket.sendall(protocol.encode(message))
 
-    def next(self) -> frames.ChildMessage:
+    def next(self) -> protocol.ChildMessage:
         while not self._received:
             data = self.socket.recv(65536)
             assert data, "the child closed the link"
@@ -65,8 +65,8 @@ def link() -> Iterator[Link]:
 
 @pytest.fixture
 def ready(link: Link, tiny_options: EngineOptions) -> Link:
-    link.send(frames.Load(tiny_options))
-    assert isinstance(link.next(), frames.Ready)
+    link.send(protocol.Load(tiny_options))
+    assert isinstance(link.next(), protocol.Ready)
     return link
 
 
@@ -74,44 +74,44 @@ def job(number: int, text: str = "hello", **fields: object) -> Job:
     return Job(id=number, prompt=Prompt(text=text), sampling=Sampling(temperature=0.0), ignore_eos=True, **fields)  # type: ignore[arg-type]
 
 
-def until_end(link: Link, number: int) -> list[frames.Step]:
-    steps: list[frames.Step] = []
+def until_end(link: Link, number: int) -> list[protocol.Step]:
+    steps: list[protocol.Step] = []
     while not any(e.job == number and (e.finish_reason or e.error) for step in steps for e in step.emissions):
         message = link.next()
-        assert isinstance(message, frames.Step)
+        assert isinstance(message, protocol.Step)
         steps.append(message)
     return steps
 
 
 def test_one_frame_carries_every_token_of_a_step(ready: Link) -> None:
-    ready.send(frames.Submit((job(1, max_tokens=20), job(2, max_tokens=20))))
+    ready.send(protocol.Submit((job(1, max_tokens=20), job(2, max_tokens=20))))
     steps = until_end(ready, 2)
     assert any({e.job for e in step.emissions} == {1, 2} for step in steps)
 
 
 def test_counting_and_stats_are_answered_while_it_decodes(ready: Link) -> None:
-    requests = (frames.Count(7, Prompt(text="hello world")), frames.Count(8, Prompt(text="")), frames.Ping())
+    requests = (protocol.Count(7, Prompt(text="hello world")), protocol.Count(8, Prompt(text="")), protocol.Ping())
     together = b"".join(
-        bytes(frames.encode(message)) for message in (frames.Submit((job(1, max_tokens=None),)), *requests)
+        bytes(protocol.encode(message)) for message in (protocol.Submit((job(1, max_tokens=None),)), *requests)
     )
     ready.socket.sendall(together)
-    others: list[frames.ChildMessage] = []
+    others: list[protocol.ChildMessage] = []
     while len(others) < 3:
         message = ready.next()
-        if isinstance(message, frames.Step):
+        if isinstance(message, protocol.Step):
             assert not any(e.finish_reason for e in message.emissions)
         else:
             others.append(message)
-    assert others[:2] == [frames.Counted(7, 2), frames.Counted(8, -1)]
-    assert isinstance(others[2], frames.Pong)
+    assert others[:2] == [protocol.Counted(7, 2), protocol.Counted(8, -1)]
+    assert isinstance(others[2], protocol.Pong)
     assert others[2].stats.kv_total > 0
 
 
 def test_a_model_that_cannot_be_loaded_is_reported_and_ends_the_child(link: Link, tmp_path: Path) -> None:
     """The reason is a message, not a traceback on stderr."""
-    link.send(frames.Load(EngineOptions(model_path=str(tmp_path / "no.gguf"))))
+    link.send(protocol.Load(EngineOptions(model_path=str(tmp_path / "no.gguf"))))
     failed = link.next()
-    assert isinstance(failed, frames.Failed)
+    assert isinstance(failed, protocol.Failed)
     assert (failed.code, failed.detail) == ("engine_unavailable", f"{tmp_path / 'no.gguf'}: No such file or directory")
     status, stderr = link.end()
     assert (status, stderr) == (EXIT_ENGINE_FAILED, "")
@@ -126,7 +126,7 @@ def test_garbage_ends_the_child(ready: Link, garbage: bytes) -> None:
 
 
 def test_a_request_before_load_ends_the_child(link: Link) -> None:
-    link.send(frames.Ping())
+    link.send(protocol.Ping())
     assert link.end()[0] == EXIT_ENGINE_FAILED
 
 
@@ -134,7 +134,7 @@ def test_a_request_before_load_ends_the_child(link: Link) -> None:
 def test_the_child_exits_when_the_link_closes(ready: Link, busy: bool) -> None:
     """Idle or in the middle of an answer."""
     if busy:
-        ready.send(frames.Submit((job(1, max_tokens=None),)))
+        ready.send(protocol.Submit((job(1, max_tokens=None),)))
         ready.next()
     ready.socket.close()
     assert ready.end() == (0, "")
@@ -144,7 +144,7 @@ def test_the_child_exits_when_the_link_closes(ready: Link, busy: bool) -> None:
 def test_signals_to_the_process_group_do_not_end_it(ready: Link, number: signal.Signals) -> None:
     """Ctrl-C and a service manager's stop reach the child too; the daemon drains first."""
     ready.process.send_signal(number)
-    ready.send(frames.Submit((job(1, max_tokens=3),)))
+    ready.send(protocol.Submit((job(1, max_tokens=3),)))
     assert until_end(ready, 1)
 
 

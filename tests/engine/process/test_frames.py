@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.llama_cpp.process import frames
+from models.llama_cpp import protocol
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from router.types import Confidence, Message, Sampling, TextPart, TokenAlternative, TokenLogprob, Tool, ToolCall
 
@@ -17,18 +17,18 @@ PROMPT = Prompt(
     ),
     tools=(Tool(name="f"),),
 )
-TO_CHILD: list[frames.DaemonMessage] = [
-    frames.Load(EngineOptions(model_path="m.gguf")),
-    frames.Submit(
+TO_CHILD: list[protocol.DaemonMessage] = [
+    protocol.Load(EngineOptions(model_path="m.gguf")),
+    protocol.Submit(
         (Job(id=1, prompt=PROMPT, sampling=Sampling(logit_bias=((1, 2.0),))), Job(id=2, prompt=Prompt(text="x")))
     ),
-    frames.Cancel((1, 2)),
-    frames.Count(3, Prompt(tokens=(1, 2, 3))),
-    frames.Ping(),
+    protocol.Cancel((1, 2)),
+    protocol.Count(3, Prompt(tokens=(1, 2, 3))),
+    protocol.Ping(),
 ]
-FROM_CHILD: list[frames.ChildMessage] = [
-    frames.Failed("engine_unavailable", "no such file"),
-    frames.Step(
+FROM_CHILD: list[protocol.ChildMessage] = [
+    protocol.Failed("engine_unavailable", "no such file"),
+    protocol.Step(
         (
             Emission(1, "é"),
             Emission(
@@ -42,14 +42,14 @@ FROM_CHILD: list[frames.ChildMessage] = [
         3,
         100.0,
     ),
-    frames.Counted(1, 20),
+    protocol.Counted(1, 20),
 ]
 
 
 @given(st.lists(st.integers(1, 50), max_size=20))
 def test_messages_survive_any_cut(sizes: list[int]) -> None:
-    data = b"".join(bytes(frames.encode(message)) for message in TO_CHILD)
-    reader, messages = frames.daemon_message_reader(), []
+    data = b"".join(bytes(protocol.encode(message)) for message in TO_CHILD)
+    reader, messages = protocol.daemon_message_reader(), []
     for size in sizes:
         messages += reader.feed(data[:size])
         data = data[size:]
@@ -57,7 +57,7 @@ def test_messages_survive_any_cut(sizes: list[int]) -> None:
 
 
 def test_the_child_s_messages_are_decoded() -> None:
-    assert frames.child_message_reader().feed(b"".join(bytes(frames.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
+    assert protocol.child_message_reader().feed(b"".join(bytes(protocol.encode(m)) for m in FROM_CHILD)) == FROM_CHILD
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_the_child_s_messages_are_decoded() -> None:
         b"\xff\xff\xff\xff",
         b"\x03\x00\x00\x00\x93\x01\x02",
         b"\x01\x00\x00\x00\xc1",
-        bytes(frames.encode(frames.Counted(1, 2))),
+        bytes(protocol.encode(protocol.Counted(1, 2))),
     ],
 )
 def test_garbage_is_a_frame_error(data: bytes) -> None:
     """A length out of range, bytes that are not msgpack, a message of the wrong direction: never a wait."""
-    with pytest.raises(frames.FrameError):
-        frames.daemon_message_reader().feed(data)
+    with pytest.raises(protocol.FrameError):
+        protocol.daemon_message_reader().feed(data)
