@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
-from models.chat.template import MARK
+from models.chat.sandbox import MARK
 from router.decision.decide import fingerprint
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Chunk, Request

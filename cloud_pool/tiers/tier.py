@@ -9,7 +9,8 @@ import msgspec
 
 from models.catalog.artifact import Answers, ArtifactError, find_artifact
 from models.catalog.gguf import read_metadata
-from models.chat.template import MARK, render, thinking_of
+from models.chat.sandbox import MARK
+from models.chat.template import render, thinking_of
 from router.errors import ConfigError, ModelNotAllowed, ModelNotFound, UnsupportedFeature
 from router.openai.audio import OPENAI_MODEL
 from router.reasoning import Thinking, closed_thought, thinks

@@ -28,12 +28,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal, Protocol
 
-import jinja2
-import jinja2.sandbox
 import msgspec
 
 from router.errors import InvalidRequest, UnsupportedFeature
@@ -41,7 +39,6 @@ from router.reasoning import CLOSE, OPEN, Thinking
 from router.tool_calls.formats import ToolFormat, tool_format
 from router.types import Message, TextPart, Tool, ToolCall
 
-from ..catalog.artifact import ArtifactError
 from .sandbox import MARK, TemplateFailed, compile_template, generate
 
 SystemRole = Literal["kept", "refused", "dropped"]
@@ -251,8 +248,6 @@ def _parts(message: Message) -> tuple[object, ...]:
     return (TextPart(content or ""),) if content is None or isinstance(content, str) else content
 
 
-__all__ = ["DEFAULT_TEMPLATE", "MARK", "PromptRenderer", "TemplateFailed", "render"]
-
 DEFAULT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -261,32 +256,6 @@ DEFAULT_TEMPLATE = (
 
 _CACHED_ABILITIES = 8  # templates
 _ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
-
-
-class PromptRenderer:
-    """One compiled chat template, for training and evaluation: trusted messages, no budget, no marks.
-
-    Raises:
-        ArtifactError: the template does not compile or render.
-    """
-
-    def __init__(self, template: str) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        try:
-            self._template = environment.from_string(template)
-        except jinja2.TemplateError as error:
-            raise ArtifactError(f"the chat template does not compile: {error}") from error
-
-    def user(self, text: str) -> str:
-        """Render the prompt of one user message."""
-        return self.render([{"role": "user", "content": text}])
-
-    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
-        """Render `messages`, ending where the assistant's answer begins."""
-        try:
-            return self._template.render(messages=messages, add_generation_prompt=True, bos_token="", eos_token="")
-        except jinja2.TemplateError as error:
-            raise ArtifactError(f"the chat template does not render: {error}") from error
 
 
 def render(

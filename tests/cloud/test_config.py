@@ -18,7 +18,7 @@ from cloud_pool.http.config import ServerConfig
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import Tier, escape_special_tokens, load_tiers
 from models.catalog.artifact import AdapterEntry, save_manifest, sha256_of
-from models.chat.template import MARK
+from models.chat.sandbox import MARK
 from models.publish.publish import publish_gguf
 from router.errors import AuthenticationFailed, ConfigError
 from router.types import Message, Request

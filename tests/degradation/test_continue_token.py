@@ -19,7 +19,7 @@ from cloud_pool.degradation.continue_token import (
 )
 from cloud_pool.tiers.config import TierConfig
 from cloud_pool.tiers.tier import ChatFormat, Tier
-from models.chat.template import MARK
+from models.chat.sandbox import MARK
 from router.errors import ConfigError, InvalidRequest, PermissionDenied
 from router.types import Message, Request, ResponseFormat, Sampling, Tool
 

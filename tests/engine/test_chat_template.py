@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from models.chat.template import DEFAULT_TEMPLATE, MARK, TemplateFailed, render
+from models.chat.sandbox import MARK, TemplateFailed
+from models.chat.template import DEFAULT_TEMPLATE, render
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.types import ImagePart, Message, TextPart, Tool, ToolCall
 

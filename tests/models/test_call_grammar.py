@@ -9,9 +9,9 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 from models.catalog.artifact import find_artifact
-from models.chat.template import PromptRenderer
 from models.constraints.call_grammar import ANY_CALL, MAX_CHARACTERS, MAX_PIECES, call_grammar
 
 llama_cpp = pytest.importorskip("llama_cpp")

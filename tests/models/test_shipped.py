@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from causeway_train.cli.signals import ROUTING_LINK
+from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.function_calls.call import parse_call
 from causeway_train.publish import assistant_card
 from models.catalog.artifact import SHIPPED, Artifact, find_artifact, list_artifacts, verify_artifact
 from models.catalog.gguf import read_gguf
-from models.chat.template import PromptRenderer
 from models.publish.publish import signal_card
 from models.signals.quality import QualityEstimator
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from causeway_train.data.prompt_renderer import PromptRenderer
 from causeway_train.evaluate.greedy import Answer, GreedyModel
 from causeway_train.function_calls.dataset import Row
 from causeway_train.signals.graded_answers import (
@@ -20,7 +21,6 @@ from causeway_train.signals.graded_answers import (
     question,
 )
 from models.catalog.artifact import find_artifact
-from models.chat.template import PromptRenderer
 from models.llama_cpp.engine import Engine
 from models.llama_cpp.protocol import Emission, EngineOptions, Job, Prompt
 from router.types import Confidence, Message, Sampling

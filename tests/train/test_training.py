@@ -21,6 +21,7 @@ from causeway_train.assistant.mixture import Corpus, Mixture  # noqa: E402
 from causeway_train.assistant.trainer import CHECKPOINT, load_network  # noqa: E402
 from causeway_train.cli.commands import main  # noqa: E402
 from causeway_train.data.augmentation import Augmenter  # noqa: E402
+from causeway_train.data.prompt_renderer import PromptRenderer  # noqa: E402
 from causeway_train.evaluate.greedy import GreedyModel  # noqa: E402
 from causeway_train.export.gguf_writer import GGUFMetadata, write_gguf  # noqa: E402
 from causeway_train.function_calls.call import FunctionCall, expected_call, slot_spans  # noqa: E402
@@ -30,7 +31,6 @@ from causeway_train.network.llama import Llama, LlamaConfig, grow  # noqa: E402
 from causeway_train.network.tokenizer import REFUSE, AssistantTokenizer  # noqa: E402
 from models.catalog.artifact import ArtifactError  # noqa: E402
 from models.catalog.gguf import read_gguf  # noqa: E402
-from models.chat.template import PromptRenderer  # noqa: E402
 from models.cli.commands import main as causeway_models  # noqa: E402
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from router.errors import EngineUnavailable, InvalidRequest, UnsupportedFeature
 from router.reasoning import CLOSE, OPEN
 from router.tool_calls.parser import TEXT_MARKS
 
-from ...chat.template import MARK
+from ...chat.sandbox import MARK
 from . import bindings
 
 _PIECE_BYTES = 1 << 16  # buffer for one token's text

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from models.chat.template import PromptRenderer
-
 from ..evaluate.greedy import Answer, GreedyModel
 from ..function_calls.call import expected_call, parse_call, slot_spans
 from ..function_calls.dataset import Row
 from ..function_calls.intents import CLINC_MERGED, LABELLED, functions_for, is_device_function
+from .prompt_renderer import PromptRenderer
 
 MIN_LOGPROB = -0.35  # least log probability of every token of a label (70 %)
 

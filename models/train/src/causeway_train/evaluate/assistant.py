@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.chat.template import PromptRenderer
 from models.constraints.call_grammar import ANSWER_TOKENS, call_grammar
 
+from ..data.prompt_renderer import PromptRenderer
 from ..function_calls.call import score_answer
 from ..function_calls.dataset import Row
 from ..function_calls.intents import is_device_row, is_refusable

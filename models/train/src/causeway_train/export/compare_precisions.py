@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.chat.template import PromptRenderer
-
+from ..data.prompt_renderer import PromptRenderer
 from ..evaluate.greedy import GreedyModel
 from ..function_calls.call import expected_call, score_answer
 from ..function_calls.dataset import Row

@@ -15,10 +15,10 @@ import numpy as np
 
 from models.calibrate.drift import Array64
 from models.catalog.artifact import Artifact
-from models.chat.template import PromptRenderer
 from models.constraints.call_grammar import ANSWER_TOKENS, call_grammar
 from router.types import Confidence
 
+from ..data.prompt_renderer import PromptRenderer
 from ..evaluate.greedy import Answer, GreedyModel
 from ..function_calls.call import parse_call, score_answer
 from ..function_calls.dataset import Row
