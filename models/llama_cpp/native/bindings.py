@@ -22,6 +22,9 @@ _ERROR = 4
 _CONTINUED = 5
 _errors: deque[str] = deque(maxlen=6)  # the last error lines of llama.cpp's log
 
+_PTR, _INT, _SIZE, _BOOL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, ctypes.c_bool
+_TEXT, _FLOAT = ctypes.c_char_p, ctypes.c_float
+
 VERSION: str = llama_cpp.__version__
 Pointer = int
 Token = int
@@ -34,53 +37,31 @@ def _bind(name: str, arguments: list[type], result: type | None) -> Callable[...
     return bound
 
 
-decode = _bind("llama_decode", [ctypes.c_void_p, native.llama_batch], ctypes.c_int32)
-set_causal = _bind("llama_set_causal_attn", [ctypes.c_void_p, ctypes.c_bool], None)
-set_threads = _bind("llama_set_n_threads", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32], None)
-get_logits = _bind("llama_get_logits", [ctypes.c_void_p], ctypes.c_void_p)
-get_embeddings = _bind("llama_get_embeddings", [ctypes.c_void_p], ctypes.c_void_p)
-sample = _bind("llama_sampler_sample", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32], ctypes.c_int32)
-init_adapter = _bind("llama_adapter_lora_init", [ctypes.c_void_p, ctypes.c_char_p], ctypes.c_void_p)
-invocation_tokens = _bind("llama_adapter_get_alora_n_invocation_tokens", [ctypes.c_void_p], ctypes.c_uint64)
-set_adapters = _bind(
-    "llama_set_adapters_lora", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p], ctypes.c_int32
-)
-accept = _bind("llama_sampler_accept", [ctypes.c_void_p, ctypes.c_int32], None)
-apply = _bind("llama_sampler_apply", [ctypes.c_void_p, ctypes.c_void_p], None)
-free_sampler = _bind("llama_sampler_free", [ctypes.c_void_p], None)
-chain_init = _bind("llama_sampler_chain_init", [native.llama_sampler_chain_params], ctypes.c_void_p)
-chain_add = _bind("llama_sampler_chain_add", [ctypes.c_void_p, ctypes.c_void_p], None)
-init_top_k = _bind("llama_sampler_init_top_k", [ctypes.c_int32], ctypes.c_void_p)
-init_top_p = _bind("llama_sampler_init_top_p", [ctypes.c_float, ctypes.c_size_t], ctypes.c_void_p)
-init_min_p = _bind("llama_sampler_init_min_p", [ctypes.c_float, ctypes.c_size_t], ctypes.c_void_p)
-init_temp = _bind("llama_sampler_init_temp", [ctypes.c_float], ctypes.c_void_p)
-init_dist = _bind("llama_sampler_init_dist", [ctypes.c_uint32], ctypes.c_void_p)
-sequence_copy = _bind(
-    "llama_memory_seq_cp", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32], None
-)
-sequence_remove = _bind(
-    "llama_memory_seq_rm", [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32], ctypes.c_bool
-)
-state_size = _bind("llama_state_seq_get_size", [ctypes.c_void_p, ctypes.c_int32], ctypes.c_size_t)
-state_get = _bind(
-    "llama_state_seq_get_data", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32], ctypes.c_size_t
-)
-state_set = _bind(
-    "llama_state_seq_set_data", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32], ctypes.c_size_t
-)
-tokenize = _bind(
-    "llama_tokenize",
-    [
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_int32,
-        ctypes.c_void_p,
-        ctypes.c_int32,
-        ctypes.c_bool,
-        ctypes.c_bool,
-    ],
-    ctypes.c_int32,
-)
+decode = _bind("llama_decode", [_PTR, native.llama_batch], _INT)
+set_causal = _bind("llama_set_causal_attn", [_PTR, _BOOL], None)
+set_threads = _bind("llama_set_n_threads", [_PTR, _INT, _INT], None)
+get_logits = _bind("llama_get_logits", [_PTR], _PTR)
+get_embeddings = _bind("llama_get_embeddings", [_PTR], _PTR)
+sample = _bind("llama_sampler_sample", [_PTR, _PTR, _INT], _INT)
+init_adapter = _bind("llama_adapter_lora_init", [_PTR, _TEXT], _PTR)
+invocation_tokens = _bind("llama_adapter_get_alora_n_invocation_tokens", [_PTR], ctypes.c_uint64)
+set_adapters = _bind("llama_set_adapters_lora", [_PTR, _PTR, _SIZE, _PTR], _INT)
+accept = _bind("llama_sampler_accept", [_PTR, _INT], None)
+apply = _bind("llama_sampler_apply", [_PTR, _PTR], None)
+free_sampler = _bind("llama_sampler_free", [_PTR], None)
+chain_init = _bind("llama_sampler_chain_init", [native.llama_sampler_chain_params], _PTR)
+chain_add = _bind("llama_sampler_chain_add", [_PTR, _PTR], None)
+init_top_k = _bind("llama_sampler_init_top_k", [_INT], _PTR)
+init_top_p = _bind("llama_sampler_init_top_p", [_FLOAT, _SIZE], _PTR)
+init_min_p = _bind("llama_sampler_init_min_p", [_FLOAT, _SIZE], _PTR)
+init_temp = _bind("llama_sampler_init_temp", [_FLOAT], _PTR)
+init_dist = _bind("llama_sampler_init_dist", [ctypes.c_uint32], _PTR)
+sequence_copy = _bind("llama_memory_seq_cp", [_PTR, _INT, _INT, _INT, _INT], None)
+sequence_remove = _bind("llama_memory_seq_rm", [_PTR, _INT, _INT, _INT], _BOOL)
+state_size = _bind("llama_state_seq_get_size", [_PTR, _INT], _SIZE)
+state_get = _bind("llama_state_seq_get_data", [_PTR, _PTR, _SIZE, _INT], _SIZE)
+state_set = _bind("llama_state_seq_set_data", [_PTR, _PTR, _SIZE, _INT], _SIZE)
+tokenize = _bind("llama_tokenize", [_PTR, _TEXT, _INT, _PTR, _INT, _BOOL, _BOOL], _INT)
 
 
 @native.llama_log_callback  # type: ignore[untyped-decorator]
