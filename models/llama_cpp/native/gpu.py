@@ -13,8 +13,9 @@ import itertools
 import logging
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -72,49 +73,42 @@ _BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver tak
 
 def list_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that llama.cpp finds; none for a build without a GPU backend."""
-    library = _library()
-    count = library.ggml_backend_dev_count
-    count.restype = ctypes.c_size_t
-    get = library.ggml_backend_dev_get
-    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    return tuple(gpu for index in range(count()) if (gpu := _describe(library, get(index))) is not None)
+    count, get = _bind("ggml_backend_dev_count", [], ctypes.c_size_t), _bind("ggml_backend_dev_get", [ctypes.c_size_t])
+    return tuple(gpu for index in range(count()) if (gpu := _describe(get(index))) is not None)
 
 
 def list_backends() -> tuple[str, ...]:
     """Return what llama.cpp was compiled for, with or without a device for it."""
-    library = _library()
-    count, get, name = library.ggml_backend_reg_count, library.ggml_backend_reg_get, library.ggml_backend_reg_name
-    count.restype = ctypes.c_size_t
-    get.argtypes, get.restype = [ctypes.c_size_t], ctypes.c_void_p
-    name.argtypes, name.restype = [ctypes.c_void_p], ctypes.c_char_p
-    return tuple((name(get(index)) or b"").decode(errors="replace") for index in range(count()))
+    count, get = _bind("ggml_backend_reg_count", [], ctypes.c_size_t), _bind("ggml_backend_reg_get", [ctypes.c_size_t])
+    return tuple(_text("ggml_backend_reg_name", get(index)) for index in range(count()))
 
 
-def _library() -> ctypes.CDLL:
-    """Return ggml's library with its devices found. It is imported where it is asked: importing it loads llama.cpp."""
+def _bind(name: str, arguments: list[type], result: type | None = ctypes.c_void_p) -> Callable[..., Any]:
+    """Return a function of ggml. It is imported where it is called: importing it loads llama.cpp and finds devices."""
     from llama_cpp import _ggml
 
     from . import bindings
 
     bindings.start_backend()
-    library: ctypes.CDLL = _ggml.libggml
-    return library
+    function = _ggml.libggml[name]
+    function.argtypes, function.restype = arguments, result
+    bound: Callable[..., Any] = function
+    return bound
 
 
-def _describe(library: ctypes.CDLL, device: int) -> Gpu | None:
-    kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
-    kind.argtypes, kind.restype = [ctypes.c_void_p], ctypes.c_int
-    if kind(device) not in (_GPU, _INTEGRATED):
+def _text(name: str, of: int) -> str:
+    return (_bind(name, [ctypes.c_void_p], ctypes.c_char_p)(of) or b"").decode(errors="replace")
+
+
+def _describe(device: int) -> Gpu | None:
+    if _bind("ggml_backend_dev_type", [ctypes.c_void_p], ctypes.c_int)(device) not in (_GPU, _INTEGRATED):
         return None
     size = ctypes.POINTER(ctypes.c_size_t)
-    memory.argtypes, memory.restype = [ctypes.c_void_p, size, size], None
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    memory = _bind("ggml_backend_dev_memory", [ctypes.c_void_p, size, size], None)
     memory(device, ctypes.byref(free), ctypes.byref(total))
-    texts = []
-    for text in (library.ggml_backend_dev_name, library.ggml_backend_dev_description):
-        text.argtypes, text.restype = [ctypes.c_void_p], ctypes.c_char_p
-        texts.append((text(device) or b"").decode(errors="replace"))
-    return Gpu(texts[0], texts[1], free.value, total.value)
+    name, description = (_text(f"ggml_backend_dev_{field}", device) for field in ("name", "description"))
+    return Gpu(name, description, free.value, total.value)
 
 
 def choose_layers(options: EngineOptions) -> int:
