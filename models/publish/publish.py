@@ -16,8 +16,6 @@ from typing import Literal
 
 import msgspec
 
-from router.types import Transcripts
-
 from ..catalog.artifact import (
     MMPROJ_FILE,
     Answers,
@@ -55,17 +53,10 @@ def publish_gguf(
     name: str,
     root: Path,
     *,
-    data: tuple[DataSource, ...] = (),
-    metrics: Mapping[str, float] | None = None,
     command: str = "",
     licence: str | None = None,
-    seed: int | None = None,
     note: str = "",
-    catalog_sha256: str | None = None,
-    temperature: float | None = None,
-    answer_tokens: int = 0,
     answers: Answers = "text",
-    transcripts: Transcripts = "written",
     placing: Placing = "copy",
 ) -> Artifact:
     """Place `weights` at `root/name/model.gguf`, write a manifest from the file's metadata, and verify the result.
@@ -73,8 +64,6 @@ def publish_gguf(
     Args:
         placing: how the weights get there, see `place`.
         licence: defaults to the licence that the file names, else "unknown".
-        temperature: the default where a request names none; None is OpenAI's 1.
-        answer_tokens: the default limit of an answer; 0 is the rest of the context.
 
     Raises:
         ArtifactError: the file is not a readable GGUF, or cannot be placed.
@@ -92,19 +81,12 @@ def publish_gguf(
         quantisation=gguf.quantisation,
         context_length=gguf.context_length,
         licence=licence or gguf.licence or "unknown",
-        data=data,
-        metrics=dict(metrics or {}),
         parameters=gguf.parameters,
         refuse_token=gguf.refuse_token,
         tokenizer_sha256=gguf.tokenizer_sha256,
         chat_template_sha256=_hash(gguf.chat_template) if gguf.chat_template else None,
-        temperature=temperature,
-        answer_tokens=answer_tokens,
         answers=answers,
-        transcripts=transcripts,
-        catalog_sha256=catalog_sha256,
         command=command,
-        seed=seed,
         note=note,
     )
     partial.replace(folder / manifest.file)

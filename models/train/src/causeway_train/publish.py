@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from models.catalog.artifact import Artifact, DataSource, Manifest, sha256_of
+from models.catalog.artifact import Artifact, DataSource, Manifest, save_manifest, sha256_of
 from models.constraints.call_grammar import ANSWER_TOKENS
 from models.publish.publish import LICENCE, card, publish_gguf
 
@@ -61,23 +61,19 @@ def publish_assistant(
     reports = msgspec.json.decode(report.read_bytes(), type=list[EvaluationReport]) if report else []
     reports = [one for one in reports if one.model == name] or reports
     metrics = {key: value for one in reports for key, value in one.metrics("grammar/" if one.grammar else "").items()}
-    artifact = publish_gguf(
-        weights,
-        name,
-        root,
+    artifact = publish_gguf(weights, name, root, command=command, licence=LICENCE, note=note, answers="calls")
+    manifest = msgspec.structs.replace(
+        artifact.manifest,
         data=(*ATTRIBUTIONS, *teachers),
         metrics=metrics,
-        command=command,
-        licence=LICENCE,
         seed=seed,
-        note=note,
         catalog_sha256=sha256_of(CATALOG),
         # A call is either correct or not: default to the likeliest one. No call is longer than ANSWER_TOKENS.
         temperature=0.0,
         answer_tokens=ANSWER_TOKENS,
-        answers="calls",
         transcripts="spoken",
     )
+    artifact = save_manifest(manifest, artifact.folder)
     (artifact.folder / "README.md").write_text(assistant_card(artifact.manifest), encoding="utf-8")
     return artifact
 
