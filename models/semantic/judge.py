@@ -41,15 +41,6 @@ class Array(msgspec.Struct, frozen=True):
     values: str
     scales: tuple[float, ...]
 
-    @classmethod
-    def of(cls, values: NDArray[np.floating]) -> Array:
-        rows = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
-        scales = np.maximum(np.abs(rows).max(axis=1), 1e-9) / 127.0
-        whole = np.round(rows / scales[:, None]).astype(np.int8)
-        return cls(
-            values.shape, base64.b64encode(whole.tobytes()).decode(), tuple(float(f"{scale:.6g}") for scale in scales)
-        )
-
     def load(self) -> Vector:
         """Raises ValueError if the fields contradict each other."""
         whole = np.frombuffer(base64.b64decode(self.values), np.int8).reshape(len(self.scales), -1)

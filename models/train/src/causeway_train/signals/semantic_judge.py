@@ -6,6 +6,7 @@ it, else the judge would trust them too much. Pairs are each row's nearest rows 
 
 from __future__ import annotations
 
+import base64
 import math
 import random
 from collections import Counter
@@ -285,7 +286,7 @@ def _comparable(one: ComparedText, other: ComparedText) -> bool:
 
 def _file(heads: _IntentHeads, harmless: Sequence[str], rarity: dict[str, float], rows: int) -> JudgeFile:
     """Return a judge without its network over pairs."""
-    empty = Array.of(np.zeros((PAIR_HIDDEN, FEATURES), np.float32))
+    empty = stored(np.zeros((PAIR_HIDDEN, FEATURES), np.float32))
     return JudgeFile(
         harmless=tuple(harmless),
         rarity=rarity,
@@ -297,9 +298,9 @@ def _file(heads: _IntentHeads, harmless: Sequence[str], rarity: dict[str, float]
         intent_bias=_array(heads.out.bias),
         mean=(0.0,) * FEATURES,
         spread=(1.0,) * FEATURES,
-        pair_words=Array.of(np.zeros((WORD_BUCKETS, PAIR_HIDDEN), np.float32)),
+        pair_words=stored(np.zeros((WORD_BUCKETS, PAIR_HIDDEN), np.float32)),
         layers=(empty,),
-        biases=(Array.of(np.zeros(PAIR_HIDDEN, np.float32)),),
+        biases=(stored(np.zeros(PAIR_HIDDEN, np.float32)),),
     )
 
 
@@ -316,4 +317,14 @@ def _with_pairs(draft: JudgeFile, network: _PairNetwork, mean: Vector, spread: V
 
 
 def _array(values: torch.Tensor) -> Array:
-    return Array.of(values.detach().numpy())
+    return stored(values.detach().numpy())
+
+
+def stored(values: NDArray[np.floating]) -> Array:
+    """Return an array as a judge's file has it: int8 with one scale per row."""
+    rows = values.reshape(-1, values.shape[-1]) if values.ndim > 1 else values.reshape(1, -1)
+    scales = np.maximum(np.abs(rows).max(axis=1), 1e-9) / 127.0
+    whole = np.round(rows / scales[:, None]).astype(np.int8)
+    return Array(
+        values.shape, base64.b64encode(whole.tobytes()).decode(), tuple(float(f"{scale:.6g}") for scale in scales)
+    )
