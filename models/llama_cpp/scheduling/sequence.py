@@ -100,34 +100,6 @@ class Sequence:
     `accept_plain` may handle it.
     """
 
-    __slots__ = (
-        "_confidence_meter",
-        "_end_tokens",
-        "_held_logprobs",
-        "_logprobs",
-        "_places",
-        "_reported",
-        "_stream",
-        "_vectors",
-        "_vocabulary",
-        "adapter",
-        "cached_tokens",
-        "deadline",
-        "finished",
-        "generated",
-        "id",
-        "job",
-        "lookup",
-        "max_tokens",
-        "pending_tokens",
-        "plain",
-        "prompt",
-        "refused",
-        "sampler",
-        "slot",
-        "system_tokens",
-    )
-
     def __init__(
         self,
         job: Job,
