@@ -1,5 +1,0 @@
-"""`python -m models` is `causeway-models`."""
-
-from .cli.commands import main
-
-main()
