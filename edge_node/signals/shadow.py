@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.calibrate.drift import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.calibrate.label import answers_agree
+from models.calibrate.routing_curves import LEAST_ANSWERS, CalibrationDrift, measure_drift
 from models.calibrate.shadow import ShadowAnswer
 from models.catalog.artifact import find_signal
 from models.signals.encoder import SentenceEncoder

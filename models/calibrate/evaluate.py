@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..signals.pair import LENGTH_INPUT
-from .drift import Array64, calibration_error
 from .fit import Indices, Rows, Unseen
-from .routing_curves import apgr
+from .routing_curves import Array64, apgr, calibration_error
 
 BOOTSTRAPS = 400
 LEAST_ROWS = 20  # of a task, from which it is judged by itself

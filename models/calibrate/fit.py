@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ..signals.calibration import LinearLogit, log_odds
 from ..signals.pair import CHOICES_INPUT, STRUCTURE, KindMixture, PairParameters, PairStage, handoff_inputs
-from .drift import Array64
 from .label import LabelledAnswer
+from .routing_curves import Array64
 
 FOLDS = 5
 ROWS_PER_AXIS, MOST_AXES = 100, 64  # of the encoder's vectors: fewer rows tell fewer apart

@@ -10,10 +10,9 @@ import msgspec
 import numpy as np
 
 from ..signals.pair import ModelIdentity, PairHandoff
-from .drift import Array64
 from .evaluate import BOTH, LENGTH, PROMPT, RAW, Interval, Operation, Target, TaskReport
 from .fit import Rows
-from .routing_curves import RoutingSample, mix, picture
+from .routing_curves import Array64, RoutingSample, mix, picture
 
 _BY_KIND = "No task is routable by itself: the signals tell kinds of prompts apart, and no more."
 _SIDE, _MARGIN, _BINS = 320, 40, 10

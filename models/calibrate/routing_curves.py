@@ -1,4 +1,4 @@
-"""Routing curves: how good a router signal is on a pair of models.
+"""How good a router signal is on a pair of models: routing curves, and how true its stated probabilities are.
 
 Traffic is mixed of requests in the device's domain, which make up a given share, and all others. Rows are weighted, not
 sampled, so the mix adds no noise. A signal ranks the requests: the device answers those ranked highest, the cloud
@@ -8,6 +8,7 @@ retains, relative to the cloud model's own (more than 1 where the device's model
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -179,3 +180,46 @@ def _x(share: float) -> float:
 
 def _y(retained: float, highest: float) -> float:
     return _TOP + (highest - retained) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)
+
+
+Array64 = NDArray[np.float64]
+BINS = 10
+LEAST_ANSWERS = 100  # fewer tell nothing of a drift
+
+
+class CalibrationDrift(msgspec.Struct, frozen=True):
+    """Of one signal.
+
+    Attributes:
+        answers: The number of answers.
+        error: The expected calibration error over ten equal bins (ECE).
+        drift: The error beyond the one that true probabilities would have with so few answers, at least 0.
+    """
+
+    answers: int
+    error: float
+    drift: float
+
+
+def calibration_error(probabilities: Array64, truth: NDArray[np.bool_], weights: Array64 | None = None) -> float:
+    """Return the expected calibration error: the weighted mean of |probability - frequency| over equal bins."""
+    shares = np.ones(len(probabilities)) if weights is None else weights
+    indices = np.minimum((probabilities * BINS).astype(int), BINS - 1)
+    sums = [np.bincount(indices, weights=shares * values, minlength=BINS) for values in (probabilities, truth)]
+    return float(np.abs(sums[0] - sums[1]).sum() / shares.sum()) if len(probabilities) else 0.0
+
+
+def measure_drift(probabilities: Sequence[float], truth: Sequence[bool]) -> CalibrationDrift:
+    """Compare stated probabilities with what came true.
+
+    If they are true, the sum of the differences in a bin has mean 0 and variance Σ p (1 - p), and the mean of its
+    absolute value is √(2/π) times its deviation, since it is nearly normal.
+    """
+    if not probabilities:
+        return CalibrationDrift(0, 0.0, 0.0)
+    stated = np.array(probabilities)
+    error = calibration_error(stated, np.array(truth, bool))
+    bins = np.minimum((stated * BINS).astype(int), BINS - 1)
+    variances = np.bincount(bins, weights=stated * (1 - stated), minlength=BINS)
+    by_chance = math.sqrt(2 / math.pi) * float(np.sqrt(variances).sum()) / len(stated)
+    return CalibrationDrift(len(stated), error, max(0.0, error - by_chance))

@@ -19,7 +19,6 @@ from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair
 from . import SHADOW_FILE as FILE
 from .answers import AnswerLog, Pair, PairAnswers
 from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
-from .drift import Array64
 from .evaluate import (
     BOTH,
     PROMPT,
@@ -36,6 +35,7 @@ from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, 
 from .label import LabelledAnswer, chosen_letter, label
 from .prompts import CalibrationPrompt
 from .report import FittedReport, PairReport, markdown, write_report
+from .routing_curves import Array64
 from .shadow import read_shadow_rows
 
 LEAST_PROMPTS = 50  # fewer tell nothing

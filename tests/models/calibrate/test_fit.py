@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from models.calibrate.answers import ModelAnswer, PairAnswers
-from models.calibrate.drift import Array64
 from models.calibrate.evaluate import (
     BOTH,
     PROMPT,
@@ -23,7 +22,7 @@ from models.calibrate.evaluate import (
 from models.calibrate.fit import Rows, Unseen, fit_pair, folds_of, predict_unseen, quality_inputs
 from models.calibrate.label import label
 from models.calibrate.prompts import CalibrationPrompt
-from models.calibrate.routing_curves import apgr
+from models.calibrate.routing_curves import Array64, apgr
 from models.calibrate.run import as_rows
 from models.catalog.artifact import find_artifact
 from models.signals.encoder import SentenceEncoder

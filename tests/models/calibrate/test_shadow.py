@@ -16,8 +16,8 @@ pytest.importorskip("onnxruntime")
 from click.testing import CliRunner, Result
 
 from models.calibrate import SHADOW_FILE as FILE
-from models.calibrate.drift import measure_drift
 from models.calibrate.label import answers_agree
+from models.calibrate.routing_curves import measure_drift
 from models.calibrate.shadow import PUT_ANSWER, SCHEMA, ShadowAnswer
 from models.catalog.artifact import find_artifact, find_signal
 from models.cli.commands import main

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from causeway_train.cli.commands import main
 from causeway_train.signals.graded_answers import GradedAnswer
 from causeway_train.signals.quality import QualityNetwork, halves, measure, train_quality
-from models.calibrate.drift import calibration_error
+from models.calibrate.routing_curves import calibration_error
 from models.catalog.artifact import ArtifactError, ArtifactNotFound, find_artifact, find_signal, load_artifact
 from models.publish.publish import SignalMetadata, publish_signal
 from models.signals.calibration import ConfidenceCalibrator

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.calibrate.drift import Array64
 from models.calibrate.fit import fit_logistic
+from models.calibrate.routing_curves import Array64
 from models.signals.calibration import (
     CalibrationParameters,
     CalibrationStage,

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from models.calibrate.drift import Array64
+from models.calibrate.routing_curves import Array64
 from models.catalog.artifact import Artifact
 from models.constraints.call_grammar import ANSWER_TOKENS, call_grammar
 from router.types import Confidence

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from models.calibrate.drift import Array64, calibration_error
 from models.calibrate.fit import fit_logistic
+from models.calibrate.routing_curves import Array64, calibration_error
 from models.pull.onnx_writer import FLOAT, INT64, Node, Port, write_onnx
 from models.signals.quality import BUCKETS, QualityEstimator, features
 
