@@ -17,8 +17,7 @@ import numpy as np
 from router.types import Confidence
 
 from ..signals.pair import Encode
-from .answers import ModelAnswer, PairAnswers
-from .prompts import CalibrationPrompt, last_number
+from .prompts import CalibrationPrompt, ModelAnswer, PairAnswers, last_number
 
 F1_RIGHT = 0.5  # word overlap from which a text counts as the reference
 SIMILAR = 0.8  # cosine of the encoder's vectors from which two free texts agree

@@ -17,7 +17,6 @@ from ..publish.publish import SignalMetadata, publish_signal
 from ..signals.encoder import SentenceEncoder
 from ..signals.pair import ModelIdentity, PairHandoff, PairParameters, find_pair, prompt_features
 from . import SHADOW_FILE as FILE
-from .answers import AnswerLog, Pair, PairAnswers
 from .collect import Answerer, EndpointAnswerer, EngineAnswerer, collect
 from .evaluate import (
     BOTH,
@@ -33,7 +32,7 @@ from .evaluate import (
 )
 from .fit import FOLDS, PairFit, Rows, Unanswered, fit_pair, predict_published, predict_unseen
 from .label import LabelledAnswer, chosen_letter, label
-from .prompts import CalibrationPrompt
+from .prompts import AnswerLog, CalibrationPrompt, Pair, PairAnswers
 from .report import FittedReport, PairReport, markdown, write_report
 from .routing_curves import Array64
 from .shadow import read_shadow_rows

@@ -20,9 +20,9 @@ from router.types import Confidence
 from ..catalog.artifact import ArtifactError
 from ..signals.pair import STRUCTURE, ModelIdentity
 from . import SHADOW_FILE as FILE
-from .answers import Pair
 from .fit import Rows
 from .label import LabelledAnswer
+from .prompts import Pair
 
 MOST_ANSWERS = 5000  # the newest are kept: about 6 MB
 SCHEMA = """

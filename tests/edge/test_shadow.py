@@ -18,7 +18,7 @@ from edge_node.app import build
 from edge_node.clock import Clock, system_clock
 from edge_node.config.schema import CloudConfig
 from edge_node.storage.shadow import ShadowStore
-from models.calibrate.answers import Pair
+from models.calibrate.prompts import Pair
 from models.calibrate.shadow import ShadowAnswer, read_shadow_rows
 from models.catalog.artifact import find_artifact
 from models.signals.encoder import SentenceEncoder, Vector

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from models.calibrate.answers import ModelAnswer, PairAnswers
-from models.calibrate.prompts import CalibrationPrompt
+from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers
 from router.types import Confidence
 
 EASY, HARD = "colour", "physics"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from models.calibrate.answers import AnswerLog, ModelAnswer, Pair, PairAnswers
+from models.calibrate.prompts import AnswerLog, ModelAnswer, Pair, PairAnswers
 from models.catalog.artifact import ArtifactError
 from models.signals.pair import ModelIdentity
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.calibrate.answers import ModelAnswer, PairAnswers
 from models.calibrate.label import chosen_letter, label, same_text
-from models.calibrate.prompts import CalibrationPrompt, last_number
+from models.calibrate.prompts import CalibrationPrompt, ModelAnswer, PairAnswers, last_number
 from models.signals.encoder import Vector
 from router.types import Confidence
 
