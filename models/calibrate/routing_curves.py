@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-Reals = NDArray[np.float64]
+Array64 = NDArray[np.float64]
 STEPS = 100
 TARGET_RETAINED = 0.95  # goal: share of the cloud model's exact match
 TARGET_ON_DEVICE = 0.7  # goal: share of requests that the device answers
@@ -63,7 +63,7 @@ class TrafficMix(msgspec.Struct, frozen=True):
     curves: tuple[RoutingCurve, ...]
 
 
-def weights(samples: Sequence[RoutingSample], domain_share: float) -> Reals:
+def weights(samples: Sequence[RoutingSample], domain_share: float) -> Array64:
     """Return one weight per request, summing to 1, such that in-domain requests make up `domain_share`."""
     inside = np.array([sample.in_domain for sample in samples], bool)
     each = np.array([sample.weight for sample in samples])
@@ -87,7 +87,7 @@ def mix(samples: Sequence[RoutingSample], domain_share: float, names: Sequence[s
     )
 
 
-def apgr(signal: Reals, device: Reals, cloud: Reals, weights: Reals | None = None) -> float | None:
+def apgr(signal: Array64, device: Array64, cloud: Array64, weights: Array64 | None = None) -> float | None:
     """Return the average performance gap recovered (Ong et al. 2024, arXiv 2406.18665) of one signal.
 
     The mean quality of the pair over all shares in the cloud, where 0 is the device's and 1 the cloud's; random
@@ -108,7 +108,7 @@ def apgr(signal: Reals, device: Reals, cloud: Reals, weights: Reals | None = Non
     return (mean - float(share @ device)) / gap
 
 
-def _exact(signal: Reals, share: Reals, device: Reals, cloud: Reals) -> Reals:
+def _exact(signal: Array64, share: Array64, device: Array64, cloud: Array64) -> Array64:
     """Return the quality of the pair at each of `STEPS` + 1 shares on the device.
 
     Requests with equal values have no order: they move from the cloud to the device in proportion.
@@ -116,11 +116,11 @@ def _exact(signal: Reals, share: Reals, device: Reals, cloud: Reals) -> Reals:
     values, group = np.unique(-signal, return_inverse=True)
     masses, gains = (np.bincount(group, weights=w, minlength=len(values)) for w in (share, share * (device - cloud)))
     moved, gained = (np.concatenate([[0.0], np.cumsum(w)]) for w in (masses, gains))
-    exact: Reals = float(share @ cloud) + np.interp(np.linspace(0.0, 1.0, STEPS + 1), moved, gained)
+    exact: Array64 = float(share @ cloud) + np.interp(np.linspace(0.0, 1.0, STEPS + 1), moved, gained)
     return exact
 
 
-def _curve(name: str, signal: Reals, share: Reals, device: Reals, cloud: Reals) -> RoutingCurve:
+def _curve(name: str, signal: Array64, share: Array64, device: Array64, cloud: Array64) -> RoutingCurve:
     on_device = np.linspace(0.0, 1.0, STEPS + 1)
     exact = _exact(signal, share, device, cloud)
     cloud_exact = float(share @ cloud)
@@ -182,7 +182,6 @@ def _y(retained: float, highest: float) -> float:
     return _TOP + (highest - retained) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)
 
 
-Array64 = NDArray[np.float64]
 BINS = 10
 LEAST_ANSWERS = 100  # fewer tell nothing of a drift
 
