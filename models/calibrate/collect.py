@@ -23,6 +23,9 @@ from .prompts import AnswerLog, CalibrationPrompt, ModelAnswer, PairAnswers
 
 CONFIDENCE_TOKENS = 32  # of an answer's tokens, that confidence is recorded for
 ALTERNATIVES = 20
+_TRIES = 6  # the pauses between them double from a second on: half a minute in all
+_TIMEOUT_S = 300.0
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Answerer(Protocol):
@@ -173,11 +176,6 @@ async def collect(
         if gone is None or others is not None:
             raise
         raise gone.exceptions[0] from failed
-
-
-_TRIES = 6  # the pauses between them double from a second on: half a minute in all
-_TIMEOUT_S = 300.0
-_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class EndpointAnswerer:

@@ -20,6 +20,21 @@ from router.types import Confidence
 from ..catalog.artifact import ArtifactError, DataSource
 from ..signals.pair import ModelIdentity
 
+Metric = Literal["choice", "number", "text", "none"]
+Line = TypeVar("Line")
+LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
+_LONG_TOKENS = 64
+_BAD_LINES_SHOWN = 5
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
+_INSTRUCTIONS: dict[Metric, str] = {
+    "choice": "Answer with the letter of the right choice and nothing else.",
+    "number": "Work it out in a few short steps. End with the answer as a number.",
+    "text": "Answer with a name or a few words, and nothing else.",
+    "none": "",
+}
+_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "none": 256}
+
 
 class ModelAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a model answered.
@@ -112,23 +127,6 @@ def _check_pair(path: Path, found: Pair, wanted: Pair) -> None:
             f"{path}: answers of {found.small.name} ({found.small.sha256[:12]}) and {found.large.name} "
             f"({found.large.sha256[:12]}), not of these weights. Name another --run folder."
         )
-
-
-Metric = Literal["choice", "number", "text", "none"]
-Line = TypeVar("Line")
-
-LONG_TURN = 5  # prompts with long answers take every fifth turn, so that the others get on
-_LONG_TOKENS = 64
-_BAD_LINES_SHOWN = 5
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_BOXED = re.compile(r"\\boxed\{[^\d}-]*(-?\d[\d,]*(?:\.\d+)?)")
-_INSTRUCTIONS: dict[Metric, str] = {
-    "choice": "Answer with the letter of the right choice and nothing else.",
-    "number": "Work it out in a few short steps. End with the answer as a number.",
-    "text": "Answer with a name or a few words, and nothing else.",
-    "none": "",
-}
-_ANSWER_TOKENS: dict[Metric, int] = {"choice": 4, "number": 256, "text": 24, "none": 256}
 
 
 class PromptFileError(ArtifactError):

@@ -29,6 +29,8 @@ _COLOURS = {
 }
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560, 340, 52, 34
 _LOWEST = 0.0  # bottom of the vertical scale
+BINS = 10
+LEAST_ANSWERS = 100  # fewer tell nothing of a drift
 
 
 class RoutingSample(msgspec.Struct, frozen=True):
@@ -180,10 +182,6 @@ def _x(share: float) -> float:
 
 def _y(retained: float, highest: float) -> float:
     return _TOP + (highest - retained) / (highest - _LOWEST) * (_HEIGHT - _TOP - 28)
-
-
-BINS = 10
-LEAST_ANSWERS = 100  # fewer tell nothing of a drift
 
 
 class CalibrationDrift(msgspec.Struct, frozen=True):

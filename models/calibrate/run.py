@@ -52,6 +52,7 @@ Second answer:
 _CHOICES = {"A": "The first answer is better.", "B": "The second answer is better.", "C": "Both are equally good."}
 
 Echo = Callable[[str], None]
+STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -157,9 +158,6 @@ class AnswerJudge:
         comparison = CalibrationPrompt(prompt=question, metric="choice", answer="A", choices=_CHOICES)
         letter = chosen_letter(await self._model.answer(comparison), list(_CHOICES))
         return letter in ("C", "B" if swapped else "A")
-
-
-STAGES = (1, 2, 4, 8, 16, 24, 32)  # numbers of tokens that a stage is fitted for
 
 
 def calibrate_pair(

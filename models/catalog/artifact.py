@@ -28,6 +28,9 @@ MANIFEST = "manifest.json"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")  # of models and adapters
 
 Answers = Literal["text", "calls"]
+PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
+"""The names of a projector and of what it needs, beside the weights."""
+SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "same-answer", "heard-words"]
 
 
 class ArtifactError(ValueError):
@@ -187,10 +190,6 @@ def save_manifest(manifest: Manifest, folder: Path) -> Artifact:
     return Artifact(path=folder / manifest.file, manifest=manifest)
 
 
-PROJECTOR_FILE, MMPROJ_FILE, ENCODER_FILE = "projector.onnx", "mmproj.gguf", "encoder.onnx"
-"""The names of a projector and of what it needs, beside the weights."""
-
-
 def adapter_file(name: str) -> str:
     """Return the name of an adapter's file beside the weights."""
     return f"adapter-{name}.gguf"
@@ -265,9 +264,6 @@ def verify_artifact(artifact: Artifact) -> None:
             raise ArtifactNotFound(f"{path}: the manifest names this file, but it is not there")
         if sha256_of(path) != sha256:
             raise ArtifactCorrupt(f"{path}: its sha256 is not the manifest's")
-
-
-SignalKind = Literal["embedding", "edge.quality", "confidence", "pair", "same-answer", "heard-words"]
 
 
 def find_signal(kind: SignalKind, model: Artifact | None = None, extra_dirs: Sequence[Path] = ()) -> Artifact:

@@ -32,6 +32,8 @@ _LISTED = 4096  # arrays of at most so many numbers are read, longer ones only c
 _MAX_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
+_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class StringArray(msgspec.Struct, frozen=True):
@@ -239,10 +241,6 @@ class _HeaderReader:
     def _check_count(self, count: int, least_bytes: int, what: str, most: int) -> None:
         if count > most or count * least_bytes > self._size_bytes - self.at:
             self.fail(f"{count:,} {what} in a file of {self._size_bytes:,} bytes; at most {most:,} are accepted")
-
-
-_ADAPTER_KEYS = ("general.type", "general.architecture", "adapter.type")
-_BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 
 
 class GgufFile(msgspec.Struct, frozen=True):

@@ -23,6 +23,11 @@ from .artifact import (
     verify_artifact,
 )
 
+_PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, a picture's pixels
+_LARGEST_PATCHES = 4 * 1024  # of a picture of any size: 1,024 tokens, each of 2 × 2 patches
+_ROWS = 12  # of a patch's width, kept for a block while it is calculated: an estimate, measured on no real weights
+_NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
+
 
 def has_mtmd() -> bool:
     """Whether this build of llama.cpp has mtmd, its library of vision models. Loads nothing."""
@@ -116,12 +121,6 @@ def _check_bound(model: Artifact, entry: ProjectorEntry, encoder: Artifact | Non
                 f"{model.folder / entry.file}: the projector was made for {name} with SHA-256 {wanted[:12]}, and here "
                 f"is {found[:12]}: train it for this one, or bring the other one back"
             )
-
-
-_PROCESS_BYTES = 256 * 2**20  # interpreter, libraries, the vocabulary of the language model, a picture's pixels
-_LARGEST_PATCHES = 4 * 1024  # of a picture of any size: 1,024 tokens, each of 2 × 2 patches
-_ROWS = 12  # of a patch's width, kept for a block while it is calculated: an estimate, measured on no real weights
-_NUMBERS = ("image_size", "patch_size", "embedding_length", "feed_forward_length")
 
 
 class MmprojFile(msgspec.Struct, frozen=True):

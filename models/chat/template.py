@@ -45,6 +45,13 @@ SystemRole = Literal["kept", "refused", "dropped"]
 
 _WORDS: Final = ("zephyrhello", "zephyrrule", "zephyrtool", "zephyrcall", "zephyrdone", "zephyrmore")
 _SHORT_ID: Final = 9  # characters: Mistral's templates want exactly so many letters and digits
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For a model file without a template."""
+_CACHED_ABILITIES = 8  # templates
+_ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
 class TryRender(Protocol):
@@ -246,16 +253,6 @@ def _joined(first: Message, second: Message) -> Message:
 def _parts(message: Message) -> tuple[object, ...]:
     content = message.content
     return (TextPart(content or ""),) if content is None or isinstance(content, str) else content
-
-
-DEFAULT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-"""For a model file without a template."""
-
-_CACHED_ABILITIES = 8  # templates
-_ROLE = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 
 
 def render(

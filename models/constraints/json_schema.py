@@ -33,6 +33,8 @@ _CONTROLS: Final = tuple(f"\\u00{code:02x}" for code in range(32))
 _COMPOSED: Final = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 _MAX_REFERENCES: Final = 16  # from the root of a call's arguments to their type
 _VALUE_KEYS: Final = ("type", "properties", *_COMPOSED, "items", "prefixItems")
+_OBJECT: Final = '{"type":"object"}'
+_AT_ONCE: Final = 4096  # characters of schemas that are checked on the event loop: about a millisecond
 
 
 class Fault(NamedTuple):
@@ -175,10 +177,6 @@ def _locate(root: Node, schema: Node, path: str) -> tuple[str, str]:
 
 def _alone(root: Node, schema: Node) -> Node:
     return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
-
-
-_OBJECT: Final = '{"type":"object"}'
-_AT_ONCE: Final = 4096  # characters of schemas that are checked on the event loop: about a millisecond
 
 
 class HeldRequest(msgspec.Struct, frozen=True):

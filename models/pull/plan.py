@@ -24,6 +24,8 @@ from ..publish.publish import check_space
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SPARE_BYTES = 128 * 2**20  # of disk: one package of a demonstration model, and everything else
+MIB = 2**20
 
 
 class PullError(ArtifactError):
@@ -132,10 +134,6 @@ def locked(partial: Path) -> Iterator[None]:
         except OSError as error:
             raise PullError(f"{partial}: another process is downloading this file; wait for it") from error
         yield
-
-
-_SPARE_BYTES = 128 * 2**20  # of disk: one package of a demonstration model, and everything else
-MIB = 2**20
 
 
 class FitOptions(msgspec.Struct, frozen=True):

@@ -45,6 +45,11 @@ GRAPH: Final = base64.b64decode(
     "EAo="
 )
 
+CANDIDATES: Final = 4  # nearest entries that the judge looks at
+LEAST_SIMILARITY: Final = 0.3
+ENTRIES: Final = 10_000
+_BucketKey = tuple[bytes, Signature]
+
 
 class VectorTable:
     """Rows of one matrix that grows by doubling; the last row takes the place of one that is removed."""
@@ -235,13 +240,6 @@ def _greatest(products: Vector, most: int, least: float) -> list[tuple[int, floa
         found.append((at, value))
         products[at] = -math.inf
     return found
-
-
-CANDIDATES: Final = 4  # nearest entries that the judge looks at
-LEAST_SIMILARITY: Final = 0.3
-ENTRIES: Final = 10_000
-
-_BucketKey = tuple[bytes, Signature]
 
 
 class Match(msgspec.Struct, frozen=True):

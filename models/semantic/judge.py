@@ -32,6 +32,7 @@ TEXT_BUCKETS, WORD_BUCKETS = 1 << 13, 1 << 12
 DELTA = 0.1  # the promised error rate holds with a probability of 1 - DELTA over the draw of the held-back rows
 SAME_WORDS = 100.0  # log-odds of two texts that differ in nothing but politeness, contractions and plurals
 _SMALL = 1e-4
+MOST_REQUESTS = 10_000.0  # then older findings count half
 
 
 class Array(msgspec.Struct, frozen=True):
@@ -281,9 +282,6 @@ def text_buckets(found: Sequence[str]) -> list[int]:
 def differing(asked: ComparedText, other: ComparedText) -> list[int]:
     """Hash the words that only one of two questions has into WORD_BUCKETS."""
     return [zlib.crc32(word.encode()) % WORD_BUCKETS for word in asked.distinct ^ other.distinct]
-
-
-MOST_REQUESTS = 10_000.0  # then older findings count half
 
 
 class Findings(msgspec.Struct):

@@ -56,68 +56,6 @@ NUMBERS |= {"1st": "1th", "2nd": "2th", "3rd": "3th"}
 
 # Endings after which an s is no plural.
 _NO_PLURAL = ("ss", "us", "is", "os")
-
-
-def quoted(text: str) -> tuple[str, ...]:
-    """Return the quoted parts of a text, as they are written."""
-    if _QUOTES.isdisjoint(text):
-        return ()
-    return tuple(next(filter(None, match)) for match in _QUOTED.findall(text.translate(_SYMBOLS) + " "))
-
-
-def words(text: str) -> list[str]:
-    """Split a text into comparable words and symbols. Sentence punctuation and politeness are left out."""
-    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
-    lowered = plain.lower()
-    lowered = _CLOCK.sub(r"\1:\2 \3m", lowered).replace(": ", " ") if "m" in lowered else lowered
-    lowered = _without_politeness(lowered.strip())
-    found: list[str] = []
-    for token in _TOKEN.findall(lowered):
-        if token in ".,!?;:\"'`()[]{}“”«»":
-            continue
-        for word in _spelled_out(token):
-            if word in _HALVES and found and found[-1][0].isdigit():
-                found[-1] += word
-            else:
-                found.append(NUMBERS.get(word) or stem(word))
-    return found
-
-
-def _without_politeness(lowered: str) -> str:
-    if "please" not in lowered and "thank" not in lowered and not _POLITE_START.match(lowered):
-        return lowered
-    if not _ABOUT_WORDS.search(lowered):
-        lowered = _POLITE_END.sub("", lowered)
-        return _POLITE_START.sub("", lowered)
-    return _POLITE_START.sub("", lowered, count=1) if lowered.startswith(("please ", "could ", "can ")) else lowered
-
-
-def stem(word: str) -> str:
-    """Return a word without the s of a plural; words of up to three letters stay."""
-    if len(word) <= 3 or not word.endswith("s") or word.endswith(_NO_PLURAL) or not word.isalpha():
-        return word
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    if word.endswith(("ches", "shes", "sses", "xes")):
-        return word[:-2]
-    return word[:-1]
-
-
-def _spelled_out(token: str) -> list[str]:
-    whole = _CONTRACTIONS.get(token)
-    if whole is not None:
-        return whole.split()
-    if "'" in token:
-        for ending, word in _ENDINGS:
-            if token.endswith(ending) and len(token) > len(ending):
-                return [token[: -len(ending)], word]
-        if token.endswith("'s"):
-            return [token[:-2], "is"] if token[:-2] in _IS else [token[:-2]]
-    if "-" in token and token.replace("-", "").isalpha():
-        return token.split("-")
-    return [token]
-
-
 _NEGATIONS = """
 not no never none nobody nothing nowhere neither nor without hardly barely except excluding exclude lacking lack nope
 nah only unless unable avoid against minus off before after until till than versus vs always sometimes rarely everyone
@@ -180,6 +118,68 @@ _ASKED = {"who": "who", "whom": "who", "whose": "who", "when": "when", "where": 
 _MEASURES = frozenset("many much old long far tall big often fast high heavy deep large soon late expensive".split())
 _CAPITALIZED = re.compile(r"(?<=[\w,;] )[A-Z][\w'-]*")
 _ROLES = frozenset("from than versus vs between".split())
+_POLES: dict[str, int] = {}  # per word: two bits per scale
+Signature = tuple[object, ...]
+
+
+def quoted(text: str) -> tuple[str, ...]:
+    """Return the quoted parts of a text, as they are written."""
+    if _QUOTES.isdisjoint(text):
+        return ()
+    return tuple(next(filter(None, match)) for match in _QUOTED.findall(text.translate(_SYMBOLS) + " "))
+
+
+def words(text: str) -> list[str]:
+    """Split a text into comparable words and symbols. Sentence punctuation and politeness are left out."""
+    plain = text if text.isascii() else unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+    lowered = plain.lower()
+    lowered = _CLOCK.sub(r"\1:\2 \3m", lowered).replace(": ", " ") if "m" in lowered else lowered
+    lowered = _without_politeness(lowered.strip())
+    found: list[str] = []
+    for token in _TOKEN.findall(lowered):
+        if token in ".,!?;:\"'`()[]{}“”«»":
+            continue
+        for word in _spelled_out(token):
+            if word in _HALVES and found and found[-1][0].isdigit():
+                found[-1] += word
+            else:
+                found.append(NUMBERS.get(word) or stem(word))
+    return found
+
+
+def _without_politeness(lowered: str) -> str:
+    if "please" not in lowered and "thank" not in lowered and not _POLITE_START.match(lowered):
+        return lowered
+    if not _ABOUT_WORDS.search(lowered):
+        lowered = _POLITE_END.sub("", lowered)
+        return _POLITE_START.sub("", lowered)
+    return _POLITE_START.sub("", lowered, count=1) if lowered.startswith(("please ", "could ", "can ")) else lowered
+
+
+def stem(word: str) -> str:
+    """Return a word without the s of a plural; words of up to three letters stay."""
+    if len(word) <= 3 or not word.endswith("s") or word.endswith(_NO_PLURAL) or not word.isalpha():
+        return word
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "sses", "xes")):
+        return word[:-2]
+    return word[:-1]
+
+
+def _spelled_out(token: str) -> list[str]:
+    whole = _CONTRACTIONS.get(token)
+    if whole is not None:
+        return whole.split()
+    if "'" in token:
+        for ending, word in _ENDINGS:
+            if token.endswith(ending) and len(token) > len(ending):
+                return [token[: -len(ending)], word]
+        if token.endswith("'s"):
+            return [token[:-2], "is"] if token[:-2] in _IS else [token[:-2]]
+    if "-" in token and token.replace("-", "").isalpha():
+        return token.split("-")
+    return [token]
 
 
 def _found(listed: str) -> frozenset[str]:
@@ -191,14 +191,11 @@ NEGATIONS, ORDERED = _found(_NEGATIONS), _found(_ORDERED)
 SCALES = tuple(
     (_found(one), _found(other)) for one, _, other in [line.partition(" / ") for line in _SCALES.strip().splitlines()]
 )
-_POLES: dict[str, int] = {}  # per word: two bits per scale
 for _number, (_one, _other) in enumerate(SCALES):
     for _end, _words in ((1, _one), (2, _other)):
         for _word in _words:
             _POLES[_word] = _POLES.get(_word, 0) | _end << 2 * _number
 _ONES = sum(1 << 2 * number for number in range(len(SCALES)))
-
-Signature = tuple[object, ...]
 
 
 def signature(text: str, found: list[str], harmless: AbstractSet[str]) -> Signature:

@@ -17,6 +17,8 @@ from .weights import Adapter, Weights
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
 _PARTS = 4  # of a position: llama.h has time, row, column and one that stays 0
+_FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
+_KV_TYPES: dict[KVType, int] = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
 
 class Batch:
@@ -65,10 +67,6 @@ class Batch:
         self.native.n_tokens = rows
         if self.parts is not None:
             self.position[: _PARTS * rows] = self.parts[:, :rows].ravel()
-
-
-_FLASH_AUTO = native.LLAMA_FLASH_ATTN_TYPE_AUTO
-_KV_TYPES: dict[KVType, int] = {"f16": native.GGML_TYPE_F16, "q8_0": native.GGML_TYPE_Q8_0}
 
 
 class Context:

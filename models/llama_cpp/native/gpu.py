@@ -26,6 +26,10 @@ from .memory import KV_BYTES, wanted_kv_tokens
 
 _TIMEOUT_S = 30.0
 _GPU_FILES = (Path("/dev/nvidia0"), Path("/etc/nv_tegra_release"))  # NVIDIA's driver; JetPack
+_log = logging.getLogger(__name__)
+_GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+_USABLE = 0.9  # of the free memory
+_BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver takes
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -63,12 +67,6 @@ def probe_gpus() -> GpuReport:
         return msgspec.json.decode(child.stdout.splitlines()[-1], type=GpuReport)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError):
         return GpuReport()
-
-
-_log = logging.getLogger(__name__)
-_GPU, _INTEGRATED = 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
-_USABLE = 0.9  # of the free memory
-_BUFFER_BYTES = 512 * 1024 * 1024  # activations, logits and what the driver takes
 
 
 def list_gpus() -> tuple[Gpu, ...]:

@@ -15,6 +15,11 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup/cpu.max")
 _WINDOW_S = 0.1
+_STEPS = 4  # on each side of a trial
+_GAIN = 1.05  # a larger count must be this much faster
+_HOPELESS = 1.5  # the second trial step that takes so many times longer ends the trial; one alone may be an accident
+_PRICE = 200.0  # seconds of work between trials for each second that a trial lost
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # of work between trials
 
 
 def allowed_cores() -> float:
@@ -54,13 +59,6 @@ def choose_threads(requested: int, allowed: float | None = None, busy: float | N
     physical = psutil.cpu_count(logical=False) or round(allowed)
     # A core that is a quarter busy still counts as free: the sample includes this process's own start.
     return max(1, min(int(free + 0.25) - 1, physical))
-
-
-_STEPS = 4  # on each side of a trial
-_GAIN = 1.05  # a larger count must be this much faster
-_HOPELESS = 1.5  # the second trial step that takes so many times longer ends the trial; one alone may be an accident
-_PRICE = 200.0  # seconds of work between trials for each second that a trial lost
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # of work between trials
 
 
 class ThreadTuner:

@@ -23,6 +23,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # of the format, docs/gguf.md; 1 was never in wide use
 _TEXT_BYTES = 4096
 MANY_PART_POSITIONS = (native.LLAMA_ROPE_TYPE_MROPE, native.LLAMA_ROPE_TYPE_IMROPE)
+_log = logging.getLogger(__name__)
 
 
 class Weights:
@@ -117,9 +118,6 @@ def _check_header(path: Path) -> int:
     if version not in _VERSIONS:
         raise EngineUnavailable(f"{path}: GGUF version {version} is not one that llama.cpp reads")
     return size
-
-
-_log = logging.getLogger(__name__)
 
 
 class Adapter:

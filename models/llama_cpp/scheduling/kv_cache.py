@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from ..native import bindings
 from ..native.vocabulary import Tokens
 
+BLOCK = 4  # tokens: a shorter common prefix is decoded again
+
 
 class KVSegment:
     """Cells that one sequence decoded. `users`: sequence id -> how many of them, from the first, it uses."""
@@ -120,9 +122,6 @@ class KVCache:
         bindings.sequence_remove(self._memory, slot.id, -1, -1)
         self.used -= slot.leave_segments()
         self._free_ids.append(slot.id)
-
-
-BLOCK = 4  # tokens: a shorter common prefix is decoded again
 
 
 class SavedPrefix(msgspec.Struct, frozen=True, eq=False):

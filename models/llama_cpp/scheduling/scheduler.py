@@ -25,6 +25,8 @@ _PREFILL_ALONE_S = 0.1  # prefill per step otherwise: a cancel still takes effec
 _MIN_PREFILL = 32  # tokens per step
 _WEIGHT = 0.3  # of the newest measurement in the prefill rate
 _WINDOW_S = 1.0
+_TURN_S = 0.1  # a reader sees no gap, and a change of adapters costs a small share
+_GROWTH = 16  # free cells for each running sequence before another one is admitted
 
 
 class Throughput:
@@ -68,9 +70,6 @@ class Throughput:
     def stream_tokens_per_s(self) -> float:
         """One sequence, which gets one token from each step that decodes."""
         return self._steps / self._busy_s if self._busy_s else 0.0
-
-
-_TURN_S = 0.1  # a reader sees no gap, and a change of adapters costs a small share
 
 
 class AdapterGroup:
@@ -128,9 +127,6 @@ class AdapterTurns:
         self.current = next(iter(self._groups.values()), last)
         self._end = now + _TURN_S
         return self.current is not last
-
-
-_GROWTH = 16  # free cells for each running sequence before another one is admitted
 
 
 class Scheduler:

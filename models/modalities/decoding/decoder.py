@@ -23,6 +23,20 @@ from ..process.messages import (
     WorkerSpec,
 )
 
+# The first bytes of files that clients send as text.
+_OTHERS: Mapping[bytes, str] = {
+    b"%PDF-": "a PDF, which is not read",
+    b"PK\x03\x04": "a ZIP archive or an office document, which is not read",
+    b"\xd0\xcf\x11\xe0": "an office document, which is not read",
+    b"\x7fELF": "a program",
+    b"\x89PNG": "a picture",
+    b"\xff\xd8\xff": "a picture",
+    b"GIF8": "a picture",
+}
+_SEND = "Send its text, or its pages as pictures"
+_PICTURE = "Send it as `data:image/png;base64,…`, or as `image_url`"
+_ALLOWED = "\t\n\r\f"
+
 
 class PartDecoder:
     """Decodes sound, pictures and text within `spec.limits`."""
@@ -46,21 +60,6 @@ class PartDecoder:
 
             return measure_picture(job.data, self._limits)
         raise Refusal(f"a decoder cannot {type(job).__name__}")
-
-
-# The first bytes of files that clients send as text.
-_OTHERS: Mapping[bytes, str] = {
-    b"%PDF-": "a PDF, which is not read",
-    b"PK\x03\x04": "a ZIP archive or an office document, which is not read",
-    b"\xd0\xcf\x11\xe0": "an office document, which is not read",
-    b"\x7fELF": "a program",
-    b"\x89PNG": "a picture",
-    b"\xff\xd8\xff": "a picture",
-    b"GIF8": "a picture",
-}
-_SEND = "Send its text, or its pages as pictures"
-_PICTURE = "Send it as `data:image/png;base64,…`, or as `image_url`"
-_ALLOWED = "\t\n\r\f"
 
 
 def decode_text(data: bytes, max_bytes: int) -> Found:

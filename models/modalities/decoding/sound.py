@@ -33,6 +33,13 @@ TAPS = 65
 """Of the low-pass filter before a lower rate."""
 _CUT_S = 0.1  # a shorter difference is rounding
 _SEND = "Send WAV with 16-bit PCM"
+_UNKNOWN_BYTES = 0x7FFF_0000
+_MASTERS = frozenset({0x18538067, 0x1F43B675})  # WebM's segment and cluster: elements whose children are walked
+_MP3_RATES = (44_100, 48_000, 32_000)
+_MP3_KBITS = {  # of layer III, by whether it is MPEG-1
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
 
 
 def decode_sound(data: bytes, max_s: float) -> Sound:
@@ -158,15 +165,6 @@ def _av_blocks(av: object, data: bytes) -> Iterator[Samples]:
         for frame in container.decode(audio=0):
             for part in resampler.resample(frame):
                 yield part.to_ndarray().reshape(-1)
-
-
-_UNKNOWN_BYTES = 0x7FFF_0000
-_MASTERS = frozenset({0x18538067, 0x1F43B675})  # WebM's segment and cluster: elements whose children are walked
-_MP3_RATES = (44_100, 48_000, 32_000)
-_MP3_KBITS = {  # of layer III, by whether it is MPEG-1
-    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
-    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
-}
 
 
 def is_cut_off(data: bytes) -> bool:

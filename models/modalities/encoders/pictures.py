@@ -21,6 +21,8 @@ from ..process.messages import Found, Picture, Refusal, Segment, WorkerJob, Work
 _SHORTER = 1.143  # of the square that the network sees: the margin around it is cut off, as in training
 _AT_MOST = 3  # labels
 _LEAST = 0.1  # probability of a label
+_LEAST_CONFIDENCE = 0.5  # of a line
+_THREADS = 2
 
 
 class PictureClassifier:
@@ -48,10 +50,6 @@ def _square(image: Image.Image, side: int) -> np.ndarray[tuple[int, ...], np.dty
     left, top = (width - side) // 2, (height - side) // 2
     resized = image.resize((width, height), Image.Resampling.BICUBIC)
     return np.asarray(resized.crop((left, top, left + side, top + side)), np.uint8)
-
-
-_LEAST_CONFIDENCE = 0.5  # of a line
-_THREADS = 2
 
 
 class PictureEncoder:

@@ -44,6 +44,12 @@ DECODER_JOBS: Mapping[Modality, Callable[[bytes], PartJob]] = {
     "file": DecodeText,
 }
 
+PartKey = tuple[Modality, str]
+"""The reader of a part, and the part's hash."""
+log = logging.getLogger(__name__)
+_START_S = 60.0  # of a child that loads its model first, on a machine that does much else
+_TIMEOUT_S = 10.0  # a window takes a millisecond
+
 
 class ReadPart(msgspec.Struct, frozen=True):
     """What is known of a part. `seconds`: of a sound."""
@@ -175,10 +181,6 @@ class PartMemory:
             self._kept.popitem(last=False)
 
 
-PartKey = tuple[Modality, str]
-"""The reader of a part, and the part's hash."""
-
-
 class LateReadings:
     """The readings that may outlast their request. Equal parts are read once."""
 
@@ -232,12 +234,6 @@ class LateReadings:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-
-
-log = logging.getLogger(__name__)
-
-_START_S = 60.0  # of a child that loads its model first, on a machine that does much else
-_TIMEOUT_S = 10.0  # a window takes a millisecond
 
 
 class SpeechDetection:
